@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test test-slurm test-kill test-kill-machines test-latex check results base mergekit-digests clean
+.PHONY: demo laptop test test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results base mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -39,6 +39,20 @@ test-latex: $(VENV)/installed
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends texlive-latex-recommended poppler-utils >/dev/null; fi
 	$(BIN)/python -m pytest tests/report/test_latex.py
 
+# eval.backend=vllm on vLLM itself: by default a build for CPUs, in an environment of its own, as it needs another version
+# of transformers (4 GB). On a GPU: make test-vllm VLLM=PYTHON_THAT_HAS_VLLM
+VLLM ?= $(VENV)-vllm/bin/python
+test-vllm: $(VENV)/installed $(VLLM)
+	PIPELINE_TEST_VLLM=$(abspath $(VLLM)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/evaluate/test_vllm.py
+
+$(VENV)-vllm/bin/python: scripts/make_vllm_env.sh
+	scripts/make_vllm_env.sh $(PYTHON) $(VENV)-vllm
+
+# Runs docs/study.ipynb, and stores what it shows in it: three minutes.
+notebook: $(VENV)/installed
+	$(BIN)/pip install --quiet nbclient ipykernel
+	$(BIN)/jupyter-execute --NotebookClient.record_timing=False --inplace docs/study.ipynb
+
 # N kills at random instants, each command run to its end after them: make test-kill N=100 SEED=7
 N ?= 15
 test-kill: $(VENV)/installed
@@ -63,12 +77,20 @@ results: $(VENV)/installed
 base: $(VENV)/installed
 	scripts/make_sandbox_base.sh
 
-# Recomputes what the tests on a real model compare merges with, in an environment of mergekit's own.
-mergekit-digests: $(VENV)/installed
+# merge=mergekit, and merges that mergekit can express, against mergekit's own output, bit by bit. In another Python:
+# make test-mergekit MERGEKIT=PYTHON_THAT_HAS_MERGEKIT
+MERGEKIT ?= $(VENV)-mergekit/bin/python
+test-mergekit: $(VENV)/installed $(MERGEKIT)
+	PIPELINE_TEST_MERGEKIT=$(abspath $(MERGEKIT)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m mergekit tests/merge tests/study/test_export_model.py
+
+$(VENV)-mergekit/bin/python:
 	$(PYTHON) -m venv $(VENV)-mergekit
 	$(VENV)-mergekit/bin/pip install --quiet --constraint constraints.txt torch
 	$(VENV)-mergekit/bin/pip install --quiet mergekit==0.1.5
-	$(VENV)-mergekit/bin/python tests/real_models/mergekit_digests.py "$$($(BIN)/python scripts/get_smollm2.py)"
+
+# Recomputes what the tests on a real model compare merges with, in an environment of mergekit's own.
+mergekit-digests: $(VENV)/installed $(MERGEKIT)
+	$(MERGEKIT) tests/real_models/mergekit_digests.py "$$($(BIN)/python scripts/get_smollm2.py)"
 
 clean:
-	rm -rf $(VENV) $(VENV)-mergekit
+	rm -rf $(VENV) $(VENV)-mergekit $(VENV)-vllm

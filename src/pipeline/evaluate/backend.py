@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from pipeline.evaluate.decode import Ending
+    from pipeline.evaluate.decode import Ending, Sampling
+    from pipeline.merge.merge import Merging
     from pipeline.runs.run import Run
 
 Tokens = Sequence[int]
@@ -38,17 +39,35 @@ class Backend(Protocol):
 
     def generate(
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
+        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str], sampling: Sampling | None,
     ) -> None:  # fmt: skip
-        """Greedy answers. `ended` is given a prompt's place and its answer's tokens, the end token included, when it
-        ends, once for each prompt. share: compute what prompts have in common once. neighbours: for each prompt, or
-        none, answers of other models, which a backend may draft from; counts: to which it adds steps and drafts."""
+        """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
+        token included, when it ends, once for each prompt. share: compute what prompts have in common once. neighbours:
+        for each prompt, or none, answers of other models, which a backend may draft from; counts: to which it adds
+        steps and drafts."""
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int], None]
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
     ) -> list[tuple[float, bool]]:
         """Of (context, continuation): log of the continuation's probability, and whether it is the greedy choice.
         `scored` is given the number of requests that were scored since its last call."""
 
     def halving(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, do it again with half of `batch_size`."""
+
+
+def merge_or_folder(weights: Run | Path) -> tuple[Merging | None, Path]:
+    """What is to be loaded: a merge that is put together in memory, such as of an adapter with its base, or else the
+    folder, which of a merge is that of its layout."""
+    from pipeline.merge.live import merge_of_one
+    from pipeline.merge.resident import keeps_models
+    from pipeline.merge.stage import merge_of
+    from pipeline.runs.lineage import is_adapter
+
+    merge, folder = None, weights
+    if not isinstance(folder, Path):
+        merge = None if "checkpoint" in folder.parents else merge_of(folder)
+        folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
+    if merge is None and (is_adapter(folder) or (keeps_models() and folder.is_dir())):
+        merge = merge_of_one(folder)
+    return merge, folder

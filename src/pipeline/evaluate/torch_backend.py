@@ -12,8 +12,8 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.backend import Tokens
-from pipeline.evaluate.decode import Ending, can_decode, decode
+from pipeline.evaluate.backend import Tokens, merge_or_folder
+from pipeline.evaluate.decode import Ending, Sampling, can_decode, decode
 from pipeline.evaluate.prefix import Prefix, batch_places, group_prompts, heads_as_they_are
 from pipeline.evaluate.tree import MOST_TOKENS, Trie, build_tries, can_score_tries, keep_places, trie_logits
 from pipeline.models import load
@@ -41,19 +41,11 @@ class TorchBackend:
     def load(self, weights: Run | Path) -> None:
         """safetensors, no code of its own, in the dtype (auto: as config.json names it). A merge, and an adapter with
         its base, are put together in memory (merge/live.py)."""
-        from pipeline.merge.live import merge_of_one, model_of
-        from pipeline.merge.resident import keeps_models
-        from pipeline.merge.stage import merge_of
+        from pipeline.merge.live import model_of
         from pipeline.models.skeleton import build_skeleton
-        from pipeline.runs.lineage import is_adapter
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        merge, folder = None, weights
-        if not isinstance(folder, Path):
-            merge = None if "checkpoint" in folder.parents else merge_of(folder)
-            folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
-        if merge is None and (is_adapter(folder) or (keeps_models() and folder.is_dir())):
-            merge = merge_of_one(folder)
+        merge, folder = merge_or_folder(weights)
         try:
             if merge is not None:
                 live = model_of(merge, self.dtype, device)
@@ -81,6 +73,7 @@ class TorchBackend:
     def generate(
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
+        sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         finished: set[int] = set()
 
@@ -95,7 +88,8 @@ class TorchBackend:
                 rests = [prompts[member][shared:] for member in left]
                 beginning, store = prompts[left[0]][:shared], lambda at, tokens: finish(left[at], tokens)
                 others = [neighbours[member] for member in left] if neighbours else []
-                decode(self.model, beginning, rests, self.batch_size, ending, store, others, counts)
+                draws = sampling.of(left) if sampling else None
+                decode(self.model, beginning, rests, self.batch_size, ending, store, others, counts, draws)
 
             with self._computing():
                 self.halving(go_on)
@@ -103,7 +97,7 @@ class TorchBackend:
     # --------------------------------------------------------------------------------------------------- likelihoods
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int], None]
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
     ) -> list[tuple[float, bool]]:
         """Each token that several requests begin with is computed once (tree.py). Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""

@@ -1,0 +1,383 @@
+"""The backend that has vLLM compute, in a process of its own (vllm_engine.py). Merges are loaded into it live.
+
+A merge is put together in memory, on the CPU, as for the other backend, and what differs from what vLLM holds goes
+through a pipe. Done naively that is wrong without an error: in modules that vLLM fuses (q, k and v; gate and up) a part
+alone does not arrive, and cached prefixes keep the values of the weights before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from pipeline.errors import PipelineError
+from pipeline.evaluate import vllm_engine
+from pipeline.evaluate.backend import Tokens, merge_or_folder
+from pipeline.evaluate.decode import Ending, Sampling, settings_beyond_greedy
+from pipeline.evaluate.torch_backend import TorchBackend
+from pipeline.merge.adapters import Adapted, with_uniform_rank, write_adapter
+from pipeline.models.load import load_tokenizer
+from pipeline.models.skeleton import build_skeleton
+from pipeline.runs.provenance import environment_for
+
+if TYPE_CHECKING:
+    from pipeline.merge.live import Live
+    from pipeline.merge.merge import Merging
+    from pipeline.runs.run import Run
+
+Result = TypeVar("Result")
+MOST_CHOICES = 128  # of logprob_token_ids
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's max_lora_rank
+LARGER = 1.25  # factor of weights that no answer stays the same with
+ROOM_ON_A_CPU = 2048  # tokens of a row
+WRITTEN = "write the merge with stage=merge and score it with checkpoint=RUN, or use eval.backend=hf"
+PROBE, PROBED = "One, two, three: the sum of the first three numbers is", 24  # a prompt, tokens of its answer
+
+
+class Engine:
+    """vLLM's process with the model of a folder. `holds`: what each tensor was last replaced by, nothing at first."""
+
+    def __init__(self, python: str | None, start: dict[str, Any]) -> None:
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [python or sys.executable, vllm_engine.__file__], env=environment_for(python),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+        )  # fmt: skip
+        self.close = weakref.finalize(self, end, self.process)
+        self.start, self.holds = start, dict[str, Any]()
+        self.answers: dict[tuple[Any, ...], list[int]] = {}  # to the probe, by what was held
+        self.fused: list[list[str]] = []
+        self.max_length = 0
+        about = self.ask("start", **start)
+        self.fused, self.max_length = about["fused"], about["max_length"]
+
+    def ask(self, task: str, tensors: Iterable[tuple[str, torch.Tensor]] = (), **asked: Any) -> dict[str, Any]:
+        """The answer to a request that has one."""
+        (answer,) = self.answers_to(task, tensors, **asked)
+        return answer
+
+    def answers_to(
+        self, task: str, tensors: Iterable[tuple[str, torch.Tensor]] = (), **asked: Any
+    ) -> Iterator[dict[str, Any]]:
+        """The answers when they come, then the one that says that it is done."""
+        assert self.process.stdin
+        assert self.process.stdout
+        done = False
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it says why
+                self._put({"do": task, **asked})
+                for name, tensor in tensors:
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    self._put({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
+                    self.process.stdin.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+                self.process.stdin.flush()
+            for line in self.process.stdout:
+                answer = json.loads(line)
+                if "error" in answer:
+                    print(self._log()[-3000:], file=sys.stderr)
+                    raise PipelineError(reason(answer["error"]))
+                done = "done" in answer
+                yield answer["done"] if done else answer
+                if done:
+                    return
+            raise PipelineError(f"eval.backend=vllm: its process died ({self._last_words()}): score again")
+        finally:
+            if not done:  # what is left in the pipes is unknown
+                self.close()
+
+    def _put(self, line: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    def _log(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace").strip()
+
+    def _last_words(self) -> str:
+        code, lines = self.process.wait(), self._log().splitlines()
+        return f"exit status {code}" + (f": {lines[-1].strip()[:200]}" if lines else "")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def reason(error: str) -> str:
+    """What vLLM raised, with a remedy where one is known."""
+    remedy = "its log is above; eval.backend=hf needs no vLLM"
+    if "memory" in error.lower():
+        remedy = "lower eval.batch_size, or free memory that other processes hold"
+    elif "longer than" in error or "maximum model length" in error:
+        remedy = "ask for fewer exemplars or shorter answers"
+    return f"eval.backend=vllm: vLLM stopped ({error[:300]}), and nothing of this task was scored: {remedy}"
+
+
+class VllmBackend:
+    """A model in vLLM. See `Backend`. python: that has vLLM, None for this one. share_prefix: its prefix cache. suffix:
+    drafts by suffix decoding (arXiv 2411.04975)."""
+
+    def __init__(
+        self, batch_size: int, dtype: str, python: str | None = None, share_prefix: bool = True, suffix: bool = False
+    ) -> None:
+        self.batch_size, self.dtype, self.python = batch_size, dtype, python
+        self.share_prefix, self.suffix = share_prefix, suffix
+        self.live: tuple[Live, Merging] | None = None
+        self.model: Any = None
+        self.tokenizer: Any = None
+
+    # --------------------------------------------------------------------------------------------------- weights
+
+    def load(self, weights: Run | Path) -> None:
+        """As TorchBackend's, but for the model in memory, which stays on the CPU."""
+        merge, folder = merge_or_folder(weights)
+        if merge is None:
+            self._load_skeleton(folder, folder, folder)
+            self.engine = Engine(self.python, self._settings(folder))
+        else:
+            self.load_merge(merge)
+
+    def _load_skeleton(self, folder: Path, texts: Path, generation: Path) -> None:
+        """The model without its weights; `texts`: where its tokenizer is, `generation`: its generation config."""
+        from transformers import GenerationConfig
+
+        self.model, self.tokenizer = build_skeleton(folder, "checkpoint"), load_tokenizer(texts)
+        if (generation / "generation_config.json").is_file():
+            self.model.generation_config = GenerationConfig.from_pretrained(generation)
+        self._refuse()
+
+    def load_merge(self, merge: Merging) -> None:
+        """Take a merge, into the process that has the merge before where there is one: an adapter of the base, or what
+        differs of the weights."""
+        from pipeline.merge.live import model_of
+
+        if adapter := served_adapter(merge):
+            self._load_adapter(merge, adapter)
+            return
+        live = model_of(merge, self.dtype, "cpu")
+        self.live, self.model, self.tokenizer = (live, merge), live.model, live.tokenizer
+        self._refuse()
+        assert live.folder
+        if not (live.served and live.served.close.alive and live.served.start == self._settings(live.folder)):
+            if live.served:
+                live.served.close()
+            live.served = Engine(self.python, self._settings(live.folder))
+            self.engine = live.served
+            check_replacing(self)
+            live.apply(merge)
+        self.engine = live.served
+        hand_over(live, merge)
+
+    def _load_adapter(self, merge: Merging, adapter: Adapted) -> None:
+        from pipeline.merge.live import Live
+        from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
+        from pipeline.merge.same_tokenizer import tokenizer_folder
+
+        giver: Any = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
+        folder = adapter.base.folder
+        self._load_skeleton(folder, tokenizer_folder(giver), giver.folder)
+        rank = next(rank for rank in RANKS if rank >= rank_of(adapter))
+        start = self._settings(folder) | {"adapters": rank}
+        live = next((live for live in LIVE_MODELS if live.served and live.served.start == start), None)
+        if not (live and live.served.close.alive):
+            release_models()
+            live = Live(self.model, self.tokenizer, folder, kind=("adapters",), served=Engine(self.python, start))
+            if keeps_models():
+                LIVE_MODELS.append(live)
+        self.live, self.engine = (live, merge), live.served
+        with tempfile.TemporaryDirectory() as place:
+            write_adapter(adapter, Path(place))
+            self.engine.ask("adapt", folder=place)
+
+    def _refuse(self) -> None:
+        """Raise PipelineError for a model that chooses tokens otherwise than greedily."""
+        if settings := settings_beyond_greedy(self.model):
+            raise PipelineError(
+                f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which is not passed on to "
+                "vLLM: score it with eval.backend=hf"
+            )
+
+    def _settings(self, folder: Path) -> dict[str, Any]:
+        """What vLLM's process is started with. On a CPU it keeps room for some tokens of each row, where it would take
+        nearly all memory."""
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+        a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
+        return {
+            "folder": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype, "rows": self.batch_size,
+            "share_prefix": self.share_prefix, "suffix": self.suffix,
+            "cache_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
+        }  # fmt: skip
+
+    # --------------------------------------------------------------------------------------------------- answers
+
+    def can_share(self) -> bool:
+        return True
+
+    def can_generate(self) -> bool:
+        return True
+
+    def generate(
+        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
+        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
+        sampling: Sampling | None = None,
+    ) -> None:  # fmt: skip
+        """Greedy answers alone. vLLM decides by itself what is computed once, and drafts from no neighbours but its own
+        answers."""
+        assert sampling is None  # refused when the run is described (stages/evaluation.py)
+        self._refuse_too_long(max(map(len, prompts)) + ending.room)
+        inputs, stop = [list(prompt) for prompt in prompts], list(ending.stop)
+        asked = self.engine.answers_to(
+            "generate", prompts=inputs, ends=sorted(ending.ends), stop=stop, room=ending.room
+        )
+        for answer in asked:
+            if "tokens" in answer:
+                ended(answer["place"], answer["tokens"])
+            else:
+                counts["steps"] += answer["steps"]
+
+    def loglikelihood(
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
+    ) -> list[tuple[float, bool]]:
+        """A continuation of one token is a choice of its context, and all choices of a context are one request. For a
+        longer one vLLM reads the prompt without its prefix cache; with an adapter it cannot on a CPU, and each of its
+        tokens is a choice. With drafts vLLM has no choices, and gives none without an error."""
+        self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests))
+        sums, greedy = [0.0] * len(requests), [True] * len(requests)
+        choices: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # context -> places, and the token of each
+        whole: list[int] = []
+        for place, (context, continuation) in enumerate(requests):
+            if self.suffix or (len(continuation) > 1 and "adapters" not in self.engine.start):
+                whole.append(place)
+                continue
+            for at, token in enumerate(continuation):
+                choices.setdefault((*context, *continuation[:at]), []).append((place, token))
+        asked = [(prompt, pairs[at : at + MOST_CHOICES]) for prompt, pairs in choices.items()
+                 for at in range(0, len(pairs), MOST_CHOICES)]  # fmt: skip
+        prompts, tokens = [list(prompt) for prompt, _ in asked], [[token for _, token in pairs] for _, pairs in asked]
+        for answer in self.engine.answers_to("choose", prompts=prompts, choices=tokens):
+            if "found" not in answer:
+                continue
+            pairs = asked[answer["place"]][1]
+            for (place, token), found in zip(pairs, answer["found"], strict=True):
+                sums[place] += found
+                greedy[place] &= token == answer["greedy"]
+            scored(sum(1 / len(requests[place][1]) for place, _ in pairs))
+        prompts = [[*requests[place][0], *requests[place][1]] for place in whole]
+        lengths = [len(requests[place][1]) for place in whole]
+        for answer in self.engine.answers_to("weigh", prompts=prompts, lengths=lengths):
+            if "found" in answer:
+                place = whole[answer["place"]]
+                sums[place], greedy[place] = sum(answer["found"]), all(answer["greedy"])
+                scored(1)
+        return list(zip(sums, greedy, strict=True))
+
+    def _refuse_too_long(self, longest: int) -> None:
+        if longest > self.engine.max_length:
+            raise PipelineError(
+                f"eval.backend=vllm: a prompt with its answer has {longest} tokens, and vLLM has memory for "
+                f"{self.engine.max_length}: lower eval.batch_size, or ask for fewer exemplars or shorter answers"
+            )
+
+    def halving(self, work: Callable[[], Result]) -> Result:
+        """vLLM decides by itself how many rows its memory holds."""
+        return work()
+
+
+# ---------------------------------------------------------------------------------------------------- live merges
+
+
+def served_adapter(merge: Merging) -> Adapted | None:
+    """A merge as an adapter that vLLM adds to the base: a weighted sum of LoRA experts, or one such expert by itself.
+    None for what is no adapter, or one of a higher rank than vLLM takes."""
+    from pipeline.merge.merge import open_merge
+    from pipeline.merge.methods.soup import Soup
+
+    if merge.adapter is None and len(merge.sources) == 1 and isinstance(next(iter(merge.sources.values())), Adapted):
+        merge = open_merge(Soup(experts=["expert"]), {"0": next(iter(merge.sources.values()))})
+    adapter = merge.adapter
+    return with_uniform_rank(adapter) if adapter and rank_of(adapter) <= RANKS[-1] else None
+
+
+def rank_of(adapter: Adapted) -> int:
+    return max(part.rank for part in adapter.factors.values())
+
+
+def hand_over(live: Live, merge: Merging) -> None:
+    """Give vLLM what it does not hold of a merge, fused modules as a whole. Raises PipelineError where it answers
+    otherwise than it did when it held the same weights before."""
+    engine: Engine = live.served
+    signatures = {name: merge.signature(name) for name in merge.names}
+    changed = {name for name in merge.names if engine.holds.get(name) != signatures[name]}
+    put_tensors(live, whole_modules(changed, engine.fused))
+    engine.holds |= signatures
+    answer = answer_to_probe(live)
+    if engine.answers.setdefault(tuple(signatures.values()), answer) != answer:
+        engine.close()
+        raise PipelineError("eval.backend=vllm: vLLM answers otherwise than before to the same weights: " + WRITTEN)
+
+
+def check_replacing(backend: VllmBackend) -> None:
+    """Once for each process: replace all weights by larger ones, and by those that it had again.
+
+    Raises PipelineError where the likelihoods of the former are not those of torch, so that something was not replaced,
+    or where the greedy answer of the latter is another than before.
+    """
+    from pipeline.merge.live import merge_of_one
+
+    assert backend.live
+    live = backend.live[0]
+    assert live.folder
+    loaded = merge_of_one(live.folder)
+    live.apply(loaded)
+    before = answer_to_probe(live)
+    live.holds.clear()  # what is done to its weights here is not a merge
+    for parameter in live.model.parameters():
+        parameter.data *= LARGER
+    put_tensors(live, loaded.names)
+    tokens = live.tokenizer(PROBE).input_ids
+    requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
+    found = backend.loglikelihood(requests, True, lambda _: None)
+    expected = TorchBackend(1, model=live.model).loglikelihood(requests, False, lambda _: None)
+    differs = max(abs(ours - other) for (ours, _), (other, _) in zip(expected, found, strict=True))
+    live.apply(loaded)
+    put_tensors(live, loaded.names)
+    live.served.holds = {name: loaded.signature(name) for name in loaded.names}
+    live.served.answers[tuple(live.served.holds.values())] = before
+    if differs > (0.01 if live.model.dtype == torch.float32 else 0.5) or answer_to_probe(live) != before:
+        live.served.close()
+        raise PipelineError(f"eval.backend=vllm: vLLM does not replace all weights of {live.folder}: " + WRITTEN)
+
+
+def whole_modules(names: Iterable[str], fused: Sequence[Sequence[str]]) -> list[str]:
+    """The names, and those of the tensors that vLLM fuses with them: of q_proj, k_proj and v_proj all or none."""
+    whole = set(names)
+    for name in names:
+        for parts in fused:
+            for part in set(parts) & set(name.split(".")):
+                whole |= {name.replace(f".{part}.", f".{other}.") for other in parts}
+    return sorted(whole)
+
+
+def put_tensors(live: Live, names: Sequence[str]) -> None:
+    if names:
+        parameters = dict(live.model.named_parameters())
+        live.served.ask("load", ((name, parameters[name].data) for name in names), names=list(names))
+
+
+def answer_to_probe(live: Live) -> list[int]:
+    prompts = [live.tokenizer(PROBE).input_ids]
+    answer, _ = live.served.answers_to("generate", prompts=prompts, ends=[], stop=[], room=PROBED)
+    return list(answer["tokens"])

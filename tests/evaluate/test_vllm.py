@@ -1,0 +1,420 @@
+"""eval.backend=vllm against the torch backend in float32: of vLLM itself (make test-vllm), or of a stand-in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from made_up import asked, run_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from pipeline.errors import PipelineError
+from pipeline.estimate.durations import evaluation_seconds
+from pipeline.evaluate import vllm_backend, vllm_engine
+from pipeline.evaluate.before import vllm_versions
+from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.vllm_backend import VllmBackend, whole_modules
+from pipeline.merge.adapters import open_source
+from pipeline.merge.live import merge_of_one, model_of
+from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.resident import keep_models_resident
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.runs.manifest import read_manifest
+
+PYTHON = os.environ.get("PIPELINE_TEST_VLLM")
+LAYERS, ROOM = 4, 16
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},  # biases, a tied head
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
+}
+TIED = ["qwen2", "gemma3_text"]
+ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on some projections
+ENGINE = Path(vllm_engine.__file__)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of vLLM, which computes by transformers: it takes what the pipes bring, and has none of vLLM's traps."""
+    if not PYTHON:
+        path = [str(Path(__file__).parent / "stand_in"), os.environ["PYTHONPATH"]]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+
+@pytest.fixture(scope="module", params=KINDS if PYTHON else ["llama"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A random base whose answers differ, a math expert of all its tensors, a language expert of some projections."""
+    at = tmp_path_factory.mktemp(request.param)
+    words = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    sizes = {"vocab_size": len(words), "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(request.param, **sizes, **ids, **KINDS[request.param])
+    model = AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():  # letters are likelier than the rest, so that answers are text
+        head = model.get_output_embeddings().weight
+        head[[words.index(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]] *= 1.5 if request.param in TIED else 4
+        if request.param == "gemma3_text":  # which scales embeddings up: the next token would be the one before
+            head *= 0.02
+    base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for role in ("base", "math", "language"):
+        for name, parameter in model.named_parameters():
+            changes = role == "math" or (role == "language" and any(part in name for part in ATTENTION))
+            noise = torch.randn_like(parameter) * 0.3 * base[name].std().nan_to_num(0.1).clamp(min=0.05)
+            parameter.data.copy_(base[name] + noise * changes)
+        model.save_pretrained(at / role)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(at / role)
+    return [at / role for role in ("base", "math", "language")]
+
+
+def swaps(folders: list[Path]) -> list[Merging]:
+    """Nine merges, and the base: as a task vector of weight zero."""
+    base, math, language = map(Checkpoint.open, folders)
+    sides = {"math": math, "language": language}
+    found = [
+        open_merge(LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=top), sides, base, None, 1)
+        for bottom, top in [(1, 0), (0, 1), (1, 1), (2, 1), (1, 2), (2, 2), (3, 0)]
+    ]
+    for scale in (0.5, -0.3, 0.0):
+        method = TaskArithmetic(experts=["m", "l"], scale=scale)
+        found.append(open_merge(method, {"0": math, "1": language}, base, None, 1))
+    return found
+
+
+def questions(until: list[str]) -> list[Instance]:
+    """Seven prompts with the same exemplars before them."""
+    settings = {"until": until, "do_sample": False, "max_gen_toks": ROOM}
+    prompts = ["An exemplar that all of them share. " * 8 + f"Question {'x' * (5 * at % 7)} {at}?" for at in range(7)]
+    return [Instance("generate_until", {}, (prompt, settings), at) for at, prompt in enumerate(prompts)]
+
+
+def choices(lengths: int) -> list[Instance]:
+    """Four continuations of each of three contexts, of one token or of several."""
+    return [
+        Instance("loglikelihood", {}, (f"Exemplars before it. {at}?", letter * lengths), at)
+        for at in range(3)
+        for letter in "ABCD"
+    ]
+
+
+def by_torch(merge: Merging) -> Answering:
+    live = model_of(merge, "float32", "cpu")
+    return Answering(None, 4, pretrained=live.model, tokenizer=live.tokenizer)
+
+
+def by_vllm(weights: Merging | Path, **settings: Any) -> Answering:
+    backend = VllmBackend(4, "float32", PYTHON, **settings)
+    if isinstance(weights, Path):
+        backend.load(weights)
+    else:
+        backend.load_merge(weights)
+    return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
+
+
+def answers(lm: Answering) -> list[str]:
+    return lm.generate_until(questions([]))
+
+
+def test_answers_and_likelihoods_are_those_of_torch(folders: list[Path]) -> None:
+    """Of a folder: with stop strings, cut off or not, choices of one token and of several."""
+    torchs, vllms = load_model(folders[1], 4, "float32"), by_vllm(folders[1])
+    texts = answers(torchs)
+    assert len(set(texts)) > 4
+    for until in [], [texts[0][:1]], [texts[1][3:5], texts[2][4:6]]:
+        until = [text for text in until if "\ufffd" not in text]
+        for lm in torchs, vllms:
+            lm.ran_out = {}
+        assert vllms.generate_until(questions(until)) == torchs.generate_until(questions(until))
+        assert vllms.ran_out == torchs.ran_out
+    for length in 1, 3:
+        expected, found = (lm.loglikelihood(choices(length)) for lm in (torchs, vllms))
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+        assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-5, abs=1e-5)
+    vllms.engine.engine.close()
+
+
+def test_ten_live_merges_and_back(folders: list[Path]) -> None:
+    """One process answers as torch does to each of ten merges and to the first again; a fresh process with a written
+    merge answers the same."""
+    with keep_models_resident():
+        found, processes = [], set()
+        merges = swaps(folders)[:: 1 if PYTHON else 4]
+        for merge in [*merges, merges[0]]:
+            vllms = by_vllm(merge)
+            processes.add(vllms.engine.engine.process.pid)
+            found.append((answers(vllms), [value for value, _ in vllms.loglikelihood(choices(1))]))
+            torchs = by_torch(merge)
+            assert found[-1][0] == answers(torchs)
+            assert found[-1][1] == pytest.approx(
+                [value for value, _ in torchs.loglikelihood(choices(1))], rel=1e-5, abs=1e-5
+            )
+        assert found[0] == found[-1] and len(processes) == 1
+        assert len({str(texts) for texts, _ in found}) == len(merges) == (10 if PYTHON else 3)
+    written = folders[0].parent / "written"
+    written.mkdir()
+    merges[1].write(written, threads=1)
+    for file in folders[0].glob("token*"):
+        (written / file.name).write_bytes(file.read_bytes())
+    fresh = by_vllm(written)
+    assert answers(fresh) == found[1][0]
+    fresh.engine.engine.close()
+
+
+GUARDS = {
+    "the prefix cache": ("if not self.llm.reset_prefix_cache():", "if False:"),
+    "whole modules": ("if missing:", "if False:"),
+    "a tied head packed anew": ('if hasattr(head, "cpu_linear"):', "if False:"),
+}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("without", ["nothing", *GUARDS])
+def test_without_its_guards_a_live_merge_is_wrong(
+    folders: list[Path], without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above fails once a guard is taken out of the program. The weight of q alone is the one that vLLM
+    has: it is refused, and would change answers."""
+    if ("qwen2" if "tied" in without else "llama") not in str(folders[0]):
+        return  # of one kind of model
+    text = ENGINE.read_text()
+    assert all(line in text for line, _ in GUARDS.values())
+    (tmp_path / "engine.py").write_text(text.replace(*GUARDS.get(without, ("", ""))))
+    monkeypatch.setattr(vllm_engine, "__file__", str(tmp_path / "engine.py"))
+    merges = swaps(folders)
+    with keep_models_resident():
+        if "tied" in without and not torch.cuda.is_available():
+            with pytest.raises(PipelineError, match="vLLM does not replace all weights of .*: write the merge"):
+                by_vllm(merges[0])
+            return
+        right = [answers(by_vllm(merge)) == answers(by_torch(merge)) for merge in merges[:2]]
+        assert right == [True, without != "the prefix cache"]
+        lm, alone = by_vllm(merges[0]), ["model.layers.0.self_attn.q_proj.weight"]
+        engine = lm.engine.engine
+        vllm_backend.put_tensors(lm.engine.live[0], whole_modules(alone, engine.fused))
+        assert without == "the prefix cache" or answers(lm) == answers(by_torch(merges[0]))
+        if without != "whole modules":
+            with pytest.raises(PipelineError, match="q_proj.weight is fused with .*k_proj.weight, which was not given"):
+                vllm_backend.put_tensors(lm.engine.live[0], alone)
+            assert not engine.close.alive
+        else:
+            vllm_backend.put_tensors(lm.engine.live[0], alone)
+            assert answers(lm) != answers(by_torch(merges[0]))
+
+
+def lora_experts(base: Path) -> list[Path]:
+    """As PEFT saves them: rank 3 on all linear layers, and rsLoRA of rank 5 on some, with other scales."""
+    from peft import LoraConfig, get_peft_model
+
+    settings: list[dict[str, Any]] = [
+        {"r": 3, "lora_alpha": 7, "target_modules": "all-linear"},
+        {"r": 5, "lora_alpha": 4, "use_rslora": True, "target_modules": ATTENTION},
+    ]
+    for at, how in enumerate(settings):
+        torch.manual_seed(at)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", **how))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.3)
+        model.save_pretrained(base.parent / f"lora{at}")
+    return [base.parent / "lora0", base.parent / "lora1"]
+
+
+@pytest.mark.vllm
+def test_merges_of_lora_experts_are_adapters_of_one_process(folders: list[Path]) -> None:
+    """Against torch with the merge as a whole model: swaps, a soup, task arithmetic with a negative weight, an expert
+    by itself, and the first again. The weights of the base stay."""
+    math, language = (open_source(folder, folders[0]) for folder in lora_experts(folders[0]))
+    sides, both = {"math": math, "language": language}, {"0": math, "1": language}
+    merges = [
+        open_merge(LayerSwap(math="m", language="l", bottom_layers=1, top_layers=1), sides),
+        open_merge(LayerSwap(math="m", language="l", bottom_layers=2, top_layers=0), sides),
+        open_merge(Soup(experts=["m", "l"]), both),
+        open_merge(TaskArithmetic(experts=["m", "l"], weights=[1.0, -0.5]), both, Checkpoint.open(folders[0])),
+        merge_of_one(math.folder),
+    ]
+    found = []
+    with keep_models_resident():
+        for merge in [*merges, merges[0]]:
+            lm = by_vllm(merge)
+            values = [value for value, _ in lm.loglikelihood(choices(3))]
+            found.append((lm.engine.engine.process.pid, answers(lm), values))
+    assert found[0] == found[-1] and len({pid for pid, _, _ in found}) == 1
+    for merge, (_, texts, values) in zip(merges, found, strict=False):
+        torchs = by_torch(merge)
+        assert texts == answers(torchs)
+        expected = [value for value, _ in torchs.loglikelihood(choices(3))]
+        assert values == pytest.approx(expected, rel=1e-5, abs=1e-4)
+    assert len({str(texts) for _, texts, _ in found}) == 5
+
+
+@pytest.mark.vllm
+def test_drafts_of_suffix_decoding_outlive_live_merges(folders: list[Path]) -> None:
+    """The same answers and likelihoods, from fewer steps in a merge that answers as the one before: its answers are
+    still there. With drafts vLLM itself leaves choices out."""
+    merge = swaps(folders)[0]
+    expected, alike = by_torch(merge), open_merge(merge.config, merge.sources, None, None, 1)
+    texts, values = answers(expected), [value for value, _ in expected.loglikelihood(choices(1))]
+    steps = []
+    with keep_models_resident():
+        for one in merge, swaps(folders)[7], alike:
+            lm = by_vllm(one, suffix=True)
+            found = answers(lm)
+            steps.append(lm.drafts["steps"])
+        assert found == texts
+        assert [value for value, _ in lm.loglikelihood(choices(1))] == pytest.approx(values, rel=1e-5, abs=1e-5)
+    assert steps[2] < steps[0] - 3
+
+
+# ------------------------------------------------------------------------------------------------ through the pipeline
+
+
+def samples(folder: Path) -> str:
+    (file,) = (folder / "samples").glob("*.jsonl")
+    return file.read_text(encoding="utf-8")
+
+
+def test_a_sweep_of_merges_equals_the_written_ones(
+    folders: list[Path],
+    data_root: Path,
+    runs_dir: Path,
+    make_run: Callable[..., Path],
+    call: Callable[..., SimpleNamespace],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """stage=sweep with eval.backend=vllm, one process; stage=merge and stage=eval of each with the torch backend."""
+    started, real = [], vllm_backend.Engine
+    monkeypatch.setattr(vllm_backend, "Engine", lambda *how: started.append(real(*how)) or started[-1])
+    swap = ["merge=layer_swap", f"merge.math={folders[1]}", f"merge.language={folders[2]}"]
+    asked = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "eval.dtype=float32", "languages=[en]", f"data_root={data_root}"]
+    by_vllm = ["eval.backend=vllm", f"eval.vllm_python={PYTHON or 'null'}", "eval.batch_size=4"]
+    grid = [f"sweep.{side}_layers=[{'0,1,2' if PYTHON else '0,2'}]" for side in ("bottom", "top")]
+    swept = call("stage=sweep", *swap, *grid, *asked, *by_vllm, f"runs_dir={runs_dir}", "tracking.mode=disabled")
+    assert swept.status == 0, swept.err
+    assert len(started) == 1 and not started[0].close.alive
+    rows = list(csv.DictReader((Path(swept.out.strip()).parent / "scores.csv").open()))
+    assert len(rows) == (9 if PYTHON else 4)
+    distinct = set()
+    for row in rows:
+        sizes = [f"merge.{name}={row[name]}" for name in ("bottom_layers", "top_layers")]
+        written = make_run("stage=eval", f"checkpoint={make_run('stage=merge', *swap, *sizes)}", *asked)
+        assert samples(runs_dir / row["run"]) == samples(written)
+        distinct.add(samples(written))
+        facts = read_manifest(runs_dir / row["run"]).facts["harness"]
+        assert facts["backend"] == "vllm" and facts["engine"]["vllm"].startswith("0.")
+    assert len(distinct) > len(rows) / 2
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_process_that_died_is_named(folders: list[Path]) -> None:
+    lm = by_vllm(folders[0])
+    lm.engine.engine.process.kill()
+    with pytest.raises(PipelineError, match=r"eval.backend=vllm: its process died \(exit status -9.*\): score again"):
+        answers(lm)
+    assert not lm.ran_out
+
+
+def test_too_little_memory_is_one_sentence(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_backend, "ROOM_ON_A_CPU", 10**12)
+    with pytest.raises(
+        PipelineError, match="memory.*: lower eval.batch_size, or free memory that other processes hold"
+    ):
+        by_vllm(folders[0])
+
+
+def test_a_merge_of_another_shape_has_a_process_of_its_own(folders: list[Path], tmp_path: Path) -> None:
+    """Of half of the layers. The process before has ended, and frees its memory, before the other begins."""
+    with keep_models_resident():
+        engine = by_vllm(swaps(folders)[0]).engine.engine
+        model = AutoModelForCausalLM.from_pretrained(folders[0])
+        model.config.num_hidden_layers = 2
+        if hasattr(model.config, "layer_types"):
+            model.config.layer_types = model.config.layer_types[:2]
+        model.model.layers = model.model.layers[:2]
+        model.save_pretrained(tmp_path / "half")
+        for file in folders[0].glob("token*"):
+            (tmp_path / "half" / file.name).write_bytes(file.read_bytes())
+        merge = merge_of_one(tmp_path / "half")
+        half = by_vllm(merge)
+        assert engine.process.poll() is not None and half.engine.engine.process.poll() is None
+        assert answers(half) == answers(by_torch(merge))
+    assert half.engine.engine.process.poll() is not None
+
+
+def test_a_penalty_of_the_model_is_refused(folders: list[Path]) -> None:
+    (folders[2] / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3, "eos_token_id": 2}))
+    with pytest.raises(PipelineError, match="generation_config.json sets repetition_penalty, .*: score it with"):
+        by_vllm(folders[2])
+
+
+def test_the_process_ends_with_its_parent(folders: list[Path]) -> None:
+    """Killed without a chance to say so, while vLLM is being loaded."""
+    start = "import os, sys, time; from pipeline.evaluate import vllm_backend as v; "
+    start += "v.Engine.ask = lambda self, *_, **__: (print(self.process.pid, flush=True), time.sleep(600)); "
+    parent = subprocess.Popen([sys.executable, "-c", start + f"v.Engine({PYTHON!r}, {{}})"], stdout=subprocess.PIPE)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and Path(f"/proc/{child}").exists():
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_python_without_vllm_is_named() -> None:
+    with pytest.raises(PipelineError, match="eval.vllm_python=/none/python cannot be run .*: give the path"):
+        vllm_versions("/none/python")
+    with pytest.raises(PipelineError, match=f"which eval.vllm_python={sys.executable} does not have: pip"):
+        vllm_versions(sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("version", "suffix", "refusal"),
+    [
+        ("0.9.1", False, "this Python has vLLM 0.9.1, too old to replace weights: install 0.32"),
+        ("0.32.0", True, "eval.vllm_suffix=true: this Python lacks arctic-inference: pip install"),
+    ],
+)
+def test_another_installation_is_refused(
+    version: str, suffix: bool, refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / f"vllm-{version}.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    vllm_versions.cache_clear()
+    with pytest.raises(PipelineError, match=refusal):
+        vllm_versions(None, suffix)
+    vllm_versions.cache_clear()
+
+
+def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:
+    """On a GPU its CUDA graphs spare the launches, most of the time of so small a model; on a CPU it takes a share."""
+    ways: list[Any] = [{"backend": "hf"}, {"backend": "vllm"}]
+    runs = [run_of(tmp_path, tiny, data_root, asked("mgsm", 0), dtype="float32", **way) for way in ways]
+    torchs, vllms = (evaluation_seconds(run, on_gpu=True) for run in runs)
+    assert vllms < torchs / 5
+    torchs, vllms = (evaluation_seconds(run, on_gpu=False) - 0.3 for run in runs)
+    assert 0.7 < vllms / torchs < 0.9
