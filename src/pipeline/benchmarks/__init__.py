@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
+from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, Kind
+from pipeline.benchmarks.harness import harness_benchmark
+from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
+from pipeline.config.extensions import extensions, guarded
+from pipeline.config.harness_tasks import harness_index
 from pipeline.errors import PipelineError
 
 _MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
@@ -22,18 +29,45 @@ BENCHMARKS: dict[str, Benchmark] = {  # in the order of their names
 
 
 def find_benchmark(task: str) -> Benchmark | None:
-    """The benchmark of a task; None of a task that is not known here, as a table of another version may show."""
-    return next((item for item in BENCHMARKS.values() if task in item.tasks), None)
+    """The benchmark of a task; None of a task that is not known here, as a table of another version may show, and of a
+    column of stage=compare: only its name has a space."""
+    if " " in task:
+        return None
+    own = next((item for item in BENCHMARKS.values() if task in item.tasks), None)
+    return own or _of_package(task) or harness_benchmark(task)
+
+
+@cache
+def _of_package(task: str) -> Benchmark | None:
+    """The benchmark of another installed package that has the task: one of the task's name, or its beginning up to _.
+
+    Raises:
+        PipelineError: the package cannot be imported, or what it declares is not a benchmark of that name.
+    """
+    names = [name for name in extensions(ENTRY_POINTS) if f"{task}_".startswith(f"{name}_")]
+    if not names:
+        return None
+    extension = extensions(ENTRY_POINTS)[max(names, key=len)]
+    place, found = f"benchmark {extension.name} of package {extension.package}", extension.load()
+    if not isinstance(found, Benchmark) or found.name != extension.name:
+        raise PipelineError(f"{place}: {extension.entry.value} is not a Benchmark with name={extension.name!r}")
+    if task not in found.tasks:
+        return None
+    functions: dict[str, Any] = {
+        name: guarded(getattr(found, name), f"{place}: {name}()") for name in ("define", "texts", "sources")
+    }
+    return replace(found, package=extension.package, **functions)
 
 
 def benchmark_of(task: str) -> Benchmark:
     """The benchmark of a task. Raises PipelineError, naming a near one, for an unknown task."""
     if benchmark := find_benchmark(task):
         return benchmark
-    tasks = [name for item in BENCHMARKS.values() for name in item.tasks]
-    near = difflib.get_close_matches(task, tasks, n=1)
+    tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
+    known = harness_index()
+    near = difflib.get_close_matches(task, [*tasks, *known.tasks, *known.groups], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}")
+    raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness")
 
 
 def kind_of(task: str) -> Kind | None:

@@ -14,7 +14,7 @@ from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
-Kind = Literal["choice", "number", "translation", "program", "text"]
+Kind = Literal["choice", "number", "translation", "program", "text", "answer"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Benchmark:
 
     kind: what an answer is: one of several options, weighed by likelihood; text that ends in a number, also scored by
         its last number; a translation between English and another language, scored over the whole corpus; a program;
-        text, of which the probability is scored.
+        text, of which the probability is scored; an answer that is scored as the harness' task file says.
     metric, filter: the harness' names of the primary metric, the one number that stands for the benchmark.
     define: checks the data of one task in one language and writes its task files (task_files.write).
     texts: what of a row of its data must not stand in training data.
@@ -63,10 +63,13 @@ class Benchmark:
     built_from: tuple[str, ...] = ()  # files below data_root, {code} a language, where it has no folder of its own
     # of `built_from`: file -> how many of its first rows are compared with training data for this benchmark
     compared: Mapping[str, int] = field(default_factory=dict)
+    package: str = ""  # name and version of another package that it is from, part of an evaluation's hash
+    of_harness: bool = False  # defined by a task file of the harness alone
+    one_set: bool = False  # one test set, whatever the language
     gated: str = ""  # the data on the Hub whose conditions must be accepted
 
     def __post_init__(self) -> None:
-        if (self.kind == "choice") != (self.choices > 1):
+        if (self.kind == "choice") != (self.choices > 1) and not self.of_harness:
             raise PipelineError(f"benchmark {self.name}: choices={self.choices} with kind={self.kind}: give 2 or more")
 
     @property

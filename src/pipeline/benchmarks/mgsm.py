@@ -17,12 +17,12 @@ from pipeline.benchmarks.task_files import (
     check_exemplars,
     generation_kwargs,
     local_files,
-    merge_includes,
     own_task_file,
     read_from,
     stock_file,
     write_task,
 )
+from pipeline.config.harness_tasks import merge_includes
 from pipeline.errors import PipelineError
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.benchmarks.local_files import Row, path_of_split
+from pipeline.config.harness_tasks import load_plain
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -30,6 +31,8 @@ class Definition:
     pair: str | None
     num_fewshot: int
     first: int = 0  # Belebele's exemplars are its own first rows, which leave the score
+    group: str = ""  # the harness' group that is scored as one task, of which this is a part
+    part: str = ""  # its task in the group
 
     @property
     def where(self) -> str:
@@ -90,25 +93,8 @@ def generation_kwargs(ask: Ask, *files: Path) -> Row:
     """The files' settings joined, and eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
     kwargs: Row = {}
     for file in files:
-        kwargs |= yaml.load(file.read_text(encoding="utf-8"), _Plain)["generation_kwargs"]
+        kwargs |= load_plain(file)["generation_kwargs"]
     return {"generation_kwargs": kwargs | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})}
-
-
-class _Plain(yaml.SafeLoader):
-    """Reads !function as the name of the function, without its module, which may move."""
-
-
-_Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
-
-
-def merge_includes(file: Path) -> Row:
-    """A task file with what it includes, its own words before those. A !function is the name of the function."""
-    body = yaml.load(file.read_text(encoding="utf-8"), _Plain)
-    definition: Row = {}
-    includes = body.pop("include", [])
-    for include in [includes] if isinstance(includes, str) else includes:
-        definition |= merge_includes(file.parent / include)
-    return definition | body
 
 
 def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
@@ -129,10 +115,12 @@ def read_from(body: Row, **files: Path) -> None:
     body["dataset_kwargs"] = {"data_files": {split: str(file.resolve()) for split, file in files.items()}}
 
 
-def write_task(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
+def write_task(
+    ask: Ask, body: Row, pair: str | None = None, first: int = 0, group: str = "", part: str = ""
+) -> Definition:
     code = pair or ask.language.code
-    name = f"{ask.task}_{code}_{ask.num_fewshot}shot"
-    file = ask.folder / f"{ask.task}.{code}.yaml"
+    name = "_".join([ask.task, *([part] if part else []), code, f"{ask.num_fewshot}shot"])
+    file = ask.folder / f"{ask.task}{f'.{part}' if part else ''}.{code}.yaml"
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first)
+    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first, group, part)

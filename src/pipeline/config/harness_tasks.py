@@ -1,0 +1,256 @@
+"""Tasks and groups of the evaluation harness and of eval.include_path: the file of each, found without the harness."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import PipelineError
+from pipeline.files import content_hash
+
+NAMED = {
+    key: re.compile(rf"^[\"']?{key}[\"']?:\s*[\"']?([\w.:-]+)[\"']?\s*$", re.MULTILINE) for key in ("task", "group")
+}
+SHOTS = re.compile(r"(.+)_(\d+)shot")
+TASKS, INCLUDED = "eval.tasks", "eval.include_path"
+
+
+@dataclass(frozen=True)
+class Index:
+    """Task -> its YAML file, and group -> its YAML file, of the files below one folder."""
+
+    tasks: dict[str, Path] = field(default_factory=dict)
+    groups: dict[str, Path] = field(default_factory=dict)
+
+
+_included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> digest of its files, and its tasks
+
+
+def index(folder: Path) -> Index:
+    """What the YAML files below a folder define (a second for the harness' 14,000); Python classes are not included."""
+    found = Index()
+    for file in sorted(folder.rglob("*.yaml")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if group := NAMED["group"].search(text):
+            found.groups[group[1]] = file
+        elif "\nclass:" not in text and (task := NAMED["task"].search(text)):
+            found.tasks[task[1]] = file
+    return found
+
+
+def shipped_folder() -> Path | None:
+    spec = importlib.util.find_spec("lm_eval")
+    return Path(spec.submodule_search_locations[0]) / "tasks" if spec and spec.submodule_search_locations else None
+
+
+@cache
+def shipped() -> Index:
+    folder = shipped_folder()
+    return index(folder) if folder else Index()
+
+
+def include(folder: str) -> None:
+    """Make the tasks of eval.include_path=FOLDER known.
+
+    Raises:
+        PipelineError: no folder, none with a task, or one with a task of a name that is taken.
+    """
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise PipelineError(f"eval.include_path={folder} is not a folder: give the one with your task files (*.yaml)")
+    digest = content_hash(sorted(file for file in path.rglob("*") if is_part(file)), path)
+    if path in _included and _included[path][0] == digest:
+        return
+    found = index(path)
+    if not found.tasks:
+        raise PipelineError(f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME")
+    others = [shipped(), *(one for place, (_, one) in _included.items() if place != path)]
+    for name in (*found.tasks, *found.groups):
+        if any(name in other.tasks or name in other.groups for other in others):
+            raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
+    _included[path] = digest, found
+
+
+def is_part(file: Path) -> bool:
+    return file.is_file() and "__pycache__" not in file.parts
+
+
+def included_folder(task: str) -> tuple[Path, str] | None:
+    """The folder of eval.include_path that defines a task or group, and the digest of its files; None of any other."""
+    return next(
+        ((path, digest) for path, (digest, one) in _included.items() if task in one.tasks or task in one.groups), None
+    )
+
+
+def included_state() -> tuple[str, ...]:
+    """What eval.include_path has added, as the digests of its files."""
+    return tuple(digest for digest, _ in _included.values())
+
+
+def harness_index() -> Index:
+    """All that is known: what the installed harness ships, and what eval.include_path adds."""
+    return _joined(included_state())
+
+
+@cache
+def _joined(state: tuple[str, ...]) -> Index:
+    every = [shipped(), *(one for _, one in _included.values())]
+    tasks, groups = ([getattr(one, kind) for one in every] for kind in ("tasks", "groups"))
+    return Index(*({name: file for one in part for name, file in one.items()} for part in (tasks, groups)))
+
+
+def members(name: str) -> list[str]:
+    """The tasks of a task (itself) or group, in its order, those of the groups and tags within it included.
+
+    Raises:
+        PipelineError: a group that redefines its tasks, or has one that is not known.
+    """
+    return list(_members(name, included_state()))
+
+
+@cache
+def _members(name: str, state: tuple[str, ...]) -> tuple[str, ...]:
+    known = harness_index()
+    if name in known.tasks:
+        return (name,)
+    listed = merge_includes(known.groups[name]).get("task") or []
+    found: list[str] = []
+    for item in [listed] if isinstance(listed, str) else listed:
+        if not isinstance(item, str) and not {*item} <= {"task", "task_alias"}:
+            raise PipelineError(f"the group {name} changes the settings of its tasks: list them in eval.tasks=[...]")
+        part = item if isinstance(item, str) else item["task"]
+        is_named = part in known.tasks or part in known.groups
+        more = _members(part, state) if is_named else tags_below(known.groups[name].parent, state).get(part)
+        if not more:
+            raise PipelineError(
+                f"the group {name} has a task {part}, which is not known: list the others in eval.tasks"
+            )
+        found += more
+    return tuple(dict.fromkeys(found))
+
+
+@cache
+def tags_below(folder: Path, state: tuple[str, ...]) -> dict[str, list[str]]:
+    """Tag -> tasks in a folder and below it: the harness keeps the tasks with a tag below the group that names it."""
+    found: dict[str, list[str]] = {}
+    for name, file in harness_index().tasks.items():
+        tags = (merge_includes(file).get("tag") or []) if folder in file.parents else []
+        for tag in [tags] if isinstance(tags, str) else tags:
+            found.setdefault(tag, []).append(name)
+    return found
+
+
+class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads !function as the name of the function, without its module, which may move."""
+
+
+_Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
+
+
+def load_plain(file: Path) -> dict[str, Any]:
+    """A task file as it is, without what it includes.
+
+    Raises:
+        PipelineError: it cannot be read.
+    """
+    try:
+        body: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{file} cannot be read ({' '.join(str(error).split())}): correct the file") from error
+    if not isinstance(body, dict):
+        raise PipelineError(f"{file} is not a task file: give keys and values, such as task: NAME")
+    return body
+
+
+def merge_includes(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A task file with what it includes, its own keys before those. A !function is the name of the function.
+
+    Raises:
+        PipelineError: a file that cannot be read, or includes itself. within: the files that include this one.
+    """
+    if file in within:
+        raise PipelineError(f"{file} includes itself: remove one of the lines with include")
+    body = load_plain(file)
+    definition: dict[str, Any] = {}
+    for include in included_files(file, body):
+        definition |= merge_includes(include, (*within, file))
+    body.pop("include", None)
+    return definition | body
+
+
+def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
+    """The files that a task file includes itself."""
+    names = body.get("include", [])
+    return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
+
+
+def python_in(file: Path) -> str | None:
+    """The name of a task file, or of a file that it includes, that runs Python of its own; None where none does. Files
+    of the harness are trusted."""
+    trusted = shipped_folder()
+    if trusted and trusted.resolve() in file.resolve().parents:
+        return None
+    body, text = load_plain(file), file.read_text(encoding="utf-8")
+    if "class" in body or any(getattr(event, "tag", None) == "!function" for event in yaml.parse(text)):
+        return file.name
+    included = map(python_in, included_files(file, body))
+    return next(filter(None, included), None)
+
+
+def outside_metric(body: Mapping[str, Any]) -> str | None:
+    """A metric that is not the harness' own, which it would download as a program from the Hub; None without."""
+    folder = shipped_folder()
+    text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
+    own = set(re.findall(r'metric="([^"]+)"', text))
+    for one in [] if "process_results" in body else body.get("metric_list") or []:
+        if isinstance(one["metric"], str) and (one["metric"] not in own or one.get("hf_evaluate")):
+            return str(one["metric"])
+    return None
+
+
+def spell_out_tasks(words: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
+    """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
+    eval.tasks=[arc_easy, ...], with both as options and records. `options`: those of eval=.
+
+    Without a number, a task has as many exemplars as its file says, which is none where it says nothing.
+    """
+    spelled = dict(words)
+    if isinstance(folder := words.get(INCLUDED), str):
+        include(folder)
+    name = words.get("eval")
+    if isinstance(name, str) and name not in options and (task := named_task(name)):
+        spelled |= {"eval": "mgsm_0shot", "eval.name": f"{task['task']}_{task['num_fewshot']}shot", TASKS: [task]}
+    if isinstance(tasks := spelled.get(TASKS), list):
+        spelled[TASKS] = [
+            named_task(task) or {"task": task, "num_fewshot": 0} if isinstance(task, str) else task for task in tasks
+        ]
+    return spelled
+
+
+def task_of_option(option: str) -> str:
+    """The task of an option of eval= with one task: mgsm of mgsm_2shot, arc_easy of arc_easy."""
+    match = SHOTS.fullmatch(option)
+    return match[1] if match else option
+
+
+def named_task(name: str) -> dict[str, Any] | None:
+    """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no such task."""
+    known = harness_index()
+    if name in known.tasks or name in known.groups:
+        return {"task": name, "num_fewshot": stock_shots(name)}
+    match = SHOTS.fullmatch(name)
+    is_known = match and (match[1] in known.tasks or match[1] in known.groups)
+    return {"task": match[1], "num_fewshot": int(match[2])} if match and is_known else None
+
+
+def stock_shots(name: str) -> int:
+    """The number of exemplars that the file of a task sets, of a group that of its first task; else 0."""
+    first = next(iter(members(name)), None)
+    return int(merge_includes(harness_index().tasks[first]).get("num_fewshot") or 0) if first else 0

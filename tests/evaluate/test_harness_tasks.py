@@ -1,0 +1,302 @@
+"""Tasks that the harness ships, from local rows, against simple_evaluate on the same task files and rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import yaml
+from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from made_up import Notes, asked, choice, run_of, write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.benchmarks import benchmark_of
+from pipeline.config import harness_tasks
+from pipeline.config.compose import compose
+from pipeline.config.harness_tasks import harness_index, include, members
+from pipeline.config.words import stage_of
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.stage import make
+from pipeline.evaluate.tasks import task_definitions
+from pipeline.stages.rows import build
+
+LETTERS = "ABCD"
+
+
+def arc(number: int) -> dict[str, Any]:
+    texts = [f"thing {number + place}" for place in range(3 + number % 2)]
+    labels = list(LETTERS[: len(texts)])
+    return {
+        **{"id": str(number), "question": f"Which thing is {number}?", "answerKey": labels[number % 3]},
+        "choices": {"text": texts, "label": labels},
+    }
+
+
+def gsm8k(number: int) -> dict[str, Any]:
+    return {"question": f"What is {number} and 1?", "answer": f"<<{number}+1={number + 1}>>\n#### {number % 4}"}
+
+
+ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, and what makes a row
+    "arc_easy": ({"test": 7, "train": 3, "validation": 2}, arc),
+    "gsm8k": ({"test": 6, "train": 6}, gsm8k),
+    "wikitext": ({"test": 3}, lambda number: {"page": f" = Page {number} = \n\n It has {number} words , no more . \n"}),
+    "lambada_openai": ({"test": 5}, lambda number: {"text": f"{number} and {number} and {number}"}),
+    "xnli_sw": (
+        {"validation": 5, "train": 3},
+        lambda number: {"premise": f"Ni {number}.", "hypothesis": f"Si {number}.", "label": number % 3},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness_tasks, "_included", {})
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    for task, (splits, row) in ROWS.items():
+        for split, count in splits.items():
+            write_rows(
+                tmp_path / f"rows/harness/{task}/{split}.jsonl", [row(len(split) + index) for index in range(count)]
+            )
+    return tmp_path / "rows"
+
+
+def stock_model(checkpoint: Path) -> HFLM:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
+    return HFLM(model, tokenizer=AutoTokenizer.from_pretrained(checkpoint), batch_size=2)
+
+
+def stock_scores(task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path) -> dict[str, float]:
+    """What the harness says of its own file, with the place of the rows alone replaced."""
+    files = {split: str(data_root / f"harness/{task}/{split}.jsonl") for split in ROWS[task][0]}
+    body = {
+        **{
+            "include": str(harness_index().tasks[task]),
+            "task": f"{task}_here",
+            "dataset_path": "json",
+            "dataset_name": None,
+        },
+        "dataset_kwargs": {"data_files": files},
+    }
+    absent = {"arc_easy": {}, "gsm8k": {}, "xnli_sw": {"test_split": None}}
+    body |= absent.get(task, {"training_split": None, "validation_split": None})
+    body |= {"generation_kwargs": {"until": ["Question:"], "max_gen_toks": 12}} if task == "gsm8k" else {}
+    folder.mkdir()
+    (folder / "here.yaml").write_text(yaml.safe_dump(body))
+    lm = stock_model(checkpoint)
+    manager = TaskManager(include_defaults=False, include_path=str(folder))
+    tasks: Any = [f"{task}_here"]
+    found = simple_evaluate(lm, tasks=tasks, num_fewshot=shots, task_manager=manager, bootstrap_iters=0)
+    assert found is not None
+    numbers = found["results"][f"{task}_here"]
+    return {name: value for name, value in numbers.items() if "," in name and "_stderr" not in name}
+
+
+@pytest.mark.parametrize(
+    ("task", "shots"), [("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)]
+)
+def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
+    knobs: dict[str, Any] = {"dtype": "float32", "languages": ["en"]}
+    knobs |= {"max_gen_toks": 12} if task == "gsm8k" else {}
+    work = tmp_path / "work"
+    work.mkdir()
+    make(run_of(tmp_path, tiny, rows, asked(task, shots), **knobs), work, Notes())  # type: ignore[arg-type]
+    scored = json.loads((work / "scores.json").read_text())["rows"]
+    ours = {f"{row['metric']},{row['filter']}": row["value"] for row in scored if row["metric"] != "cut_off"}
+    stock = stock_scores(task, shots, rows, tiny, tmp_path / "stock")
+    assert ours.keys() == stock.keys()
+    assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
+    first = scored[0]
+    assert (first["task"], first["language"], first["n"]) == (task, "en", 7 if task == "arc_easy" else first["n"])
+    assert (first["stderr"] is None) == (task in ("wikitext",))
+    lines = (work / f"samples/{task}.en.jsonl").read_text().splitlines()
+    assert len(lines) == max(count for split, count in ROWS[task][0].items() if split != "train")
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, tmp_path: Path, tiny: Path) -> None:
+    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are the group's."""
+    own, files = tmp_path / "own", {}
+    own.mkdir()
+    for name, count in (("small", 3), ("large", 7)):
+        files[name] = tmp_path / f"rows/harness/sums_{name}/test.jsonl"
+        write_rows(files[name], [{"text": f"{number} and", "label": number % 2} for number in range(count)])
+        body = {
+            **{"task": f"sums_{name}", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test"},
+            **{"doc_to_text": "text", "doc_to_target": "label", "doc_to_choice": ["one", "three"]},
+            **{"dataset_kwargs": {"data_files": {"test": str(files[name])}}, "metric_list": [{"metric": "acc"}]},
+        }
+        (own / f"{name}.yaml").write_text(yaml.safe_dump(body))
+    aggregate = {"metric": "acc", "aggregation": "mean", "weight_by_size": by_size}
+    group = {"group": "sums", "task": ["sums_small", "sums_large"], "aggregate_metric_list": [aggregate]}
+    (own / "sums.yaml").write_text(yaml.safe_dump(group))
+    include(str(own))
+    work = tmp_path / "work"
+    work.mkdir()
+    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("sums", 0), dtype="float32", languages=["en"])
+    facts = make(run, work, Notes())  # type: ignore[arg-type]
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=["sums"], bootstrap_iters=2,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False, include_path=str(own)),
+    )  # fmt: skip
+    assert stock is not None
+    rows = json.loads((work / "scores.json").read_text())["rows"]
+    assert [(row["subject"], row["n"]) for row in rows] == [(None, 10), ("sums_small", 3), ("sums_large", 7)]
+    expected = stock["groups"]["sums"]
+    assert rows[0]["value"] == facts["scores"]["sums/en/acc"] == pytest.approx(expected["acc,none"])
+    assert rows[0]["stderr"] == pytest.approx(expected["acc_stderr,none"])
+    for row in rows[1:]:
+        assert row["value"] == pytest.approx(stock["results"][row["subject"]]["acc,none"])
+    questions = read_jsonl(work / "samples/sums.en.jsonl")
+    assert len({question["doc_id"] for question in questions}) == 10
+    assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(expected["acc,none"])
+
+
+def test_a_task_is_one_word() -> None:
+    words = ["stage=eval", "checkpoint=X", "languages=[en]"]
+    for given, tasks in (
+        ("eval=arc_easy", [("arc_easy", 0)]),
+        ("eval=arc_easy_25shot", [("arc_easy", 25)]),
+        ("eval.tasks=[arc_easy,{task: xnli_sw,num_fewshot: 5}]", [("arc_easy", 0), ("xnli_sw", 5)]),
+    ):
+        config: Any = compose([*words, given])
+        assert [(task.task, task.num_fewshot) for task in config.eval.tasks] == tasks
+    in_a_table: Any = stage_of({"stage": "eval", "checkpoint": "X", "eval": "arc_easy", "languages": ["en"]})
+    assert in_a_table.eval.name == "arc_easy_0shot" and in_a_table.eval.tasks[0].task == "arc_easy"
+    with pytest.raises(PipelineError, match="eval=arc_easyy is not an option: did you mean arc_easy"):
+        compose([*words, "eval=arc_easyy"])
+
+
+@pytest.mark.parametrize(
+    ("task", "shots", "knobs", "why"),
+    [
+        ("boolq", 0, {}, r"boolq: .*harness/boolq/validation.jsonl is missing: write the rows of its split there"),
+        ("gsm8k", 1, {}, r"gsm8k: .*harness/gsm8k/train.jsonl is missing"),
+        ("humaneval", 0, {}, "humaneval runs the model's programs without a sandbox: score mbpp"),
+        ("arc_easy", 0, {"split": "dev"}, "eval.split=dev: arc_easy scores the harness' split: leave it out"),
+        ("arc_esy", 0, {}, "unknown task 'arc_esy': did you mean arc_easy?"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    task: str, shots: int, knobs: dict[str, Any], why: str, rows: Path, tmp_path: Path
+) -> None:
+    (rows / "harness/gsm8k/train.jsonl").unlink()
+    with pytest.raises(PipelineError, match=why):
+        task_definitions([asked(task, shots)], ["en"], rows, tmp_path / "tasks", **knobs)
+
+
+def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
+    """Each language's task of the four families, and the rows of a group's tasks from one file."""
+    data = {"xcopa": "xcopa_sw", "afrimgsm": "afrimgsm_swa_prompt_1", "mmlu_prox": "mmlu_prox_sw"}
+    data["global_piqa"] = "global_piqa_nonparallel_cloze_swh_latn"
+    for family, folder in data.items():
+        for split in ("test", "validation"):
+            write_rows(tmp_path / f"rows/harness/{folder}/{split}.jsonl", [{"question": "?"}])
+        config: Any = compose(["stage=eval", "checkpoint=X", "languages=[sw]", f"eval={family}"])
+        (task,) = config.eval.tasks
+        definitions = task_definitions([task], ["sw"], tmp_path / "rows", tmp_path / "tasks")
+        assert {definition.task for definition in definitions} == {family}
+        stock = yaml.load(definitions[0].file.read_text(), yaml.SafeLoader)["include"][0]
+        assert stock == str(harness_index().tasks[members(folder)[0]])
+        assert len(definitions) == (14 if family == "mmlu_prox" else 1)
+        assert len({definition.name for definition in definitions}) == len(definitions)
+        assert benchmark_of(family).files(tmp_path / "rows", "sw")
+    with pytest.raises(PipelineError, match=r"the harness has no xcopa in Telugu: leave te out of languages"):
+        task_definitions([asked("xcopa", 0)], ["te"], tmp_path / "rows", tmp_path / "tasks")
+
+
+PLAIN = {
+    **{"dataset_path": "json", "test_split": "test", "output_type": "generate_until", "doc_to_text": "text"},
+    **{"doc_to_target": "label", "metric_list": [{"metric": "exact_match"}], "generation_kwargs": {"until": [" "]}},
+}
+
+
+def write_own(folder: Path, task: str, **keys: Any) -> Path:
+    """A user-defined task with three questions below rows/."""
+    own = folder / "own"
+    own.mkdir(exist_ok=True)
+    body = {"task": task, **PLAIN, **keys}
+    lines = yaml.safe_dump({key: value for key, value in body.items() if value is not None})
+    (own / f"{task}.yaml").write_text(re.sub(r"'(!function [\w.]+)'", r"\1", lines))
+    rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
+    write_rows(folder / f"rows/harness/{task}/test.jsonl", rows)
+    return own
+
+
+def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Path, tiny: Path) -> None:
+    own = write_own(tmp_path, "own_sum", doc_to_text="!function own.text")
+    (own / "own.py").write_text("def text(doc):\n    return doc['text']\n")
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
+    words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
+    with pytest.raises(PipelineError, match=r"own_sum of eval.include_path=.* runs Python: own_sum.yaml has !function"):
+        build(compose(words))
+    hashes = []
+    for more in ("", "", "# changed\n"):
+        (own / "own.py").write_text((own / "own.py").read_text() + more)
+        run = build(compose([*words, "eval.run_code=true"]))
+        hashes.append((run.hash, run.parents["include_path"].hash))
+    assert hashes[0] == hashes[1] and hashes[1][0] != hashes[2][0] and hashes[1][1] != hashes[2][1]
+
+
+def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> None:
+    """Two answers to each question, of which a filter takes the majority; the stock tool reads the same folder."""
+    filters = [{"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}]
+    rows = tmp_path / "rows/harness/own_vote/test.jsonl"
+    kwargs = {"dataset_kwargs": {"data_files": {"test": str(rows)}}, "repeats": 2}
+    generation = {"until": [" "], "max_gen_toks": 3}
+    own = write_own(tmp_path, "own_vote", filter_list=filters, generation_kwargs=generation, **kwargs)
+    include(str(own))
+    work = tmp_path / "work"
+    work.mkdir()
+    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_vote", 0), languages=["en"], dtype="float32")
+    make(run, work, Notes())  # type: ignore[arg-type]
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=["own_vote"], bootstrap_iters=0,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False, include_path=str(own)),
+    )  # fmt: skip
+    assert stock is not None
+    row = json.loads((work / "scores.json").read_text())["rows"][0]
+    assert (row["filter"], row["n"]) == ("vote", 3)
+    assert row["value"] == pytest.approx(stock["results"]["own_vote"]["exact_match,vote"])
+    answers = [line["extracted"] for line in read_jsonl(work / "samples/own_vote.en.jsonl")]
+    assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"test_split": None}, "own_bad has no test data: set test_split or validation_split in own_bad.yaml"),
+        ({"metric_list": [{"metric": "./script"}]}, "its metric ./script is not the harness' own but a program"),
+        ({"process_results": "!function own.scores"}, "its metric exact_match is 'zero', which is not a number"),
+        ({"include": "own_bad.yaml"}, "own_bad.yaml includes itself: remove"),
+    ],
+)
+def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Path) -> None:
+    functions = "def scores(doc, answers):\n    return {'exact_match': 0}\n\ndef zero(values):\n    return 'zero'\n"
+    run_code = "process_results" in keys
+    if run_code:
+        keys = {**keys, "metric_list": [{"metric": "exact_match", "aggregation": "!function own.zero"}]}
+    own = write_own(tmp_path, "own_bad", **keys)
+    (own / "own.py").write_text(functions)
+    include(str(own))
+    with pytest.raises(PipelineError, match=why):
+        root, folder = tmp_path / "rows", tmp_path / "tasks"
+        load_tasks(task_definitions([asked("own_bad", 0)], ["en"], root, folder, run_code=run_code))
+
+
+def test_several_languages_are_one_test_set(tmp_path: Path, rows: Path, tiny: Path) -> None:
+    from pipeline.evaluate.bundle import scoring_runs
+
+    run = run_of(tmp_path, tiny, rows, asked("arc_easy", 0), asked("mgsm", 0))
+    assert list(scoring_runs(run.config)) == ["arc_easy_0shot.en", "mgsm_0shot.en", "mgsm_0shot.qac"]
+    assert benchmark_of("arc_easy").chance is None and choice(asked("arc_easy", 0)).tasks[0].num_fewshot == 0
