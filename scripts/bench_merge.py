@@ -2,7 +2,7 @@
 
     python scripts/bench_merge.py --folder DIR                        # 1B-shaped, about 13 GB in DIR while it runs
     python scripts/bench_merge.py --folder DIR --shape 512,1024,8,8,2,2000 --rounds 1
-    python scripts/bench_merge.py --folder DIR --mergekit PYTHON      # an environment with the bench extra
+    python scripts/bench_merge.py --folder DIR --mergekit PYTHON      # an environment with the mergekit extra
 
 Sources are in the page cache and stand as finished runs: their digests are on record, which also says that they are
 finite. "Foreign" ones are folders that no run made, merged by the whole command: their contents are hashed once, to

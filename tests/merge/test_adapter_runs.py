@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,3 +101,25 @@ def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(
     found = make_run("stage=analyze", f"checkpoint=[{','.join(adapters)}]")
     lines = (found / "delta.csv").read_text().splitlines()
     assert any("v_proj" in line and line.endswith(",1.0") for line in lines)  # what no adapter touches is the same
+
+
+def test_a_dense_merge_of_runs_is_exported_as_the_adapter_that_it_is(
+    make_run: Callable[..., Path], call: Callable[..., Any], adapters: list[str], base: Path, runs_dir: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The experts and the base are found by the hashes in the merge's manifest."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    written = make_run("stage=merge", "merge=soup", f"merge.experts=[{','.join(adapters)}]", "merge.form=dense")
+    words = [f"checkpoint={written.name}", f"export.to={tmp_path}/out", f"runs_dir={runs_dir}", "export.adapter=true"]
+    told = call("stage=export", *words)
+    assert told.status == 0, told.err
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "out")
+    expected = load_file(written / "model.safetensors")
+    for name, tensor in loaded.merge_and_unload().state_dict().items():
+        if name in expected:  # the head is tied
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+    settings = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert settings["target_modules"] == ["q_proj", "up_proj"] and settings["r"] == settings["lora_alpha"] == 8
+    assert settings["base_model_name_or_path"] is None and base.name in (tmp_path / "out/README.md").read_text()

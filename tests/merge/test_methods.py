@@ -64,7 +64,7 @@ def test_a_file_that_is_no_method_is_refused(before: str, after: str, words: str
 
 def test_what_can_be_swept_are_the_knobs_that_are_no_run() -> None:
     assert [item.name for item in fields(sweep_of({name: METHODS[name] for name in ("soup", "reset")}))] == [
-        *("axis", "control", "dtype", "layers", "outside", "side", "threshold", "weights", "shard")
+        *("axis", "control", "dtype", "layer_weights", "layers", "outside", "side", "threshold", "weights", "shard")
     ]
 
 

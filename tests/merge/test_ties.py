@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PipelineError
+from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.ties import Ties
 from pipeline.merge.ties import (
     disjoint_mean,
@@ -17,6 +21,7 @@ from pipeline.merge.ties import (
     sign_balance,
     trim_vector,
 )
+from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
 
 
@@ -75,6 +80,19 @@ def test_threshold_is_exact(ties, scale):
     for k in (1, 2, 350, len(flat) // 2, len(flat) - 1, len(flat)):
         for sample in samples:
             assert kth_largest(lambda: iter(vectors), k, sample, len(flat)) == flat[-k]
+
+
+def test_one_pass_finds_a_threshold_on_an_edge_of_the_bracket():
+    """Where half of the entries are tied, as changes of bfloat16 weights are, the sample's edges are tied values."""
+    values = np.random.default_rng(5).permutation(
+        np.repeat(np.float32([0, 1, 2, 3]), [100_000, 300_000, 150_000, 50_000])
+    )
+    for k, expected in [(1, 3), (50_000, 3), (50_001, 2), (200_000, 2), (200_001, 1), (500_000, 1), (500_001, 0)]:
+        passes = []
+        found = kth_largest(
+            lambda p=passes: p.append(1) or iter([values]), k, values[:40_000].reshape(80, -1), values.size
+        )
+        assert (found, len(passes)) == (expected, 1)
 
 
 def test_threshold_of_neighbouring_floats():
@@ -155,3 +173,71 @@ def test_exact_ties_are_of_a_tensor():
     Ties(experts=["a", "b"], trim="tensor", ties_at_threshold="exact").refuse(None, None)
     with pytest.raises(PipelineError, match="merge.ties_at_threshold=exact .*: give merge.trim=tensor"):
         Ties(experts=["a", "b"], ties_at_threshold="exact").refuse(None, None)
+
+
+def plain_ties(base, experts, density, trim, zero_sum, scale):
+    """TIES in a few lines of plain NumPy on whole tensors, one operation after the other: {name: float32}."""
+    vectors = {name: [expert[name] - base[name] for expert in experts] for name in base}
+
+    def limits(names):
+        flat = [np.sort(np.concatenate([abs(vectors[n][i]).ravel() for n in names])) for i in range(len(experts))]
+        return [sizes[-kept_count(density, sizes.size)] for sizes in flat]
+
+    whole, majority = limits(base), 1
+    for name in base:
+        found = whole if trim == "model" else limits([name])
+        vectors[name] = [vector * (abs(vector) >= limit) for vector, limit in zip(vectors[name], found, strict=True)]
+    sums = {name: sum(of[1:], of[0]) for name, of in vectors.items()}
+    if zero_sum == "majority":
+        majority = 1 if sum(int((total > 0).sum()) - int((total < 0).sum()) for total in sums.values()) >= 0 else -1
+    merged = {}
+    for name, total in sums.items():
+        positive = total >= 0 if majority > 0 else total > 0
+        agree = [np.where(positive, vector > 0, vector < 0) for vector in vectors[name]]
+        parts = [vector * mask for vector, mask in zip(vectors[name], agree, strict=True)]
+        mean = sum(parts[1:], parts[0]) / np.maximum(np.sum(agree, axis=0), 1).astype(np.float32)
+        merged[name] = base[name] + mean * np.float32(scale)
+    return merged
+
+
+def awkward_checkpoint(folder, dtype, seed, base=None, many=False, zeros=True):
+    """Tensors with 0 and -0, changes that are alike, opposite, equal in magnitude, and 0 or -0."""
+    random, tensors = np.random.default_rng(seed), {}
+    for name, shape in {"a": (70, 300), "b": (3,), "c": (40, 20, 3), "d": (900, 320)}.items():
+        start = random.normal(size=shape).astype(np.float32) * 0.02 if base is None else base[name].float().numpy()
+        steps = random.normal(size=shape) * 0.002
+        if many:
+            steps = (steps * 1024).round() / 1024
+        values = start + (0 if base is None else steps.astype(np.float32))
+        if zeros:
+            values = np.where(random.random(shape) < 0.03, random.choice([0.0, -0.0], shape), values)
+        if name == "c":  # the same change of every expert, in part of the opposite sign
+            values = start + (0 if base is None else np.float32(2**-9 if seed % 2 else -(2**-9)))
+        tensors[name] = torch.from_numpy(values.astype(np.float32)).to(dtype)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_same_bits_as_plain_numpy(tmp_path, dtype, count, zeros):
+    """Of random tensors with ties, zeros and negative zeros, however much of the experts' entries is shared."""
+    base = awkward_checkpoint(tmp_path / "base", dtype, 0, zeros=zeros)
+    experts = [
+        awkward_checkpoint(tmp_path / str(i), dtype, i, base, i == 2, zeros and i < 3) for i in range(1, count + 1)
+    ]
+    sources = {str(i): Checkpoint.open(tmp_path / str(i + 1)) for i in range(count)}
+    wide = [{name: tensor.float().numpy() for name, tensor in one.items()} for one in (base, *experts)]
+    settings = [("model", 0.05, 1.0), ("model", 0.2, 0.7), ("tensor", 0.2, 1.0), ("model", 0.6, 1.0), ("tensor", 1, 1)]
+    for (trim, density, scale), zero_sum in zip(settings, ["majority", "plus"] * 2 + ["majority"], strict=True):
+        expected = plain_ties(wide[0], wide[1:], density, trim, zero_sum, scale)
+        config = Ties(experts=list(sources), density=density, trim=trim, zero_sum=zero_sum, scale=scale)
+        merge = open_merge(config, sources, Checkpoint.open(tmp_path / "base"))
+        for name, values in expected.items():
+            found, stored = merge.merged(name), torch.from_numpy(values).to(dtype)
+            assert torch.equal(found.view(torch.uint8), stored.view(torch.uint8)), (name, density, trim)
+    signs = torch.cat([one.flatten() for one in base.values()])
+    assert bool((signs.signbit() & (signs == 0)).any()) == zeros

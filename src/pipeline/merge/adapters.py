@@ -1,7 +1,9 @@
 """LoRA experts: a base and its adapter as one checkpoint of float32 tensors, and merges that are adapters themselves.
 
 `base + scale x B A`, row by row, as PEFT adds it (tuners/lora/layer.py): neither the model nor a product of factors is
-ever whole in memory. Choosing layers keeps factors as they are; a weighted sum of adapters concatenates their ranks.
+ever whole in memory. Choosing layers keeps factors as they are; a weighted sum of adapters concatenates their ranks,
+with weight and scale in B alone. PEFT's add_weighted_adapter (0.21) does not give it: `linear` multiplies sums of
+factors, and `cat` of rsLoRA adapters scales their sum once more.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +56,16 @@ class Factors:
 
 @dataclass
 class Adapted:
-    """A base and an adapter, read as a `Checkpoint` is. `replaced`: tensors that the adapter holds whole."""
+    """A base and an adapter, read as a `Checkpoint` is. `replaced`: tensors that the adapter holds whole. `uniform`:
+    the factors are those of `with_uniform_rank`.
+    """
 
     folder: Path
     base: Checkpoint
     factors: dict[str, Factors]
     replaced: Checkpoint | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # adapter_config.json
+    uniform: bool = False
     _held: threading.local = field(default_factory=threading.local, repr=False)
 
     @property
@@ -70,7 +76,7 @@ class Adapted:
     def names(self) -> list[str]:
         return self.base.names
 
-    @property
+    @cached_property
     def infos(self) -> dict[str, TensorInfo]:
         return {name: self.info(name) for name in self.names}
 
@@ -217,17 +223,6 @@ def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -
 # ---------------------------------------------------------------------------------------------------- adapter out
 
 
-def why_dense(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]] | None) -> str | None:
-    """Why a merge of these is no adapter; None where it is one exactly. `changes`: parameter -> source -> weight."""
-    if any(not isinstance(source, Adapted) for role, source in sources.items() if role != "base"):
-        return "not all experts are adapters"
-    if changes is None:
-        return "the method is not a weighted sum of adapters"
-    if any(isinstance(source, Adapted) and source.replaced for source in sources.values()):
-        return "an adapter holds whole tensors"
-    return None
-
-
 def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]]) -> Adapted:
     """The weighted sum of adapters on one base as an adapter: each parameter's ranks side by side.
 
@@ -260,6 +255,42 @@ def _sum_factors(parts: list[tuple[float, Factors]]) -> Factors:
     )
 
 
+def with_uniform_rank(adapter: Adapted) -> Adapted:
+    """The same adapter with the largest rank and scale 1 everywhere, and with all modules of a name (q_proj) or none.
+
+    Scales are multiplied into B, ranks filled up with zeros; a module that the adapter leaves alone gets zeros. vLLM
+    reads r, lora_alpha and use_rslora of adapter_config.json (vllm/lora/peft_helper.py) and ignores rank_pattern and
+    alpha_pattern: it would scale modules wrongly without an error.
+    """
+    rank = max(part.rank for part in adapter.factors.values())
+    targets = {module_name(name) for name in adapter.factors}
+    factors = {
+        name: _fill_rank(adapter.factors.get(name), rank, adapter.base.info(name).shape[1])
+        for name in adapter.base.names
+        if name.endswith(".weight") and module_name(name) in targets
+    }
+    return replace(adapter, factors=factors, uniform=True)
+
+
+def module_name(name: str) -> str:
+    """The last part of the name of a weight's module: q_proj."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _fill_rank(part: Factors | None, rank: int, columns: int) -> Factors:
+    """The factors with scale 1 and further rows of A and columns of B that are zero; None: only such."""
+    if part is None:
+        part = Factors(0, 1.0, lambda: np.empty((0, columns), np.float32),
+                       lambda start, stop: np.empty((stop - start, 0), np.float32))  # fmt: skip
+    more = rank - part.rank
+    return Factors(
+        rank,
+        1.0,
+        lambda: np.pad(part.a(), ((0, more), (0, 0))),
+        lambda start, stop: np.pad(part.b(start, stop) * np.float32(part.scale), ((0, 0), (0, more))),
+    )
+
+
 def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     """adapter_model.safetensors and adapter_config.json as PEFT reads them, in float32; {tensor: digest}."""
     shapes = {}
@@ -277,15 +308,25 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
             data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8).data
             digests[stored] = digest_tensor("F32", shape, [data], stored)
             stream.write(data)
-    modules = {name.removesuffix(".weight"): part for name, part in sorted(adapter.factors.items())}
-    rank = max(part.rank for part in modules.values())
+    rank = max(part.rank for part in adapter.factors.values())
     settings = {
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0},
         **{"use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "r": rank, "lora_alpha": rank},
         "base_model_name_or_path": adapter.settings.get("base_model_name_or_path"),
+        **({"revision": revision} if (revision := adapter.settings.get("revision")) else {}),  # of the base
+        **_target_settings(adapter),
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    return digests
+
+
+def _target_settings(adapter: Adapted) -> dict[str, Any]:
+    """The keys of adapter_config.json that name the modules, with ranks and scales where these differ."""
+    if adapter.uniform:
+        return {"target_modules": sorted({module_name(name) for name in adapter.factors})}
+    modules = {name.removesuffix(".weight"): part for name, part in sorted(adapter.factors.items())}
+    return {
         "target_modules": list(modules),
         "rank_pattern": {module: part.rank for module, part in modules.items()},
         "alpha_pattern": {module: part.scale * part.rank for module, part in modules.items()},
     }
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-    return digests

@@ -22,7 +22,7 @@ from pipeline.merge.adapters import Adapted, open_source
 from pipeline.merge.formulas import linear_formula
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
-from pipeline.merge.resident import LIVE_MODELS, keeps_models
+from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest_tensor, torch_dtype
@@ -36,15 +36,18 @@ COPY = 2**23  # entries that go to another device at once
 
 @dataclass
 class Live:
-    """A model in memory, and for each parameter what it holds. `kind`: what else decides its answers, and its dtype;
-    `digested`: the digest of a parameter, and what it held then.
+    """A model in memory, and for each parameter what it holds. `folder`: from which it was loaded; `kind`: what else
+    decides its answers, and its dtype; `digested`: the digest of a parameter, and what it held then; `served`: a
+    process that computes with these weights (evaluate/vllm_backend.py).
     """
 
     model: Any
     tokenizer: Any
+    folder: Path | None = None
     kind: tuple[Any, ...] = ()
     holds: dict[str, Any] = field(default_factory=dict)
     digested: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    served: Any = None
 
     def apply(self, merge: Merging, threads: int | None = None) -> list[str]:
         """Make the model the merge; gives the names of the parameters that changed.
@@ -148,7 +151,7 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
     kind = kind_of(giver, merge.dtype, dtype, device)
     live_model = next((live for live in LIVE_MODELS if live.kind == kind), None)
     if live_model is None:
-        LIVE_MODELS.clear()  # before the next takes its room
+        release_models()  # before the next takes its room
         live_model = _load_live(merge, giver, dtype, device)
         live_model.kind = kind
         if keeps_models():
@@ -188,4 +191,4 @@ def _load_live(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
     if not isinstance(giver, Adapted):
         holds = {name: (((str(folder), 1.0),), giver.info(name).dtype) for name in giver.names}
     assert set(DTYPES) >= {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    return Live(model, tokenizer, holds=holds)
+    return Live(model, tokenizer, folder, holds=holds)

@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.config.merging import Merge, References
+from pipeline.config.extensions import guarded
+from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source, combine_adapters, why_dense, write_adapter
+from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.formulas import Formula, linear_formula, refuse_not_finite
 from pipeline.merge.summary import Row, group_weights
@@ -57,7 +58,7 @@ class Merging:
     @property
     def dtype(self) -> str | None:
         """torch's name; None stores every tensor in the dtype of the sources."""
-        return self.config.dtype
+        return self.config.result_dtype()
 
     @property
     def layout(self) -> Source:
@@ -140,7 +141,7 @@ class Merging:
         if not self.lost:
             return {}
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
-        return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size) if size else 0.0}}
+        return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
 
     def plan_rows(self) -> list[Row]:
         """The plan: `where` (layers a-b, embedding, ...), `what` (kinds), `weights` (source -> weight)."""
@@ -188,20 +189,6 @@ class Merging:
         return digests
 
 
-class Method(Protocol):
-    """What a method must have. What else may be asked of it has an answer in config's `Merge`."""
-
-    def references(self) -> References:
-        """role -> (key, RUN) of its sources, in order, without the base; the result is laid out as the first."""
-
-    def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        """The merge of sources that were opened and fit each other: `linear_merge` of weights a parameter, or a
-        `Merging` with a formula of its own. Reads headers alone, but for weights by magnitude.
-        """
-
-
 def open_merge(
     config: Merge,
     sources: Mapping[str, Source],
@@ -228,16 +215,31 @@ def open_merge(
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     check_sources(sources, base)
-    merge = cast(Method, config).decide(sources, base, partition, threads)
+    merge: Merging = config.decide(sources, base, partition, threads)
     if controlled := config.controlled_roles():
         assert base is not None
         if merge.weights:
             merge = linear_merge(config, {**sources, "base": base}, weights_on_base(merge.weights, controlled))
         else:
             in_place = {role: base if role in controlled else source for role, source in sources.items()}
-            merge = cast(Method, config).decide(in_place, base, partition, threads)
+            merge = config.decide(in_place, base, partition, threads)
     refuse_unknown_role(config.files_from, merge)
-    return _as_adapter(merge)
+    return _as_adapter(with_checked_formula(merge) if config.package else merge)
+
+
+def with_checked_formula(merge: Merging) -> Merging:
+    """The merge of another package's method, whose formula raises PipelineError for what is no float32 of the shape."""
+    place = f"merge={merge.config.method} of package {merge.config.package}"
+    formula = guarded(merge.formula, place)
+
+    def computed(name: str, start: int, stop: int) -> np.ndarray:
+        values, expected = formula(name, start, stop), (stop - start, floats.matrix(merge.layout.info(name).shape)[1])
+        if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (expected, np.float32):
+            got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+            raise PipelineError(f"{place}: {name} became {got}, not float32 {expected}: report it to its authors")
+        return values
+
+    return dataclasses.replace(merge, formula=computed)
 
 
 def refuse_unknown_role(role: str | None, merge: Merging) -> None:
@@ -261,10 +263,25 @@ def linear_merge(config: Merge, sources: dict[str, Source], weights: Weights) ->
     return Merging(config, sources, linear_formula(sources, weights), weights, group_weights(weights), changes=weights)
 
 
+def why_dense(merge: Merging) -> str | None:
+    """Why a merge is not an adapter of the base; None where it is one exactly."""
+    experts = [source for role, source in merge.sources.items() if role != "base"]
+    for expert in experts:
+        if not isinstance(expert, Adapted):
+            return f"{expert.folder.name} is a whole model, not an adapter"
+    if merge.changes is None:
+        return f"merge={merge.config.method} does not give a weighted sum of adapters"
+    for expert in experts:
+        if isinstance(expert, Adapted) and expert.replaced:
+            tensor = min(expert.replaced.infos)
+            return f"{expert.folder.name} holds whole tensors, of modules_to_save, bias or a trained head ({tensor})"
+    return f"merge.dtype={merge.dtype} rounds the merged weights" if merge.dtype else None
+
+
 def _as_adapter(merge: Merging) -> Merging:
     """The same merge as an adapter on the base, where that is exact and wanted."""
     form, changes = merge.config.form, merge.changes
-    why = why_dense(merge.sources, changes) or (f"merge.dtype={merge.dtype} is given" if merge.dtype else None)
+    why = why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
     if form == "dense" or why:

@@ -44,8 +44,10 @@ def why_inexpressible(merge: Merging) -> str | None:
         return f"its TIES is another definition: {text}; merge=ties_mergekit is of mergekit's" if different else None
     if config.method == "dare_linear":
         return "its random numbers are this program's own, the same for any number of threads"
-    if config.method in ("task_arithmetic", "slerp") or all(name in merge.weights for name in merge.names):
+    if config.method in ("task_arithmetic", "slerp", "mergekit") or all(name in merge.weights for name in merge.names):
         return None
+    if config.method in ("wudi", "ace"):
+        return f"mergekit 0.1.5 has no merge={config.method}"
     return f"merge={config.method} decides rows one by one here, and mergekit whole tensors"
 
 
@@ -70,6 +72,8 @@ def yaml_of(merge: Merging, names: Mapping[str, str]) -> str:
 def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     """The configuration as plain data."""
     config: Any = merge.config
+    if config.method == "mergekit":
+        return config.with_models({model: names[role] for model, role in config.roles().items() if role in names})
     stored = merge.stored_dtype(merge.names[0])
     dtypes = {"dtype": "float32", "out_dtype": next(long for long, short in DTYPES.items() if short == stored)}
     experts = [role for role in merge.sources if role != "base"]
@@ -80,8 +84,11 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
             "parameters": {"t": config.t}, **dtypes,
         }  # fmt: skip
     if config.method in ("ties", "task_arithmetic"):
-        weights = config.weights or [1.0] * len(experts)
-        further = {"density": config.density} if config.method == "ties" else {}
+        if config.method == "ties":
+            weights, further = config.weights or [1.0] * len(experts), {"density": config.density}
+        else:
+            shares, further = config.shares(merge.names), {}
+            weights = [weight_setting({name: row[role] for name, row in shares.items()}) for role in experts]
         for model, weight in zip(models, weights, strict=True):
             model["parameters"] = {"weight": weight, **further}
         return {

@@ -24,7 +24,10 @@ def keep_models_resident() -> Iterator[None]:
 
 
 def release_models() -> None:
-    """Free the memory of resident models, for a training for instance."""
+    """Free the memory of resident models, for a training for instance, and end the processes that serve them."""
+    for live in LIVE_MODELS:
+        if live.served:
+            live.served.close()
     LIVE_MODELS.clear()
 
 

@@ -22,6 +22,7 @@ from pipeline.models.partition import resolve_partition
 from pipeline.runs.manifest import SNAPSHOTS
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
 from pipeline.runs.model_card import render_card as model_card
+from pipeline.runs.run import decided_beyond_knobs
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage, MergeStage
@@ -96,6 +97,8 @@ def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
     """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
     config = run.config
     assert config.merge is not None
+    if any(run.decided_by[key] != value for key, value in decided_beyond_knobs(config).items()):
+        raise PipelineError(f"{run.label}: what merge={config.merge.method} reads changed meanwhile: rerun the command")
     roles = (*config.merge.references(), "base")  # an evaluation has other parents too
     parents = {role: parent for role, parent in run.parents.items() if role in roles}
     refuse_unmoved(parents)

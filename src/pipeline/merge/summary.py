@@ -87,6 +87,7 @@ def recipe_text(
     """
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # parents stand below
     settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}
+    settings |= {"package": config.package} if config.package else {}
     if partition is not None:
         keys = ("bottom_layers", "top_layers", "all_attention", "all_mlp", "inverse")
         settings |= {"partition": partition.name} | {f"partition.{key}": getattr(partition, key) for key in keys}

@@ -39,22 +39,27 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
     """
     if merge.method != type(merge).method:
         raise PipelineError(f"merge.method={merge.method}: merge={type(merge).method} sets it, leave it out")
-    experts = merge.references()
+    experts, named_base = merge.references(), merge.base_reference()
     if len(experts) < merge.fewest:
         raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
     if not all(isinstance(reference, str) for _, reference in experts.values()):
         setting = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
         raise PipelineError(f"{setting} is not a RUN: give the name of a finished run, or a list of them")
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
+    adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
+    if adapters and not merge.reads_adapters:
+        raise PipelineError(
+            f"merge={merge.method} reads whole models, {parents[adapters[0]].name} is an adapter: write it as a model "
+            "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
+        )
     if any(isinstance(parent, Folder) for parent in parents.values()):  # headers are checked before contents are hashed
-        check_headers(parents, resolver.model(merge.base, "merge.base") if merge.base else None)
+        check_headers(parents, resolver.model(named_base, "merge.base") if named_base else None)
     hashes = [parent.hash for parent in parents.values()]
     if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
-    if merge.base is not None:
-        parents["base"] = resolver.model(merge.base, "merge.base")
+    if named_base is not None:
+        parents["base"] = resolver.model(named_base, "merge.base")
         return parents
-    adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
     if adapters or merge.needs_base() or merge.control:
         sources = {role: parents[role] for role in adapters} or parents
         bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in sources.items()]

@@ -1,7 +1,7 @@
 """The merge methods, a file each, found by listing this folder; conf/merge/ has an option for each.
 
 A file holds one dataclass, a subclass of config's `Merge` whose `method` is the file's name: its knobs are the fields,
-and what it must have, `merge.merge.Method` says. The command line imports all files at its start, so NumPy, torch and
+and its interface is `Merge`. The command line imports all files at its start, so NumPy, torch and
 what needs them are imported inside functions.
 """
 
@@ -15,25 +15,21 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge
+from pipeline.config.merging import Merge, check_method
 from pipeline.errors import PipelineError
 
 NOT_SWEPT = ("method", "form", "files_from")  # nor is a RUN
 
 
 def method_in(module: ModuleType) -> type[Merge]:
-    """The method that a file holds. Raises PipelineError where it is none, or lacks what `Method` asks for."""
+    """The method that a file holds. Raises PipelineError where it is none, or lacks what `Merge` requires."""
     name = module.__name__.rpartition(".")[2]
     classes = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
     merges = [kind for kind in classes if issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)]
     if len(merges) != 1:
         raise PipelineError(f"merge/methods/{name}.py must hold one dataclass of Merge, it holds {len(merges)}")
     (merge,) = merges
-    if merge.method != name:
-        raise PipelineError(f'merge/methods/{name}.py: {merge.__name__} must have method: str = "{name}"')
-    for question in ("references", "decide"):
-        if getattr(merge, question, None) is getattr(Merge, question, None):
-            raise PipelineError(f"merge/methods/{name}.py: {merge.__name__} lacks {question}()")
+    check_method(merge, name, f"merge/methods/{name}.py")
     return merge
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import Partition
-from pipeline.merge.task_vectors import TaskVectors
-from pipeline.merge.weights import expert_weights
+from pipeline.merge.layer_weights import check_layer_weights, spread_over_layers, with_text_keys
+from pipeline.merge.task_vectors import TaskVectors, sum_text
+from pipeline.merge.weights import Weights, expert_weights
+from pipeline.models.anatomy import anatomy
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.merge.adapters import Source
+    from pipeline.merge.formulas import Formula
     from pipeline.merge.merge import Merging
+    from pipeline.merge.summary import Row
 
 
 @dataclass
@@ -22,11 +26,29 @@ class TaskArithmetic(TaskVectors):
     """base + scale x (w1 t1 + w2 t2 + ...), summed from the left. Of adapters it is an adapter again."""
 
     method: str = "task_arithmetic"
+    # {role: {kind: number, list of a number a layer, or anchors {layer: number}}}, in place of `weights`
+    layer_weights: Any = None
 
     fewest = 1
 
+    def __post_init__(self) -> None:
+        self.layer_weights = with_text_keys(self.layer_weights)
+
     def exact_for_adapters(self) -> bool:
         return True
+
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        super().refuse(partition, layers)
+        if self.layer_weights is not None:
+            check_layer_weights(self.layer_weights, list(self.references()), layers)
+
+    def shares(self, names: Sequence[str]) -> Weights:
+        """Parameter -> role -> weight of the task vector, before `scale`."""
+        roles = list(self.references())
+        numbers = dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
+        if self.layer_weights is None:
+            return dict.fromkeys(names, numbers)
+        return spread_over_layers(numbers, self.layer_weights, anatomy(names))
 
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
         return self.weighted_sum(vectors)
@@ -35,6 +57,29 @@ class TaskArithmetic(TaskVectors):
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Merging:
         merge = super().decide(sources, base, partition, threads)
-        numbers = expert_weights(self.weights, len(sources))
-        shares = {role: self.scale * number for role, number in zip(sources, numbers, strict=True)}
-        return replace(merge, changes=dict.fromkeys(merge.names, shares))
+        shares = self.shares(merge.names)
+        changes = {name: {role: self.scale * number for role, number in row.items()} for name, row in shares.items()}
+        if self.layer_weights is None:
+            return replace(merge, changes=changes)
+        return replace(merge, formula=self.layered(sources, base, shares), rows=self.rows(shares), changes=changes)
+
+    def layered(self, sources: Mapping[str, Source], base: Source | None, shares: Weights) -> Formula:
+        """The formula with weights of each parameter's own."""
+        from pipeline.merge.formulas import onto_base, task_vectors
+
+        assert base is not None
+
+        def computed(name: str, start: int, stop: int) -> np.ndarray:
+            vectors = task_vectors(list(sources.values()), base, name, start, stop)
+            return onto_base(self.weighted_sum(vectors, list(shares[name].values())), self.scale)
+
+        return computed
+
+    def rows(self, shares: Weights) -> list[Row]:
+        """The plan, layer by layer."""
+        from pipeline.merge.summary import group_weights
+
+        return [
+            {**row, "weights": {}, "formula": f"base + {self.scale:g} x {sum_text(row['weights'])}"}
+            for row in group_weights(shares)
+        ]

@@ -1,0 +1,102 @@
+"""Merge methods and benchmarks of other installed packages, found by their entry points.
+
+Names are read from the metadata of installed distributions; a package is imported when one of its names is used, and
+its errors become one sentence with its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, wraps
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.merging import Merge, check_method
+from pipeline.errors import PipelineError
+
+MERGE_METHODS = "cross_lingual_merging.merge_methods"
+BENCHMARKS = "cross_lingual_merging.benchmarks"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One entry point. package: name and version of the distribution that declares it."""
+
+    name: str
+    entry: metadata.EntryPoint
+    package: str
+
+    def load(self) -> Any:
+        """What the entry point names. Raises PipelineError where the import fails."""
+        return guarded(self.entry.load, f"{self.name} of package {self.package}: {self.entry.value}")()
+
+
+@cache
+def extensions(group: str) -> dict[str, Extension]:
+    """Name -> extension, without importing any. Raises PipelineError for a name that two packages declare."""
+    found: dict[str, Extension] = {}
+    for entry in metadata.entry_points(group=group):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+        if entry.name in found and found[entry.name].package != package:
+            raise PipelineError(f"{entry.name} is of package {found[entry.name].package} and {package}: uninstall one")
+        found[entry.name] = Extension(entry.name, entry, package)
+    return found
+
+
+@cache
+def merge_method(name: str) -> type[Merge] | None:
+    """The merge method of another package; None where none is installed.
+
+    Raises:
+        PipelineError: the package cannot be imported, or what it declares is not a method.
+    """
+    if (extension := extensions(MERGE_METHODS).get(name)) is None:
+        return None
+    place = f"merge={name} of package {extension.package}"
+    kind = extension.load()
+    if not (isinstance(kind, type) and issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)):
+        raise PipelineError(f"{place}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge")
+    check_method(kind, name, place)
+    functions = {key: value for key, value in vars(kind).items() if inspect.isfunction(value)}
+    for key, function in functions.items():
+        if key == "__post_init__" or not key.startswith("__"):
+            _check_signature(kind, key, function, place)
+            setattr(kind, key, guarded(function, f"{place}: {key}()"))
+    kind.package = extension.package
+    return kind
+
+
+def _check_signature(kind: type, name: str, function: Callable[..., Any], place: str) -> None:
+    """Raise PipelineError for a method that cannot be called as the one that it overrides."""
+    overridden = next((vars(base)[name] for base in kind.__mro__[1:] if inspect.isfunction(vars(base).get(name))), None)
+    if overridden is None:
+        return
+    expected = inspect.signature(overridden)
+    try:
+        inspect.signature(function).bind(*expected.parameters)
+    except TypeError as error:
+        taken = ", ".join(inspect.signature(function).parameters)
+        raise PipelineError(f"{place}: {name}({taken}) must take ({', '.join(expected.parameters)})") from error
+
+
+def guarded(function: Callable[..., Any], place: str) -> Callable[..., Any]:
+    """The function with its exceptions as PipelineError, which name the place in the package; but those of the disk and
+    of memory."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (PipelineError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            where = f"{Path(last.filename).name}, line {last.lineno}"
+            raise PipelineError(f"{place} raised {reason} ({where}): report it to the package's authors") from error
+
+    return call

@@ -1,0 +1,260 @@
+"""Merge methods and benchmarks of other packages: three examples, built and unpacked as pip would; and broken ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import torch
+from made_up import write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline import benchmarks
+from pipeline.__main__ import main
+from pipeline.config import extensions
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.launch.run_json import element_of, run_of
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import describe_changes
+from pipeline.stages.rows import build
+
+PACKAGES = Path(__file__).parents[1] / "packages"
+BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the three packages as they are installed."""
+    place = tmp_path_factory.mktemp("installed")
+    for package in sorted(PACKAGES.iterdir()):
+        copy = place / "sources" / package.name
+        shutil.copytree(package, copy)
+        subprocess.run([sys.executable, "-c", BUILD, str(copy)], cwd=copy, check=True)
+        (wheel,) = copy.glob("*.whl")
+        ZipFile(wheel).extractall(place / "site")
+    return place / "site"
+
+
+def forget() -> None:
+    """What a process has read of installed packages."""
+    for cached in (extensions.extensions, extensions.merge_method, benchmarks._of_package):
+        cached.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("example_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    def installed(site: Path) -> None:
+        monkeypatch.syspath_prepend(site)
+        forget()
+
+    yield installed
+    monkeypatch.undo()
+    forget()
+
+
+def merge_words(models: dict[str, list[Path]], *more: str) -> list[str]:
+    base, math, language = models["llama"]
+    return ["stage=merge", f"merge.experts=[{math},{language}]", f"merge.base={base}", *more]
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("package", sorted(path.name for path in PACKAGES.iterdir()))
+def test_an_example_is_short(package: str) -> None:
+    files = [path for path in (PACKAGES / package).iterdir() if path.is_file()]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 25
+
+
+def test_an_elementwise_method(
+    built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], make_run: Callable[..., Path]
+) -> None:
+    install(built)
+    folder = make_run(*merge_words(models, "merge=largest"))
+    base, math, language = map(tensors, models["llama"])
+    for name, tensor in tensors(folder).items():
+        changes = [expert[name].float() - base[name].float() for expert in (math, language)]
+        larger = torch.where(changes[1].abs() > changes[0].abs(), changes[1], changes[0])
+        assert torch.equal(tensor, (base[name].float() + larger).bfloat16()), name
+    manifest = read_manifest(folder)
+    assert manifest and manifest.decided_by["packages"] == {"largest": "example-largest 1.0"}
+    assert "| package | example-largest 1.0 |" in (folder / "README.md").read_text()
+
+
+def test_a_method_with_a_knob(
+    built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipeline.merge.stage import merge_of
+
+    install(built)
+    base, math, language = map(tensors, models["llama"])
+    run = build(compose(merge_words(models, "merge=clipped", "merge.most=0.02", "merge.scale=0.5")))  # type: ignore[arg-type]
+    merge = merge_of(run)
+    for name in merge.names:
+        changes = [(expert[name].float() - base[name].float()).clamp(-0.02, 0.02) for expert in (math, language)]
+        assert torch.equal(merge.merged(name), (base[name].float() + 0.5 * (changes[0] + changes[1])).bfloat16())
+    assert run_of(json.loads(json.dumps(element_of(run)))).hash == run.hash  # as another process reads it
+    assert build(compose(merge_words(models, "merge=clipped"))).hash != run.hash  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="merge.most must be above 0, got -1"):
+        compose(merge_words(models, "merge=clipped", "merge.most=-1"))
+    with pytest.raises(PipelineError, match="unknown key merge.mots: did you mean merge.most"):
+        compose(merge_words(models, "merge=clipped", "merge.mots=1"))
+    assert main(["stage=merge", "merge=clipped", "--help"]) == 0
+    assert "merge.most=0.01                    size of an entry [> 0]" in capsys.readouterr().out
+
+
+def test_the_version_is_of_the_hash(
+    built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    later = tmp_path / "site"
+    shutil.copytree(built, later)
+    (info,) = later.glob("example_largest-*.dist-info")
+    (info / "METADATA").write_text((info / "METADATA").read_text().replace("Version: 1.0", "Version: 1.1"))
+    decided = []
+    for site in (built, later):
+        install(site)
+        decided.append(build(compose(merge_words(models, "merge=largest"))).decided_by)  # type: ignore[arg-type]
+    assert describe_changes(*decided) == ["packages.largest example-larg -> example-larg"]
+    assert decided[1]["packages"] == {"largest": "example-largest 1.1"}
+    assert "packages" not in build(compose(merge_words(models, "merge=soup", "merge.base=null"))).decided_by  # type: ignore[arg-type]
+
+
+def right_answers(folder: Path, rows: list[dict[str, int]]) -> int:
+    """By transformers alone."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+    def likelihood(prompt: str, answer: str) -> float:
+        before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
+        with torch.no_grad():
+            logits = torch.log_softmax(model(whole).logits[0].double(), -1)
+        return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1]))
+
+    pairs = [[likelihood(f"{row['number']} is", f" {word}") for word in ("even", "odd")] for row in rows]
+    return sum((odd > even) == row["label"] for (even, odd), row in zip(pairs, rows, strict=True))
+
+
+def test_a_benchmark(
+    built: Path, install: Callable[[Path], None], tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(built)
+    rows = [{"number": number * 37 % 101, "label": number * 37 % 101 % 2} for number in range(10)]
+    write_rows(tmp_path / "data/parity/sw/test.jsonl", rows)
+    words = ["stage=eval", "eval=mgsm_0shot", "eval.name=parity", "eval.tasks=[{task: parity, num_fewshot: 0}]"]
+    words += [f"checkpoint={tiny}", f"data_root={tmp_path / 'data'}", "languages=[sw]", f"runs_dir={tmp_path / 'runs'}"]
+    assert main([*words, "tracking.mode=disabled"]) == 0
+    folder = Path(capfd.readouterr().out.strip())
+    (row,) = json.loads((folder / "scores.json").read_text())["rows"]
+    assert (row["metric"], row["n"], row["value"]) == ("acc", 10, right_answers(tiny, rows) / 10)
+    manifest = read_manifest(folder)
+    assert manifest and manifest.decided_by["packages"] == {"parity": "example-parity 2.1"}
+    assert main([*(word.replace("parity,", "parit,") for word in words)]) == 1
+    assert "unknown task 'parit': did you mean parity?" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------- what is broken
+
+METHOD = """
+from dataclasses import dataclass
+from pipeline.merge.task_vectors import TaskVectors
+import numpy as np
+
+@dataclass
+class Mine(TaskVectors):
+    method: str = "broken"
+
+    def change(self, vectors, name, start):
+        return vectors[0]
+"""
+BENCHMARK = """
+from pipeline.benchmarks.benchmark import Benchmark
+def define(ask):
+    return [ask.folder / 3]
+Mine = Benchmark("broken", "Broken", "choice", "acc", define, lambda row: [], lambda code: [], 100, 5, choices=2)
+"""
+PLACE = "of package example-broken 0.9"
+
+
+def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
+    info = site / "example_broken-0.9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-broken\nVersion: 0.9\n")
+    (info / "entry_points.txt").write_text(f"[cross_lingual_merging.{group}]\nbroken = example_broken:Mine\n")
+    (site / "example_broken.py").write_text(source)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            "import numpy as np",
+            "import nonsense",
+            "example_broken:Mine raised ModuleNotFoundError: No module",
+        ),
+        ("class Mine", "class Yours", "raised AttributeError: .*Mine"),
+        ("(TaskVectors)", "", "example_broken:Mine is not a dataclass of pipeline.config.merging.Merge"),
+        ('"broken"', '"other"', 'Mine must have method: str = "broken"'),
+        ("vectors, name, start", "vectors", r"change\(self, vectors\) must take \(self, vectors, name, start\)"),
+        ("vectors[0]", "vectors[7]", r"change\(\) raised IndexError: .* \(example_broken.py, line 11\)"),
+        ("vectors[0]", "vectors[0][:1]", r"became float32 \(1, \d+\), not float32"),
+        ("vectors[0]", "vectors[0].astype(np.float64)", "became float64 .*, not float32"),
+        ("vectors[0]", "None", "raised AttributeError: 'NoneType'"),
+    ],
+)
+def test_a_broken_method_is_one_sentence_that_names_the_package(
+    before: str, after: str, words: str, install: Callable[[Path], None], tmp_path: Path,
+    models: dict[str, list[Path]], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert before in METHOD
+    install(write_broken(tmp_path / "site", METHOD.replace(before, after)))
+    further = ["merge=broken", f"runs_dir={tmp_path / 'runs'}", "tracking.mode=disabled"]
+    with pytest.raises(PipelineError, match=f"{PLACE}.*{words}|{words}.*{PLACE}") as raised:
+        from pipeline.launch.in_process import make_single_run
+
+        make_single_run(compose(merge_words(models, *further)))  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+def test_a_broken_benchmark_is_one_sentence_that_names_the_package(
+    install: Callable[[Path], None], tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(write_broken(tmp_path / "site", BENCHMARK, "benchmarks"))
+    words = ["stage=eval", "eval=mgsm_0shot", "eval.tasks=[{task: broken, num_fewshot: 0}]", f"checkpoint={tiny}"]
+    assert main([*words, f"data_root={tmp_path}", "languages=[sw]", f"runs_dir={tmp_path / 'runs'}"]) == 1
+    error = capfd.readouterr().err
+    assert f"benchmark broken {PLACE}: define() raised TypeError" in error and "Traceback" not in error
+
+
+def test_two_packages_with_one_name_are_refused(install: Callable[[Path], None], tmp_path: Path) -> None:
+    site = write_broken(tmp_path / "site", METHOD)
+    other = site / "example_other-1.0.dist-info"
+    shutil.copytree(site / "example_broken-0.9.dist-info", other)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: example-other\nVersion: 1.0\n")
+    install(site)
+    with pytest.raises(PipelineError, match="broken is of package example-.* and example-.*: uninstall one"):
+        compose(["stage=merge", "merge=broken", "merge.experts=[a,b]"])
+
+
+def test_packages_are_listed_and_not_imported_until_used(
+    install: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(write_broken(tmp_path / "site", "raise SystemExit('imported')"))
+    assert main(["--help"]) == 0
+    assert re.search(r"merge= .*\bbroken, dare_linear, ", capsys.readouterr().out)
+    compose(["stage=merge", "merge=soup", "merge.experts=[a,b]"])
+    with pytest.raises(PipelineError, match="merge=soupe is not an option: did you mean soup"):
+        compose(["stage=merge", "merge=soupe", "merge.experts=[a,b]"])
+    assert "example_broken" not in sys.modules
