@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, share_in
 from pipeline.evaluate.records import Sample
 from pipeline.languages import language
-from pipeline.report.load.scores import Written
+from pipeline.report.load.scores import Written, percent_factor
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetWriter
@@ -49,10 +49,10 @@ class Answers:
 
 
 def read_answers(
-    evaluations: Mapping[str, Path], written: Written, places: Collection[Place], keep: int, parquet: Path
+    evaluations: Mapping[str, Path], written: Written, keep: Mapping[Place, int], parquet: Path
 ) -> dict[Place, Answers]:
-    """Write all answers of `evaluations` (name -> folder) to `parquet`; return the page's data for those in `places`,
-    each with its first `keep` questions.
+    """Write all answers of `evaluations` (name -> folder) to `parquet`; return the page's data for the places in
+    `keep`, each with that number of its first questions.
 
     Raises PipelineError if a samples file is truncated or contains anything other than answers.
     """
@@ -68,8 +68,10 @@ def read_answers(
                 try:
                     samples = sorted(read_samples(path), key=lambda sample: sample["doc_id"])
                     rows.add(name, task, language, shots.get((task, language)), samples)
-                    if (name, task, language) in places:
-                        answers[name, task, language] = page_answers(task, language, samples, keep)
+                    if (name, task, language) in keep:
+                        answers[name, task, language] = page_answers(
+                            task, language, samples, keep[name, task, language]
+                        )
                 except PipelineError:
                     raise
                 except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -80,10 +82,16 @@ def read_answers(
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The lines of a file as `read_jsonl` reads them, parsed at once: twice as fast. Falls back to it on an error."""
-    lines = path.read_bytes().splitlines()  # bytes split only at \n and \r, which JSON escapes
+    """The lines of a file as `read_jsonl` reads them, parsed at once: twice as fast. Falls back to it on an error.
+
+    Unpaired surrogates, which JSON can write and UTF-8 cannot, become question marks.
+    """
+    content = path.read_bytes()
+    lines = content.splitlines()  # bytes split only at \n and \r, which JSON escapes
     with suppress(ValueError):
         rows = json.loads(b"[" + b",".join(lines) + b"]")
+        if b"\\ud" in content.lower():
+            rows = json.loads(json.dumps(rows, ensure_ascii=False).encode(errors="replace"))
         if len(rows) == len(lines):
             return rows
     return read_jsonl(path)
@@ -111,15 +119,16 @@ def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int)
 
 
 def score_of(task: str, sample: Sample) -> float | None:
-    """One question's score as a share of 1: right or wrong, else the task's own metric, which is in percent. None if it
-    is neither, such as bits."""
+    """One question's score as a share of 1: right or wrong, else the task's own metric. None if it is neither, such as
+    bits."""
     if sample.get("correct") is not None:
         return float(sample["correct"])
     metric, _ = primary_metric(task)
     if is_measure(metric):
         return None
     value = (sample.get("scores") or {}).get(metric)
-    return value / 100 if isinstance(value, int | float) and math.isfinite(value) else None
+    scale = percent_factor(metric) / 100
+    return scale * value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
@@ -127,7 +136,7 @@ def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
 
     Detects another script only; English instead of Swahili goes unnoticed.
     """
-    if kind_of(task) in ("program", "choice", "text") or not responses:
+    if kind_of(task) in (None, "program", "choice", "text") or not responses:
         return 0
     scripts = language(answer_language(task, place)).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
@@ -137,18 +146,18 @@ def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
 
 
 def page_item(sample: Sample) -> list[Any]:
-    """[doc_id, prompt, target, response, extracted, correct, further scores] as the page shows them."""
+    """[doc_id, correct, prompt, target, response, extracted, further scores] as the page shows them."""
     scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     over = len(prompt) - LONGEST
     return [
         sample["doc_id"],
+        sample.get("correct"),
         prompt if over <= 0 else f"[{over} characters cut] …{prompt[-LONGEST:]}",
         text_of(sample.get("target")),
         response if len(response) <= LONGEST else f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]",
         text_of(sample.get("extracted")),
-        sample.get("correct"),
         numbers + (", cut off" if sample.get("cut_off") else ""),
     ]
 

@@ -114,6 +114,7 @@ class Results:
     """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
     `seconds`: total of all finished runs behind the table; `failed`: runs that failed; `missing`: runs never started.
+    `computed`: title -> sentences on how the numbers were computed (results/computed.py).
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
@@ -135,6 +136,7 @@ class Results:
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
+    computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sampled: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()

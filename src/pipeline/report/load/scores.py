@@ -15,6 +15,7 @@ from pipeline.report.render.text import align_columns
 from pipeline.report.stats.statistics import wilson_interval
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
+MOST_NOTES = 20  # tasks listed by name
 OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
 
 # name of an evaluation -> its rows and its harness settings
@@ -72,9 +73,12 @@ def notes_of(results: Results, written: Written) -> list[str]:
     for cell in results.cells:
         for _, row in primary_rows(cell, written):
             how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
-            counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}, {row.num_fewshot}-shot", set()).add(row.n)
+            how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
+            counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
     sizes = {how: " to ".join(map(str, dict.fromkeys((min(ns), max(ns))))) for how, ns in counts.items()}
-    notes = ["; ".join(f"{how}, n = {size}" for how, size in sizes.items()) + "."] if sizes else []
+    listed = [f"{how}, n = {size}" for how, size in sizes.items()]
+    more = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
+    notes = ["; ".join([*listed[:MOST_NOTES], *more]) + "."] if sizes else []
     notes += ["In percent; BLEU, chrF++ and bits on their own scale."] if sizes else []
     if sizes and not results.sampled:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
@@ -89,7 +93,7 @@ def finite_or_none(value: Any) -> float | None:
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """The score shown for each task and language: the task's primary metric, else the first one written."""
-    by_place: dict[tuple[str, str, int], ScoreRow] = {}
+    by_place: dict[tuple[str, str, int | None], ScoreRow] = {}
     for row in rows:
         if row.subject:
             continue

@@ -1,0 +1,28 @@
+"""Stage compare: the report page of what lm_eval or inspect_ai wrote, for two models or more."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import tempfile
+from pathlib import Path
+
+from pipeline.config.stages import CompareStage
+from pipeline.progress import say
+from pipeline.report.html.write import write_report
+from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.results.logged import compare_logs
+
+
+def compare(config: CompareStage) -> Path:
+    """Write the page of a comparison to runs_dir/reports, and its verdict to standard error. Returns its path."""
+    entries = config.results
+    digits = hashlib.sha256("\n".join(str(Path(entry).resolve()) for entry in entries).encode()).hexdigest()[:8]
+    name = f"compare-{digits}"
+    command = shlex.join(["python", "-m", "pipeline", "stage=compare", f"results=[{','.join(entries)}]"])
+    with tempfile.TemporaryDirectory() as folder:
+        results = compare_logs(entries, name, command, Path(folder))
+        page = write_report(results, Path(config.runs_dir) / "reports" / name)
+    for sentence in [*headline_sentences(correct_contrasts(results.contrasts, results.primary)), results.note]:
+        say(sentence)
+    return page

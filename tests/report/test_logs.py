@@ -1,0 +1,513 @@
+"""stage=compare: pages of what lm_eval 0.4.13 and inspect_ai 0.3.285 wrote (logs/, without the machine's description).
+
+lm_eval ran two tasks on eight sums and one on five others: `guesses` is its dummy model, `tiny` and `tiny_2shot` are
+the base of the sandbox, the latter with --num_fewshot 2 --limit 6 --tasks sums. inspect_ai ran its mockllm on six sums,
+of which `strong` has five, in two epochs and with a system message; `strong_json` is a log of two sums as JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.stages import CompareStage
+from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import mean
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.results.logged import compare_logs
+
+LOGS = Path(__file__).parent / "logs"
+GUESSES, TINY, TINY_2SHOT = (str(LOGS / "lm_eval" / name) for name in ("guesses", "tiny", "tiny_2shot"))
+WEAK, STRONG, STRONG_JSON = (str(LOGS / "inspect_ai" / name) for name in ("weak", "strong", "strong_json"))
+
+
+def compared(folder: Path, *entries: str) -> Results:
+    return compare_logs(entries, "compare", "a command", folder / "answers")
+
+
+def cells_in(results: Results, column: str) -> list[CellResult]:
+    return [results.by_place[row, column] for row in results.rows]
+
+
+def only_file(folder: str | Path, pattern: str) -> Path:
+    (file,) = Path(folder).rglob(pattern)
+    return file
+
+
+def raw_samples(folder: str, task: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in only_file(folder, f"samples_{task}_2*.jsonl").read_text().splitlines()]
+
+
+def copy_of(entry: str, folder: Path) -> Path:
+    return Path(shutil.copytree(entry, folder / Path(entry).name))
+
+
+def rewrite_json(file: Path, change: Callable[[Any], object]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def rewrite_lines(file: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> None:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = change(rows) or rows
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def refusal(folder: Path, *entries: str | Path) -> str:
+    with pytest.raises(PipelineError) as caught:
+        compared(folder, *map(str, entries))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------- lm_eval
+
+
+def test_scores_are_those_that_lm_eval_printed(tmp_path: Path) -> None:
+    results = compared(tmp_path, GUESSES, TINY)
+    generated = ["sums_gen exact_match (strict)", "sums_gen exact_match (flexible)"]
+    assert results.columns == ["arithmetic acc", "sums acc", "sums acc_norm", *generated, "sums_hard acc"]
+    printed = [json.loads(only_file(folder, "results_*.json").read_text())["results"] for folder in (GUESSES, TINY)]
+    for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none"), ("arithmetic acc", "acc,none")):
+        assert [cell.value for cell in cells_in(results, column)] == pytest.approx(
+            [100 * scores[column.split()[0]][key] for scores in printed]
+        )
+    assert len({cell.value for cell in results.cells}) > 2
+    assert any("bleu of sums_gen has no number for 8 of 8 items" in text for text in results.computed["Not compared"])
+
+
+def test_the_contrast_is_mcnemars_score_test(tmp_path: Path) -> None:
+    """Counted from the samples files; p of (b - c) / sqrt(b + c)."""
+    guesses, tiny = ({row["doc_hash"]: row["acc"] for row in raw_samples(folder, "sums")} for folder in (GUESSES, TINY))
+    only_tiny = sum(tiny[key] > guesses[key] for key in tiny)
+    only_guesses = sum(tiny[key] < guesses[key] for key in tiny)
+    (line,) = (line for line in compared(tmp_path, GUESSES, TINY).contrasts if line["place"] == "sums acc")
+    assert (line["left"], line["right"], line["n"]) == ("sandbox_base", "6v8uqx97", 8)
+    assert line["difference"] == pytest.approx(100 * (only_tiny - only_guesses) / 8)
+    statistic = abs(only_tiny - only_guesses) / math.sqrt(only_tiny + only_guesses)
+    assert only_tiny + only_guesses and line["p"] == pytest.approx(math.erfc(statistic / math.sqrt(2)))
+    assert line["low"] <= line["difference"] <= line["high"] and line["could_see"] >= 300 / 8
+
+
+def test_a_group_is_compared_on_all_items_of_its_tasks(tmp_path: Path) -> None:
+    """8 of sums and 5 of sums_hard; not if its score is a mean over tasks, which is no mean over items."""
+    (line,) = (line for line in compared(tmp_path, GUESSES, TINY).contrasts if line["place"] == "arithmetic acc")
+    guesses, tiny = (
+        {f"{task} {row['doc_hash']}": row["acc"] for task in ("sums", "sums_hard") for row in raw_samples(folder, task)}
+        for folder in (GUESSES, TINY)
+    )
+    assert line["n"] == len(tiny) == 13
+    assert line["difference"] == pytest.approx(100 * sum(tiny[key] - guesses[key] for key in tiny) / 13)
+    copy = copy_of(TINY, tmp_path)
+    for file in copy.rglob("samples_sums_gen*"):
+        file.unlink()
+    assert compared(tmp_path / "1", GUESSES, str(copy)).primary == ["sandbox_base", "6v8uqx97", "arithmetic acc"]
+
+    def average_tasks(content: dict[str, Any]) -> None:
+        content["results"]["arithmetic"]["acc,none"] = (0.5 + 0.6) / 2
+
+    rewrite_json(only_file(copy, "results_*"), average_tasks)
+    results = compared(tmp_path / "2", GUESSES, str(copy))
+    assert "arithmetic acc" not in results.columns and not results.primary
+    assert any(
+        text.startswith("acc of arithmetic is 0.55 for “sandbox_base”") for text in results.computed["Not compared"]
+    )
+
+
+def test_items_are_matched_by_document_whatever_their_order(tmp_path: Path) -> None:
+    straight = compared(tmp_path / "straight", GUESSES, TINY)
+    shuffled = copy_of(TINY, tmp_path)
+    for file in shuffled.rglob("samples_*.jsonl"):
+
+        def renumber(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [row | {"doc_id": 100 - row["doc_id"]} for row in reversed(rows)]
+
+        rewrite_lines(file, renumber)  # fmt: skip
+    assert compared(tmp_path, GUESSES, str(shuffled)).contrasts == straight.contrasts
+
+
+def test_logs_of_different_items_and_settings(tmp_path: Path) -> None:
+    results = compared(tmp_path, TINY, TINY_2SHOT)
+    assert results.rows == ["sandbox_base (tiny)", "sandbox_base (tiny_2shot)"]
+    assert results.columns == ["sums acc", "sums acc_norm"]
+    expected = [
+        100 * sum(row["acc"] for row in raw_samples(folder, "sums") if row["doc_id"] < 6) / 6
+        for folder in (TINY, TINY_2SHOT)
+    ]
+    assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
+    matched = "sums: 6 matched items, of 8 of “sandbox_base (tiny)” and 6 of “sandbox_base (tiny_2shot)”"
+    assert matched in results.note and matched in results.computed["Matched items"][0]
+    assert "sums: the prompts of 6 of 6 items differ." in results.note
+    assert "num_fewshot: 0 (“sandbox_base (tiny)”), 2 (“sandbox_base (tiny_2shot)”)." in results.note
+    assert (
+        "limit: not set (“sandbox_base (tiny)”), 6.0 (“sandbox_base (tiny_2shot)”)."
+        in (results.computed["Different settings"])
+    )
+    assert any("sums_gen: only “sandbox_base (tiny)” has a log" in text for text in results.computed["Not compared"])
+
+
+def test_an_item_that_stands_in_the_data_twice_is_matched_twice(tmp_path: Path) -> None:
+    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+    for copy in copies:
+        rewrite_lines(only_file(copy, "samples_sums_2*"), lambda rows: [*rows, rows[0] | {"doc_id": 8}])
+        rewrite_json(only_file(copy, "results_*"), lambda content: content["results"].pop("sums"))
+    lines = compared(tmp_path, *map(str, copies)).contrasts
+    assert {line["n"] for line in lines if line["place"].startswith("sums ")} == {9}
+
+
+def test_numbers_on_a_scale_of_their_own_have_students_t(tmp_path: Path) -> None:
+    from scipy.stats import ttest_rel
+
+    grades = {"guesses": [1.0, 7, 3, 5, 6, 2, 9, 4], "tiny": [2.5, 8, 3, 9, 8, 1, 12, 7]}
+    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+    for copy in copies:
+        values = iter(grades[copy.name])
+        rewrite_lines(
+            only_file(copy, "samples_sums_2*"),
+            lambda rows, values=values: [row | {"metrics": ["grade"], "grade": next(values)} for row in rows],
+        )
+    results = compared(tmp_path, *map(str, copies))
+    assert [cell.value for cell in cells_in(results, "sums grade")] == [37 / 8, 50.5 / 8]
+    (line,) = (line for line in results.contrasts if line["place"] == "sums grade")
+    test = ttest_rel(grades["tiny"], grades["guesses"])
+    low, high = test.confidence_interval()
+    assert [line["p"], line["low"], line["high"]] == pytest.approx([test.pvalue, low, high])
+    assert line["difference"] == pytest.approx(13.5 / 8) and line["mcnemar_p"] is None
+    page = write_report(results, tmp_path / "page")
+    with page.with_name("results.csv").open() as file:
+        assert [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "grade"] == [37 / 8, 50.5 / 8]
+
+
+def test_a_metric_that_is_no_mean_of_its_items_is_not_compared(tmp_path: Path) -> None:
+    """As perplexity, the exponential of a mean."""
+    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+    for copy in copies:
+        file = only_file(copy, "results_*")
+        rewrite_json(file, lambda content: content["results"]["sums"].update({"acc,none": 12.5}))
+    results = compared(tmp_path, *map(str, copies))
+    assert "sums acc_norm" in results.columns and "sums acc" not in results.columns
+    (reason,) = (text for text in results.computed["Not compared"] if text.startswith("acc of sums is 12.5 for"))
+    assert "the mean of its items" in reason
+
+
+def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Path) -> None:
+    """--output_path FILE.json writes FILE_TIME.json; a model's own folder on a disk is not shown."""
+    copies = [copy_of(entry, tmp_path / "all") for entry in (GUESSES, TINY)]
+    file = only_file(copies[1], "results_*.json")
+    rewrite_json(file, lambda content: content.update(model_name="/home/someone/models/mine/"))
+    file.rename(file.with_name(file.name.replace("results", "out")))
+    results = compared(tmp_path, str(tmp_path / "all"))
+    assert results.rows == ["6v8uqx97", "mine"] and not any(
+        "someone" in text for text in results.runs[1].config.values()
+    )
+
+
+def test_three_models_are_compared_in_pairs(tmp_path: Path) -> None:
+    other = copy_of(TINY, tmp_path)
+    rewrite_json(only_file(other, "results_*"), lambda content: content.update(model_name="org/third"))
+    results = compared(tmp_path, GUESSES, TINY, str(other))
+    pairs = [(line["left"], line["right"]) for line in results.contrasts if line["place"] == "sums acc"]
+    assert pairs == [("sandbox_base", "6v8uqx97"), ("org/third", "6v8uqx97"), ("org/third", "sandbox_base")]
+    assert results.contrasts[2]["difference"] == 0 and not results.primary
+
+
+# ---------------------------------------------------------------------------------------------------- inspect_ai
+
+
+def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
+    """On all items of a log, also over two epochs: matched with itself under another name."""
+    renamed = Path(shutil.copy(only_file(STRONG, "*.eval"), tmp_path / "renamed.eval"))
+    from pipeline.report.load.inspect_logs import read_inspect
+
+    (log,) = read_inspect(renamed)
+    assert len(log.items) == 5 and log.model == "mockllm/strong" and log.versions == {"inspect_ai": "0.3.285"}
+    for metric in ("match", "includes"):
+        values = [item.values[metric] for item in log.items]
+        assert sum(values) / 5 == pytest.approx(log.scores[metric]) and set(values) <= {0.0, 0.5, 1.0}
+    assert 0.5 in [item.values["match"] for item in log.items]
+
+
+def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
+    results = compared(tmp_path, WEAK, STRONG)
+    assert results.rows == ["mockllm/weak", "mockllm/strong"] and results.columns == ["sums match", "sums includes"]
+    assert {line["n"] for line in results.contrasts} == {5}
+    assert "sums: 5 matched items, of 6 of “mockllm/weak” and 5 of “mockllm/strong”" in results.note
+    assert "sums: the prompts of 5 of 5 items differ." in results.note
+    settings = " ".join(results.computed["Different settings"])
+    assert "epochs: 1 (“mockllm/weak”), 2 (“mockllm/strong”)." in settings and "system_message" in settings
+    right = results.by_place["mockllm/strong", "sums match"].value
+    samples = (tmp_path / "answers/1/samples/sums match.all.jsonl").read_text().splitlines()
+    first = json.loads(samples[0])
+    assert first["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and first["target"] == "93"
+    assert sum(json.loads(line)["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
+
+
+def test_json_and_eval_files_match(tmp_path: Path) -> None:
+    results = compared(tmp_path, WEAK, STRONG_JSON)
+    assert {line["n"] for line in results.contrasts} == {2}
+    log = json.loads(only_file(STRONG_JSON, "*.json").read_text())
+    accuracy = log["results"]["scores"][0]["metrics"]["accuracy"]["value"]
+    assert results.by_place["mockllm/strong", "sums match"].value == pytest.approx(100 * accuracy)
+
+
+def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
+    copy = copy_of(STRONG_JSON, tmp_path)
+
+    def fail(content: dict[str, Any]) -> None:
+        del content["samples"][1]["scores"], content["reductions"]
+        content["status"], content["results"] = "error", None
+
+    rewrite_json(only_file(copy, "*.json"), fail)
+    results = compared(tmp_path, WEAK, str(copy))
+    incomplete = " ".join(results.computed["Incomplete logs"])
+    assert "has status=error" in incomplete and "1 of 2 items of" in incomplete and incomplete in results.note
+    assert {line["n"] for line in results.contrasts} == {1}
+
+
+# ---------------------------------------------------------------------------------------------------- refused
+
+
+def test_nothing_in_common(tmp_path: Path) -> None:
+    assert "have nothing to compare: arithmetic: only “6v8uqx97” has a log" in refusal(tmp_path, GUESSES, WEAK)
+    other = copy_of(TINY, tmp_path)
+    for file in other.rglob("samples_*.jsonl"):
+        rewrite_lines(file, lambda rows: [row | {"doc_hash": f"x{row['doc_hash']}"} for row in rows])
+    told = refusal(tmp_path, GUESSES, other)
+    assert told.endswith("sums: no item is in all logs. And 2 more") and "bleu of sums_gen has no number" in told
+
+
+def test_entries_that_hold_no_two_models(tmp_path: Path) -> None:
+    assert "results=nowhere does not exist" in refusal(tmp_path, "nowhere", TINY)
+    assert f"results={tmp_path} holds no log, neither results_*.json" in refusal(tmp_path, tmp_path, TINY)
+    assert refusal(tmp_path, TINY).startswith("results holds one model, sandbox_base: name")
+    assert "twice, in" in refusal(tmp_path, TINY, TINY) and "twice, in" in refusal(tmp_path, TINY, f"{TINY}/.")
+    assert "twice, in" in refusal(tmp_path, LOGS / "lm_eval", TINY)
+
+
+def test_a_folder_with_several_runs_of_a_task(tmp_path: Path) -> None:
+    """Each run can still be named by its file."""
+    told = refusal(tmp_path, LOGS / "lm_eval")
+    assert "holds sums of sandbox_base twice, in results_2026-11-23T19-08-07" in told and "name one of these" in told
+    file = only_file(TINY_2SHOT, "results_*.json")
+    assert compared(tmp_path, str(file), GUESSES).rows == ["sandbox_base", "6v8uqx97"]
+
+
+def test_logs_without_samples(tmp_path: Path) -> None:
+    copy = copy_of(TINY, tmp_path)
+    for file in copy.rglob("samples_*"):
+        file.unlink()
+    assert "run lm_eval with --log_samples" in refusal(tmp_path, GUESSES, copy)
+    other = copy_of(STRONG_JSON, tmp_path)
+    rewrite_json(only_file(other, "*.json"), lambda content: content.pop("samples"))
+    assert "holds no samples" in refusal(tmp_path, WEAK, other)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("pattern", ["results_*.json", "samples_sums_2*.jsonl"])
+@pytest.mark.parametrize(
+    "broken", [b"", b"{", b"[1, 2]", b'{"a": 1}\n', b"\xff\xfe{}", DEEP.encode(), b"9" * 10_000, b"null"]
+)
+def test_malformed_files_of_lm_eval(pattern: str, broken: bytes, tmp_path: Path) -> None:
+    copy = copy_of(TINY, tmp_path)
+    file = only_file(copy, pattern)
+    file.write_bytes(broken)
+    told = refusal(tmp_path, GUESSES, copy)
+    assert file.name in told or "holds no log" in told
+
+
+@pytest.mark.parametrize("change", [
+    {"results": None}, {"configs": 3}, {"n-shot": []}, {"versions": None}, {"n-samples": {"sums": 5}},
+])  # fmt: skip
+def test_results_of_another_shape(change: dict[str, Any], tmp_path: Path) -> None:
+    copy = copy_of(TINY, tmp_path)
+    file = only_file(copy, "results_*.json")
+    rewrite_json(file, lambda content: content.update(change))
+    assert f"{file.name} is not a complete log of lm_eval" in refusal(tmp_path, GUESSES, copy)
+
+
+@pytest.mark.parametrize("missing", ["doc_hash", "filter", "metrics", "filtered_resps", "arguments", "doc_id"])
+def test_samples_without_a_field(missing: str, tmp_path: Path) -> None:
+    copy = copy_of(TINY, tmp_path)
+    file = only_file(copy, "samples_sums_2*.jsonl")
+    rewrite_lines(file, lambda rows: [rows[0].pop(missing) and None, *rows][1:])
+    assert f"{file.name} is not a complete log of lm_eval (KeyError: '{missing}')" in refusal(tmp_path, GUESSES, copy)
+
+
+def test_damaged_eval_files(tmp_path: Path) -> None:
+    copy = copy_of(STRONG, tmp_path)
+    file = only_file(copy, "*.eval")
+    whole = file.read_bytes()
+    for content in (b"", whole[:3000], b"PK\x03\x04", whole[:200] + b"\0" * 800 + whole[1000:]):
+        file.write_bytes(content)
+        assert f"{file.name} is not a complete log of inspect_ai" in refusal(tmp_path, WEAK, copy)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("_journal/start.json", "{}")
+    assert "is the log of a run that did not finish" in refusal(tmp_path, WEAK, copy)
+
+
+def test_eval_files_of_older_versions_are_deflated(tmp_path: Path) -> None:
+    from pipeline.report.load.inspect_logs import member_bytes
+
+    folder, file = tmp_path / "older", only_file(STRONG, "*.eval")
+    folder.mkdir()
+    with zipfile.ZipFile(file) as new, zipfile.ZipFile(folder / file.name, "w", zipfile.ZIP_DEFLATED) as old:
+        for member in new.infolist():
+            old.writestr(member.filename, member_bytes(new, member))
+    assert compared(tmp_path / "1", WEAK, str(folder)).contrasts == compared(tmp_path / "2", WEAK, STRONG).contrasts
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_of_hostile_logs(tmp_path: Path) -> None:
+    from pipeline.commands.compare import compare
+
+    evil = "</script><script>alert(1)</script>\x00\ud800\r\n<!--{{ 7*7 }}"
+    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+    for number, copy in enumerate(copies):
+
+        def rename(content: dict[str, Any], number: int = number) -> None:
+            content["model_name"] = f"{number} {evil}"
+            content["config"]["limit"] = f"{number} {evil}"
+            for key in ("results", "configs", "versions", "n-shot"):
+                content[key]["../su.ms"] = content[key].pop("sums")
+
+        rewrite_json(only_file(copy, "results_*.json"), rename)
+        file = only_file(copy, "samples_sums_2*.jsonl")
+        rewrite_lines(file, lambda rows: [row | {"target": evil, "resps": evil, "filter": evil} for row in rows])
+        (copy / file.parent.name / "samples_..").mkdir()
+        file.rename(copy / file.parent.name / file.name.replace("samples_sums", "samples_../su.ms"))  # fmt: skip
+    page = compare(CompareStage(stage="compare", results=[*map(str, copies)], runs_dir=str(tmp_path / "runs")))
+    html = page.read_text(encoding="utf-8")
+    assert "<script>alert" not in html and "alert(1)" in html and "{{ 7*7 }}" in html
+    assert html.count("</script>") == 3 and "\ud800" not in html
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.html")} == {"runs"}
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+MISSING = "torch transformers tokenizers safetensors datasets accelerate trl peft pandas sacrebleu lm_eval inspect_ai"
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in MISSING.split() else super().find_spec(name, path, target)
+sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
+from pipeline.__main__ import main
+status = main(sys.argv[1:])
+print(status, "torch" in sys.modules)
+"""
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """One line on standard output and the verdict on standard error, where neither torch nor most other packages that
+    the program needs elsewhere, nor either tool, can be imported."""
+    words = ["stage=compare", f"results=[{TINY},{TINY_2SHOT}]", f"runs_dir={tmp_path / 'runs'}"]
+    done = subprocess.run([sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=True)
+    page, status = done.stdout.splitlines()
+    assert status == "0 False"
+    assert re.fullmatch(r"None of the 2 differences is significant; detectable with 6 questions: .* points\.",
+                        done.stderr.splitlines()[0])  # fmt: skip
+    assert "num_fewshot: 0" in done.stderr
+    folder = Path(page).parent
+    assert folder.parent == tmp_path / "runs/reports" and folder.name.startswith("compare-")
+    html = (folder / "index.html").read_text(encoding="utf-8")
+    assert "sandbox_base (tiny_2shot) against sandbox_base (tiny)" in html and "num_fewshot: 0" in html
+    with (folder / "contrasts.csv").open() as file:
+        assert [row["n"] for row in csv.DictReader(file)] == ["6", "6"]
+    with (folder / "results.csv").open() as file:
+        assert [(row["task"], row["n"], row["num_fewshot"]) for row in csv.DictReader(file)] == [
+            (task, "6", shots) for shots in ("0", "2") for task in ("sums acc", "sums acc_norm")
+        ]
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(folder / "answers.parquet").num_rows == 24
+
+
+def test_the_command_refuses_in_one_sentence(call: Callable[..., Any], tmp_path: Path) -> None:
+    told = call("stage=compare", f"results=[{TINY},nowhere]", f"runs_dir={tmp_path}")
+    assert told.status == 1 and told.err.count("\n") == 1 and "results=nowhere does not exist" in told.err
+    assert "stage=compare needs results" in call("stage=compare").err
+
+
+def test_a_log_without_any_score_is_refused_by_name(tmp_path: Path) -> None:
+    """What inspect_ai writes where the model could not be reached: samples, none of them scored."""
+    copy = copy_of(STRONG_JSON, tmp_path)
+
+    def fail(content: dict[str, Any]) -> None:
+        content.update(status="error", results=None, reductions=None)
+        content["samples"] = [sample | {"scores": {}} for sample in content["samples"]]
+
+    rewrite_json(only_file(copy, "*.json"), fail)
+    told = refusal(tmp_path, WEAK, copy)
+    assert "no item of sums has a score in" in told and "of “mockllm/strong”" in told
+
+
+def test_the_matched_part_of_an_incomplete_log_is_compared(tmp_path: Path) -> None:
+    """The log's own score is of all its items, so that it says nothing about the mean of those that are left."""
+    copy = copy_of(TINY, tmp_path)
+    for file in copy.rglob("samples_sums_2*"):
+        rewrite_lines(file, lambda rows: rows[:5])
+    results = compared(tmp_path, GUESSES, str(copy))
+    expected = [100 * sum(row["acc"] for row in raw_samples(folder, "sums")[:5]) / 5 for folder in (GUESSES, TINY)]
+    assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
+    assert "holds 5 of the 8 items that were scored" in results.note
+
+
+def test_a_samples_file_is_not_a_log(tmp_path: Path) -> None:
+    told = refusal(tmp_path, GUESSES, only_file(TINY, "samples_sums_2*"))
+    assert "is a samples file: give the results_*.json next to it" in told
+
+
+def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(tmp_path: Path) -> None:
+    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+    for copy, value in zip(copies, (1.0, 0.0), strict=True):
+
+        def set_errors(content: dict[str, Any], value: float = value) -> None:
+            content["higher_is_better"]["sums"]["acc"] = False
+            content["results"]["sums"]["acc,none"] = value
+
+        rewrite_json(only_file(copy, "results_*"), set_errors)
+        rewrite_lines(
+            only_file(copy, "samples_sums_2*"), lambda rows, value=value: [row | {"acc": value} for row in rows]
+        )
+    results = compared(tmp_path, *map(str, copies))
+    column = "sums acc (lower is better)"
+    assert [cell.best for cell in cells_in(results, column)] == [False, True]
+    sentences = headline_sentences(correct_contrasts(results.contrasts))
+    assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
+
+
+def test_an_archive_of_many_large_members_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.report.load.inspect_logs.ALL_BYTES", 1000)
+    assert "MB, more than the limit" in refusal(tmp_path, WEAK, STRONG)
+
+
+def test_a_group_of_the_same_questions_in_several_languages_is_not_pooled(tmp_path: Path) -> None:
+    """As Belebele's: its answers to a question are not independent, so that the number of items says too much."""
+    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
+    for copy in copies:
+        rewrite_lines(only_file(copy, "samples_sums_2*"), lambda rows: rows[:5])
+        rows = [json.loads(line)["acc"] for file in copy.rglob("samples_sums_[2h]*") for line in file.open()]
+        file = only_file(copy, "results_*")
+        rewrite_json(file, lambda content, rows=rows: content["results"]["arithmetic"].update({"acc,none": mean(rows)}))
+    results = compared(tmp_path, *map(str, copies))
+    assert "arithmetic acc" not in results.columns and "sums_hard acc" in results.columns
+    (reason,) = (text for text in results.computed["Not compared"] if "not independent" in text)
+    assert reason.startswith("the 2 tasks of arithmetic have the same number of items")
