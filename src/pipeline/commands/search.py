@@ -1,0 +1,276 @@
+"""Stage search: the configuration of a merge that scores best on development questions, and its score on test ones."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.benchmarks import benchmark_of
+from pipeline.commands.study import (
+    Invalid,
+    Point,
+    Scores,
+    Space,
+    Trial,
+    front,
+    grid_of,
+    mean_score,
+    open_study,
+    paired_difference,
+    read_space,
+    run_study,
+    sampler_of,
+)
+from pipeline.commands.sweep import evaluation_at, refuse_unfinished
+from pipeline.config.evaluation import Measure
+from pipeline.config.knob import identity
+from pipeline.config.stages import SearchStage
+from pipeline.errors import PipelineError
+from pipeline.evaluate.selection import label
+from pipeline.files import write_atomically
+from pipeline.merge.methods import NOT_SWEPT
+from pipeline.report.html.page import environment
+from pipeline.report.html.sweep import point_name, point_scores, scores_in, split_half_summary
+from pipeline.report.render.sheets import comma_separated
+from pipeline.runs.run import Run
+from pipeline.stages.rows import build
+
+
+@dataclass
+class Points:
+    """The configurations of a search as runs."""
+
+    config: SearchStage
+
+    def run_at(self, point: Point, split: str, questions: int | None) -> Run:
+        """The evaluation of one configuration. Raises Invalid where it is no valid merge."""
+        from pipeline.merge.stage import merge_of
+
+        settings = replace(self.config.eval, split=split, limit=questions)
+        try:
+            run = build(evaluation_at(replace(self.config, eval=settings), point, "search.space."))
+            merge_of(run)  # by headers
+        except PipelineError as error:
+            raise Invalid(str(error)) from error
+        return run
+
+    def scores_of(self, run: Run) -> list[Scores]:
+        """The scores of a run's questions by objective; it is computed unless it is finished."""
+        from pipeline.launch.in_process import execute
+
+        for name, reason in execute([run]).items():
+            hint = "" if self.config.search.split == "test" else "; without development questions: search.split=test"
+            raise PipelineError(f"{name} failed ({reason}){hint}")
+        if self.config.search.objectives is None:
+            return [point_scores(run) or []]
+        return [measure_scores(run.folder, measure, self.config.languages) for measure in self.config.search.objectives]
+
+    def on_development(self, point: Point, questions: int | None) -> list[Scores]:
+        return self.scores_of(self.run_at(point, self.config.search.split, questions))
+
+    def on_test(self, point: Point) -> list[Scores]:
+        return self.scores_of(self.run_at(point, "test", self.config.eval.limit))
+
+
+def make_search(config: SearchStage) -> Path:
+    """Run the search up to search.trials trials, score what it found on test questions. Returns the page.
+
+    Raises:
+        PipelineError: settings that contradict each other, or leave nothing to find, before anything is scored.
+    """
+    from pipeline.merge.resident import keep_models_resident
+
+    space = check_settings(config)
+    points, search = Points(config), config.search
+    start = points.run_at({}, "test", config.eval.limit)
+    refuse_unfinished(start)
+    told = identity(search)
+    rule = {key: told[key] for key in sorted(told) if key not in ("trials", "grid")} | {"seed": config.seed}
+    name = hashlib.sha256(json.dumps([start.hash, rule], sort_keys=True).encode()).hexdigest()[:8]
+    label_of_search = f"search-{config.merge.method}-{config.eval.name}-{name}"
+    sets: Sequence[int | None] = search.questions or [config.eval.limit]
+    objectives = len(search.objectives or [""])
+    sampler = search.sampler or ("tpe" if objectives == 1 else "nsga2")
+    with keep_models_resident(), open_study(Path(config.runs_dir) / ".searches" / f"{name}.log", objectives) as study:
+        given = points.on_development({}, sets[-1])
+        if all(mean_score(scores) >= 100 for scores in given):
+            raise PipelineError("the given configuration answers all questions that choose: search with harder ones")
+        trials = run_study(
+            study, space, points.on_development, search.trials,
+            lambda number: sampler_of(sampler, config.seed, number, search.population), sets, search.stop_at,
+        )  # fmt: skip
+        outcome = Outcome(points, space, trials, sets[-1], given)
+        return outcome.write(Path(config.runs_dir) / "reports" / label_of_search)
+
+
+def check_settings(config: SearchStage) -> Space:
+    """The space. Raises PipelineError for settings that cannot be searched with."""
+    if importlib.util.find_spec("optuna") is None:
+        raise PipelineError("stage=search needs Optuna, which is not installed: pip install optuna (extra `search`)")
+    if config.eval.split != "test":
+        raise PipelineError(f"eval.split={config.eval.split}: leave it out, search.split says which questions choose")
+    search = config.search
+    knobs = [item.name for item in fields(config.merge) if not item.metadata.get("run") and item.name not in NOT_SWEPT]
+    space = read_space(search.space, sorted(knobs), config.merge.method)
+    scored = [task.task for task in config.eval.tasks]
+    measures = search.objectives or []
+    if search.objectives is not None and not 1 <= len(measures) <= 2:
+        raise PipelineError(f"search.objectives names {len(measures)} scores: give one or two")
+    if search.questions and search.questions != sorted(set(search.questions)):
+        raise PipelineError(f"search.questions={search.questions}: give growing numbers, [25,100]")
+    if len(search.questions or []) > 1 and len(measures) > 1:
+        raise PipelineError("search.questions stops trials by one score: name one set of questions, or one objective")
+    for measure in measures:
+        if measure.task not in scored:
+            names = ", ".join(scored)
+            raise PipelineError(f"search.objectives: eval={config.eval.name} scores {names}, not {measure.task}")
+        if measure.language and measure.language not in config.languages:
+            raise PipelineError(f"search.objectives: {measure.language} is not in languages={config.languages}: add it")
+    for task in [measure.task for measure in measures] or scored:
+        if benchmark_of(task).kind == "text":
+            raise PipelineError(f"search.objectives: {task} measures bits, which are no score of answers: name another")
+    return space
+
+
+def measure_scores(folder: Path, measure: Measure, languages: Sequence[str]) -> Scores:
+    """The scores of a measure's questions in percent, a list per language or pair."""
+    wanted = {measure.language} if measure.language else set(languages)
+    paths = sorted((folder / "samples").glob(f"{measure.task}.*.jsonl"))
+    return [scores_in(path) for path in paths if wanted & set(path.stem.partition(".")[2].split("-"))]
+
+
+@dataclass
+class Outcome:
+    """What a search found: chosen on development questions, reported on test questions."""
+
+    points: Points
+    space: Space
+    trials: Sequence[Trial]
+    questions: int | None  # the largest set, per task
+    given: list[Scores]  # of the configuration as given, on development questions
+
+    @property
+    def finished(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.values and not trial.stopped]
+
+    @property
+    def names(self) -> list[str]:
+        return [label(measure) for measure in self.points.config.search.objectives or []] or ["score"]
+
+    def best(self) -> list[Trial]:
+        """The best trial, the first of equal ones; of two objectives the front."""
+        if not self.finished:
+            reason = next((trial.reason for trial in self.trials if trial.reason), "")
+            raise PipelineError(f"search.space holds no valid configuration among {len(self.trials)} trials: {reason}")
+        return [max(self.finished, key=lambda trial: trial.values)] if len(self.names) == 1 else front(self.finished)
+
+    def best_of_grid(self) -> tuple[list[Trial], int]:
+        """The best of a grid of at most as many configurations as were tried, and how many it has."""
+        trials = []
+        for point in grid_of(self.space, len({json.dumps(trial.point) for trial in self.trials})):
+            try:
+                scores = self.points.on_development(point, self.questions)
+            except Invalid as error:
+                trials.append(Trial(point, (), self.questions, True, str(error)))
+                continue
+            trials.append(Trial(point, tuple(map(mean_score, scores)), self.questions, False))
+        grid = replace(self, trials=trials)
+        return grid.best(), len(trials)
+
+    def write(self, folder: Path) -> Path:
+        """Write index.html, trials.csv and search.json; returns index.html."""
+        found: dict[str, list[tuple[Point, tuple[float, ...]]]] = {"given": [({}, tuple(map(mean_score, self.given)))]}
+        found["search"] = [(trial.point, trial.values) for trial in self.best()]
+        sentences = self.describe_search()
+        if self.points.config.search.grid:
+            grid, count = self.best_of_grid()
+            found["grid"] = [(trial.point, trial.values) for trial in grid]
+            sentences.append(f"The grid has {count} configurations, all scored on the largest set of questions.")
+        rows = self.test_rows(found)
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"trials": len(self.trials), "sentences": sentences, "results": rows}
+        write_atomically(folder / "search.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(folder / "trials.csv", comma_separated(self.trial_rows()))
+        header, *lines = self.trial_rows()
+        kinds = ("choosing", "test", "test, beyond given")
+        titles = ["", "configuration", *(f"{name}, {kind}" for kind in kinds for name in self.names)]
+        tables = [
+            (
+                "What was chosen, on the questions that chose it and on test questions",
+                titles,
+                list(map(result_line, rows)),
+            ),
+            ("All trials", header, lines),
+        ]
+        title = folder.name.removeprefix("search-").rpartition("-")[0]
+        template = environment().get_template("search.html.j2")
+        html = template.render(title=title, sentences=sentences, tables=tables)
+        write_atomically(folder / "index.html", html)
+        print("\n".join(sentences), file=sys.stderr)
+        return folder / "index.html"
+
+    def test_rows(self, found: Mapping[str, list[tuple[Point, tuple[float, ...]]]]) -> list[dict[str, Any]]:
+        """What each way of choosing found, on test questions: the means, and paired differences from the configuration
+        as given with their standard errors."""
+        given = self.points.on_test({})
+        rows: list[dict[str, Any]] = []
+        for way, chosen in found.items():
+            for point, development in chosen:
+                test = self.points.on_test(point)
+                pairs = [paired_difference(*both) for both in zip(test, given, strict=True)]
+                beyond = [
+                    {"difference": difference, "error": error if math.isfinite(error) else None}
+                    for difference, error in pairs
+                ]
+                row = {"way": way, "point": point, "choosing": development}
+                rows.append({**row, "test": list(map(mean_score, test)), "beyond_given": beyond})
+        return rows
+
+    def trial_rows(self) -> list[list[Any]]:
+        header = ["trial", *self.space, *self.names, "questions", "ended"]
+        lines: list[list[Any]] = [header]
+        for number, trial in enumerate(self.trials):
+            ended = trial.reason or ("worse than the best so far" if trial.stopped else "scored on all")
+            values = [*map(one_decimal, trial.values)] or [""] * len(self.names)
+            lines.append([number, *map(str, trial.point.values()), *values, trial.questions or "all", ended])
+        return lines
+
+    def describe_search(self) -> list[str]:
+        """How many configurations were tried, how far ended early, and what choosing among them adds."""
+        distinct = len({json.dumps(trial.point) for trial in self.trials})
+        stopped = sum(trial.stopped for trial in self.trials)
+        lines = [f"{len(self.trials)} trials of {distinct} configurations, {stopped} of them ended early."]
+        if self.points.config.search.split == "test":
+            lines.append("The test questions chose: the split-half score alone is free of the choice.")
+        values = {trial.values for trial in self.finished}
+        if len(values) == 1 and len(self.finished) > 1:
+            lines.append("All configurations score alike on these questions: there was nothing to choose.")
+        if len(self.names) == 1:
+            trials = list({json.dumps(trial.point): trial for trial in self.finished}.values())
+            scores = {
+                index: self.points.on_development(trial.point, self.questions)[0] for index, trial in enumerate(trials)
+            }
+            means = {index: mean_score(found) for index, found in scores.items()}
+            lines += split_half_summary([one.point for one in trials], scores, means, max(means, key=means.__getitem__))
+        return lines
+
+
+def result_line(row: Mapping[str, Any]) -> list[str]:
+    """One row of `Outcome.test_rows` as the page shows it."""
+    beyond = [
+        f"{one['difference']:+.1f}" + ("" if one["error"] is None else f" ± {1.96 * one['error']:.1f}")
+        for one in row["beyond_given"]
+    ]
+    numbers = map(one_decimal, [*row["choosing"], *row["test"]])
+    return [row["way"], point_name(row["point"]) or "as given", *numbers, *beyond]
+
+
+def one_decimal(value: float) -> str:
+    return f"{value:.1f}"

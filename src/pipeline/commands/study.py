@@ -1,0 +1,276 @@
+"""A search as a loop over Optuna's trials, in a journal file: resumed, it is the same as if it had never stopped.
+
+Each trial has a sampler of its own, seeded by the study's seed and the number of trials that ended before it: no random
+state has to survive. A trial that was running when its process died is marked as failed, which no sampler reads, and
+asked again: with the same number of ended trials it gets the same configuration. One process at a time proposes
+trials, as what another one is about to find would depend on time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Held, PipelineError
+
+Point = dict[str, Any]  # knob -> value
+Scores = list[list[float]]  # of one objective: tasks x questions
+Evaluate = Callable[[Point, int | None], list[Scores]]  # (configuration, questions per task) -> scores by objective
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high; whole ones where both ends are, by their logarithm if `log`."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
+
+    def levels(self, count: int) -> list[Any]:
+        """At most `count` values, evenly spaced from low to high; the middle where it is one."""
+        ends = [math.log(end) if self.log else end for end in (self.low, self.high)]
+        shares = [index / (count - 1) for index in range(count)] if count > 1 else [0.5]
+        values = [ends[0] + share * (ends[1] - ends[0]) for share in shares]
+        values = [math.exp(value) if self.log else value for value in values]
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return list(dict.fromkeys(round(value) for value in values))
+        return values
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values without an order."""
+
+    values: tuple[Any, ...]
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in self.values]))
+
+    def levels(self, count: int) -> list[Any]:
+        """At most `count` of them, evenly spread over the list."""
+        places = range(count) if count < 2 else [index * (len(self.values) - 1) / (count - 1) for index in range(count)]
+        return [self.values[place] for place in dict.fromkeys(map(round, places))]
+
+
+Space = Mapping[str, Range | Choices]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An ended trial. values: of the objectives on the last set of questions it was scored on; none where the
+    configuration is no valid merge. questions: the size of that set; stopped: whether it ended before the last."""
+
+    point: Point
+    values: tuple[float, ...]
+    questions: int | None
+    stopped: bool
+    reason: str = ""
+
+
+def read_space(space: Any, knobs: Sequence[str], method: str) -> Space:
+    """The space that search.space says. Raises PipelineError for an unknown knob, and a range or list without room."""
+    found: dict[str, Range | Choices] = {}
+    if not isinstance(space, dict) or not space:
+        raise PipelineError(f"search.space={space}: give search.space={{knob: [values] or {{low: 0, high: 1}}}}")
+    for name, given in space.items():
+        if name not in knobs:
+            raise PipelineError(f"search.space.{name}: merge={method} has no such knob; it has {', '.join(knobs)}")
+        if isinstance(given, dict):
+            found[name] = read_range(name, given)
+        elif isinstance(given, list) and given and len({json.dumps(value) for value in given}) == len(given):
+            found[name] = Choices(tuple(given))
+        else:
+            raise PipelineError(f"search.space.{name}={given}: give different values, [1,2,3], or {{low: 0, high: 1}}")
+    if all(isinstance(one, Choices) and len(one.values) == 1 for one in found.values()):
+        raise PipelineError(f"search.space={dict(space)} holds one configuration: give a knob two values")
+    return found
+
+
+def read_range(name: str, given: Mapping[str, Any]) -> Range:
+    low, high, log = given.get("low"), given.get("high"), given.get("log", False)
+    numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+    if not numbers or set(given) - {"low", "high", "log"} or type(log) is not bool:
+        raise PipelineError(f"search.space.{name}={dict(given)}: a range is {{low: 0, high: 1}}, or with log: true")
+    assert low is not None and high is not None
+    if not low < high or (log and low <= 0):
+        rule = "low above 0 for log" if low < high else "low below high"
+        raise PipelineError(f"search.space.{name}={dict(given)} is an empty range: give {rule}")
+    return Range(low, high, log)
+
+
+def grid_of(space: Space, budget: int) -> list[Point]:
+    """A grid of at most `budget` configurations: the knobs get one more value each in turn, as long as all fit."""
+    counts = dict.fromkeys(space, 1)
+
+    def levels(of: Mapping[str, int]) -> list[list[Any]]:
+        return [space[name].levels(count) for name, count in of.items()]
+
+    growing = True
+    while growing:
+        growing = False
+        for name, one in space.items():
+            larger = {**counts, name: counts[name] + 1}
+            adds = len(one.levels(larger[name])) > len(one.levels(counts[name]))
+            if adds and math.prod(map(len, levels(larger))) <= budget:
+                counts, growing = larger, True
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*levels(counts))]
+
+
+# ---------------------------------------------------------------------------------------------------- the study
+
+
+@contextmanager
+def open_study(journal: Path, objectives: int) -> Iterator[Any]:
+    """The study in a journal file, which other processes may not have open. What a killed process left is cleared: half
+    a line, Optuna's lock, and trials that still count as running, which fail and so are asked again.
+
+    Raises Held where another process has it open.
+    """
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    with open(journal, "ab+") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Held(f"{journal} is in use by another process: wait for it, or end it") from error
+        held.seek(0)
+        held.truncate(held.read().rfind(b"\n") + 1)
+        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        directions: list[Any] = ["maximize"] * objectives
+        study = optuna.create_study(storage=storage, study_name="search", directions=directions, load_if_exists=True)
+        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        yield study
+
+
+def sampler_of(name: str, seed: int, number: int, population: int) -> Any:
+    """The sampler of one trial."""
+    import optuna
+
+    own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "little")
+
+    class Ordered(optuna.samplers.NSGAIISampler):
+        """Parents in the order of their trials: Optuna's order is another one for the trial that selects them."""
+
+        def get_parent_population(self, study: Any, generation: int) -> list[Any]:
+            return sorted(super().get_parent_population(study, generation), key=lambda trial: trial.number)
+
+    if name == "nsga2":
+        return Ordered(seed=own, population_size=population)
+    return optuna.samplers.TPESampler(seed=own) if name == "tpe" else optuna.samplers.RandomSampler(seed=own)
+
+
+def ended_trials(study: Any, space: Space) -> list[Trial]:
+    """The trials that count, in their order."""
+    return [
+        Trial(
+            {name: json.loads(trial.params[name]) if isinstance(one, Choices) else trial.params[name]
+             for name, one in space.items()},
+            tuple(trial.user_attrs["values"]), trial.user_attrs["questions"], trial.state.name == "PRUNED",
+            trial.user_attrs.get("reason", ""),
+        )
+        for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")
+    ]  # fmt: skip
+
+
+def run_study(
+    study: Any,
+    space: Space,
+    evaluate: Evaluate,
+    trials: int,
+    sampler: Callable[[int], Any],
+    sets: Sequence[int | None] = (None,),
+    stop_at: float = 2.0,
+) -> list[Trial]:
+    """Run a study up to so many ended trials. sampler: of a trial by its number; sets: questions per task, growing.
+
+    With several sets a trial ends where it is worse than the best so far on the same questions by more than `stop_at`
+    standard errors of the paired difference. A configuration that is no valid merge ends without values.
+    """
+    from optuna.trial import TrialState
+
+    while len(ended := ended_trials(study, space)) < trials:
+        best = max((one for one in ended if one.values and not one.stopped), key=lambda one: one.values, default=None)
+        study.sampler = sampler(len(ended))
+        trial = study.ask()
+        point = {name: one.suggest(trial, name) for name, one in space.items()}
+        found = score_trial(trial, point, evaluate, best, sets, stop_at)
+        for name in ("values", "questions", "reason"):
+            trial.set_user_attr(name, getattr(found, name))
+        if found.stopped:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, list(found.values), TrialState.COMPLETE)
+    return ended[:trials]
+
+
+def score_trial(
+    trial: Any, point: Point, evaluate: Evaluate, best: Trial | None, sets: Sequence[int | None], stop_at: float
+) -> Trial:
+    """One configuration on growing sets of questions, as far as it is worth it."""
+    values: tuple[float, ...] = ()
+    for used in sets:
+        try:
+            scores = evaluate(point, used)
+        except Invalid as error:
+            return Trial(point, (), used, stopped=True, reason=str(error))
+        values = tuple(map(mean_score, scores))
+        if used == sets[-1]:
+            break
+        trial.report(values[0], used)
+        if best and is_worse(scores[0], evaluate(best.point, used)[0], stop_at):
+            return Trial(point, values, used, stopped=True)
+    return Trial(point, values, sets[-1], stopped=False)
+
+
+class Invalid(PipelineError):
+    """A configuration that is no valid merge, such as more bottom and top layers than there are."""
+
+
+def mean_score(scores: Scores) -> float:
+    return statistics.fmean(statistics.fmean(questions) for questions in scores)
+
+
+def paired_difference(left: Scores, right: Scores) -> tuple[float, float]:
+    """(left minus right, its standard error), as means over tasks of the means over the same questions; the error is
+    infinite where a task has a single question."""
+    pairs = [[a - b for a, b in zip(*both, strict=True)] for both in zip(left, right, strict=True)]
+    if min(map(len, pairs)) < 2:
+        return mean_score(pairs), math.inf
+    return mean_score(pairs), math.sqrt(sum(statistics.variance(pair) / len(pair) for pair in pairs)) / len(pairs)
+
+
+def is_worse(scores: Scores, best: Scores, errors: float) -> bool:
+    """Whether scores are below the best's on the same questions, by more than so many standard errors."""
+    difference, error = paired_difference(best, scores)
+    return difference > 0 and difference > errors * error
+
+
+def front(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that none exceeds in one objective without being below it in another; each configuration once."""
+    ended = {json.dumps(trial.point): trial for trial in trials if trial.values and not trial.stopped}
+
+    def dominated(trial: Trial) -> bool:
+        return any(
+            other.values != trial.values and all(map(float.__ge__, other.values, trial.values))
+            for other in ended.values()
+        )
+
+    return [trial for trial in ended.values() if not dominated(trial)]

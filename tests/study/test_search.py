@@ -1,0 +1,335 @@
+"""stage=search: interrupted anywhere it is the same search; against a grid of the same budget; what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands import search, study
+from pipeline.commands.study import (
+    Choices,
+    Invalid,
+    Range,
+    Trial,
+    ended_trials,
+    front,
+    grid_of,
+    is_worse,
+    open_study,
+    paired_difference,
+    read_space,
+    run_study,
+    sampler_of,
+)
+from pipeline.config.compose import compose
+from pipeline.errors import Held, PipelineError
+
+optuna = pytest.importorskip("optuna")
+
+SPACE = {"x": Range(0.0, 1.0), "y": Range(0.0, 1.0), "z": Range(0.0, 1.0), "way": Choices(([1, 2], "b"))}
+QUESTIONS = 200
+
+
+def right_answers(point: dict[str, Any], count: int) -> list[float]:
+    """Made-up answers: harder questions need a better configuration; each question also favours places at random."""
+    distance = (point["x"] - 0.62) ** 2 + (point["y"] - 0.31) ** 2 + (point["z"] - 0.87) ** 2
+    quality = 0.9 - 1.2 * distance - (0.1 if point["way"] == "b" else 0)
+    return [100.0 * (random.Random(question).random() < quality) for question in range(count)]
+
+
+def one_score(point: dict[str, Any], questions: int | None) -> list[list[list[float]]]:
+    return [[right_answers(point, questions or QUESTIONS)]]
+
+
+def two_scores(point: dict[str, Any], questions: int | None) -> list[list[list[float]]]:
+    other = {**point, "x": 1 - point["x"]}
+    return [[right_answers(point, QUESTIONS)], [right_answers(other, QUESTIONS)]]
+
+
+def searched(
+    journal: Path, trials: int, evaluate=one_score, name: str = "tpe", sets=(None,), seed: int = 0
+) -> list[Trial]:
+    with open_study(journal, 2 if name == "nsga2" else 1) as found:
+        return run_study(found, SPACE, evaluate, trials, lambda number: sampler_of(name, seed, number, 6), sets)
+
+
+def searched_in_memory(trials: int, evaluate=one_score, sets=(None,), seed: int = 0) -> list[Trial]:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    found = optuna.create_study(direction="maximize")
+    return run_study(found, SPACE, evaluate, trials, lambda number: sampler_of("tpe", seed, number, 6), sets)
+
+
+def search_that_dies(journal: Path, at_call: int, after: float, evaluate, name: str, sets) -> None:
+    """A search in a process that is killed: in the n-th evaluation, or after some seconds."""
+    pid = os.fork()
+    if pid == 0:
+        calls = itertools.count(1)
+
+        def dying(point, questions):
+            if next(calls) == at_call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return evaluate(point, questions)
+
+        try:
+            searched(journal, 16, dying, name, sets)
+        finally:
+            os._exit(0)
+    if after:
+        time.sleep(after)
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(("evaluate", "name", "sets"), [(one_score, "tpe", (20, None)), (two_scores, "nsga2", (None,))])
+def test_interrupted_anywhere_it_is_the_same_search(tmp_path: Path, evaluate, name, sets) -> None:
+    """Killed while a trial is scored, and at any time; and cut off at any byte of its journal. Each time another
+    process goes on. Trials, values and reasons are those of a search that was never disturbed."""
+    undisturbed = searched(tmp_path / "whole.log", 16, evaluate, name, sets)
+    content = (tmp_path / "whole.log").read_bytes()
+    for at_call, after in ((3, 0), (1, 0), (6, 0), (0, 0.05), (0, 0.1), (4, 0)):
+        search_that_dies(tmp_path / "killed.log", at_call, after, evaluate, name, sets)
+    assert searched(tmp_path / "killed.log", 16, evaluate, name, sets) == undisturbed
+    with open_study(tmp_path / "killed.log", 2 if name == "nsga2" else 1) as again:
+        failed = [trial for trial in again.trials if trial.state.name == "FAIL"]
+        assert len(failed) >= 3 and ended_trials(again, SPACE) == undisturbed
+        ended = [trial.params for trial in again.trials if trial.state.name != "FAIL"]
+        complete = [trial.params for trial in failed if len(trial.params) == len(SPACE)]
+        assert complete and all(params in ended for params in complete)
+    for place in random.Random(0).sample(range(len(content)), 6):
+        (tmp_path / "cut.log").write_bytes(content[:place])
+        (tmp_path / "cut.log.lock").symlink_to("cut.log")  # of a process that died while it wrote
+        assert searched(tmp_path / "cut.log", 16, evaluate, name, sets) == undisturbed, place
+    assert searched(tmp_path / "whole.log", 16, evaluate, name, sets, seed=1) == undisturbed  # nothing is left to do
+
+
+def test_more_trials_go_on_and_another_seed_is_another_search(tmp_path: Path) -> None:
+    few = searched(tmp_path / "one.log", 5)
+    assert searched(tmp_path / "one.log", 14)[:5] == few and len(searched(tmp_path / "one.log", 3)) == 3
+    assert searched(tmp_path / "one.log", 14) == searched(tmp_path / "two.log", 14)
+    assert searched(tmp_path / "other.log", 5, seed=1) != few
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with open_study(tmp_path / "x.log", 1), pytest.raises(Held, match="is in use by another process"):
+        with open_study(tmp_path / "x.log", 1):
+            raise AssertionError
+
+
+def test_against_a_grid_of_the_same_budget() -> None:
+    """Three ranges and a choice: 40 trials come nearer to the maximum than a grid of 36, for most seeds."""
+
+    def value(point: dict[str, Any]) -> float:
+        return study.mean_score(one_score(point, None)[0])
+
+    grid = grid_of(SPACE, 40)
+    assert len(grid) == 36 and {tuple(point) for point in grid} == {tuple(SPACE)}
+    best_of_grid = max(map(value, grid))
+    best = [max(trial.values[0] for trial in searched_in_memory(40, seed=seed)) for seed in range(4)]
+    assert sum(found > best_of_grid for found in best) >= 3, (best, best_of_grid)
+
+
+def test_paired_stopping_spares_questions_and_finds_as_much() -> None:
+    asked: dict[str, list[int]] = {"all": [], "stopped": []}
+
+    def counting(way: str):
+        def evaluate(point, questions):
+            asked[way].append(questions or QUESTIONS)
+            return one_score(point, questions)
+
+        return evaluate
+
+    plain = searched_in_memory(30, counting("all"))
+    stopped = searched_in_memory(30, counting("stopped"), sets=(20, 60, None))
+    used = [trial.questions or QUESTIONS for trial in stopped]
+    assert any(trial.stopped for trial in stopped) and not any(trial.stopped for trial in plain)
+    assert sum(used) < 0.7 * QUESTIONS * 30
+    best = [max(trial.values[0] for trial in found if not trial.stopped) for found in (plain, stopped)]
+    assert best[1] >= best[0] - 5
+
+
+def test_paired_differences_by_hand() -> None:
+    """Two tasks: differences 100, 0 and 0, 0: means 50 and 0; variances 5000 / 2 and 0, over 2 squared."""
+    left, right = [[100.0, 0.0], [0.0, 100.0]], [[0.0, 0.0], [0.0, 100.0]]
+    assert paired_difference(left, right) == (25.0, pytest.approx(math.sqrt(5000 / 2) / 2))
+    assert is_worse(right, left, 0.9) and not is_worse(right, left, 1.1) and not is_worse(left, right, 0.1)
+    assert paired_difference([[1.0]], [[0.0]]) == (1.0, math.inf) and not is_worse([[0.0]], [[1.0]], 2.0)
+    assert is_worse([[0.0] * 5], [[100.0] * 5], 2.0)  # worse on each: no spread, and no doubt
+
+
+def test_the_front_by_hand() -> None:
+    trials = [Trial({"x": x}, values, None, stopped) for x, values, stopped in [
+        (1, (3.0, 1.0), False), (2, (2.0, 2.0), False), (3, (2.0, 1.0), False), (4, (9.0, 9.0), True),
+        (1, (3.0, 1.0), False), (5, (2.0, 2.0), False),
+    ]]  # fmt: skip
+    assert [trial.point["x"] for trial in front(trials)] == [1, 2, 5]
+
+
+def test_levels_and_grids_by_hand() -> None:
+    assert Range(2, 5).levels(3) == [2, 4, 5] and Range(1, 2).levels(9) == [1, 2] and Range(0.0, 1.0).levels(1) == [0.5]
+    assert Range(0.01, 1.0, log=True).levels(3) == pytest.approx([0.01, 0.1, 1.0])
+    assert Choices(("a", "b", "c")).levels(2) == ["a", "c"] and Choices(("a", "b")).levels(5) == ["a", "b"]
+    grid = grid_of({"a": Range(0.0, 1.0), "b": Choices((1, 2))}, 7)
+    assert [tuple(point.values()) for point in grid] == [(a, b) for a in (0.0, 0.5, 1.0) for b in (1, 2)]
+
+
+def test_configurations_that_are_no_merge_count_as_trials(tmp_path: Path) -> None:
+    def partly(point, questions):
+        if point["x"] > 0.5:
+            raise Invalid("there are 8 layers")
+        return one_score(point, questions)
+
+    found = searched(tmp_path / "x.log", 14, partly)
+    invalid = [trial for trial in found if trial.reason]
+    assert invalid and all(trial.values == () and trial.point["x"] > 0.5 for trial in invalid)
+    assert all(trial.values for trial in found if trial.point["x"] <= 0.5)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"scales": [1, 2]}, "search.space.scales: merge=ties has no such knob; it has scale, weights"),
+        ({}, "search.space={}: give search.space="),
+        (None, "search.space=None: give search.space="),
+        ([1, 2], "give search.space={knob"),
+        ({"scale": {"low": 1, "high": 1}}, "is an empty range: give low below high"),
+        ({"scale": {"low": 0, "high": 1, "log": True}}, "is an empty range: give low above 0 for log"),
+        ({"scale": {"low": 0}}, "a range is {low: 0, high: 1}"),
+        ({"scale": {"low": 0, "high": 1, "step": 2}}, "a range is {low: 0, high: 1}"),
+        ({"scale": []}, "give different values"),
+        ({"scale": [1, 1]}, "give different values"),
+        ({"scale": 1}, "give different values"),
+        ({"scale": [1]}, "holds one configuration: give a knob two values"),
+    ],
+)
+def test_spaces_without_room(space: dict[str, Any], words: str) -> None:
+    with pytest.raises(PipelineError, match=words.replace("{", r"\{").replace("}", r"\}")):
+        read_space(space, ["scale", "weights"], "ties")
+
+
+START = ["stage=search", "merge=ties", "merge.experts=[a,b]", "eval=layer_swapping", "languages=[en,sw]"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search.objectives=[{task:held_out}]"], "scores mgsm.*not held_out"),
+        (["search.objectives=[{task:mgsm,language:te}]"], "te is not in languages=.*: add it"),
+        (["search.objectives=[{task:mgsm},{task:mgsm},{task:mgsm}]"], "names 3 scores: give one or two"),
+        (["search.questions=[50,20]"], "give growing numbers"),
+        (
+            ["search.objectives=[{task:mgsm,language:en},{task:mgsm,language:sw}]", "search.questions=[9,20]"],
+            "one score",
+        ),
+        (["eval.split=dev"], "eval.split=dev: leave it out, search.split says"),
+        (["search.space={experts:[1,2]}"], "no such knob; it has .*density"),
+    ],
+)
+def test_settings_that_are_refused(words: list[str], message: str) -> None:
+    space = [] if "space" in words[0] else ["search.space={density:{low:0.1,high:0.9}}"]
+    config: Any = compose([*START, *space, *words])
+    with pytest.raises(PipelineError, match=message):
+        search.check_settings(config)
+
+
+def test_without_optuna(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda name: None)
+    config: Any = compose([*START, "search.space={density:[0.1,0.2]}"])
+    with pytest.raises(PipelineError, match="needs Optuna, which is not installed: pip install optuna"):
+        search.check_settings(config)
+
+
+# ---------------------------------------------------------------------------------------------------- small world
+
+
+@pytest.fixture
+def words(math_expert: Path, language_expert: Path, world: Path, runs_dir: Path) -> list[str]:
+    asked = ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=4", f"data_root={world}"]
+    experts = ["merge=task_arithmetic", f"merge.experts=[{math_expert},{language_expert}]"]
+    return ["stage=search", *experts, *asked, f"runs_dir={runs_dir}", "tracking.mode=disabled"]
+
+
+def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Development questions choose, test questions report, its grid is scored in the same run; a second call with
+    more trials continues, and computes no evaluation again."""
+    space = [
+        "search.space={scale:{low:0.2,high:1.5},weights:[[1,1],[1,0.5]]}",
+        "search.questions=[2,4]",
+        "search.grid=true",
+    ]
+    words = [*words, "languages=[qac]"]
+    first = call(*words, *space, "search.trials=3")
+    assert first.status == 0, first.err
+    page = Path(first.out.strip())
+    found = json.loads((page.parent / "search.json").read_text())
+    assert found["trials"] == 3 and "trials of" in found["sentences"][0] and "The grid has" in found["sentences"][-1]
+    assert [row["way"] for row in found["results"]] == ["given", "search", "grid"]
+    assert found["results"][0]["point"] == {} and found["results"][0]["beyond_given"] == [
+        {"difference": 0.0, "error": 0.0}
+    ]
+    lines = (page.parent / "trials.csv").read_text().splitlines()
+    assert lines[0].startswith("trial,scale,weights,score,questions,ended") and len(lines) == 4
+    assert "What was chosen" in page.read_text()
+    settings = [json.loads(path.read_text())["decided_by"]["config"] for path in runs_dir.glob("*/manifest.json")]
+    splits = {(one["eval"].get("split", "test"), one["eval"].get("limit")) for one in settings if "eval" in one}
+    assert {("dev", 4), ("test", 4)} <= splits
+    before = set(runs_dir.glob("mgsm*"))
+    again = call(*words, *space, "search.trials=3")
+    assert again.status == 0 and again.out == first.out and set(runs_dir.glob("mgsm*")) == before
+    more = call(*words, *space, "search.trials=4")
+    assert more.status == 0 and (page.parent / "trials.csv").read_text().splitlines()[:4] == lines
+
+
+def test_questions_without_a_development_half(call, words: list[str]) -> None:
+    done = call(*words, "languages=[qac]", "search.space={scale:[0.5,1.0]}", "search.trials=2", "search.split=test")
+    assert done.status == 0 and "The test questions chose: the split-half score alone" in done.err, done.err
+    found = json.loads((Path(done.out.strip()).parent / "search.json").read_text())
+    assert all(row["choosing"] == row["test"] for row in found["results"])
+
+
+def test_two_objectives_give_a_front(call, words: list[str]) -> None:
+    both = [
+        "search.objectives=[{task:mgsm,language:qac},{task:mgsm,language:en}]",
+        "search.space={scale:[0.5,1.0,1.5]}",
+    ]
+    done = call(*words, *both, "search.trials=3")
+    assert done.status == 0, done.err
+    found = json.loads((Path(done.out.strip()).parent / "search.json").read_text())
+    chosen = [row for row in found["results"] if row["way"] == "search"]
+    assert chosen and all(len(row["choosing"]) == len(row["test"]) == 2 for row in chosen)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["search.space={scale:[0.5,1.0],weights:[[1,2,3]]}"], "weights has 3 numbers for 2 merge.experts"),
+        (["search.space={scale:{low:2,high:1}}"], "empty range"),
+        (["search.space={scal:[1,2]}"], "no such knob"),
+        (["search.spaces={scale:[1,2]}"], "search.space"),
+        (["search.space={scale:[1.0,2.0]}", "search.trials=0"], "search.trials"),
+    ],
+)
+def test_one_sentence(call, words: list[str], more: list[str], message: str) -> None:
+    done = call(*words, *more)
+    assert done.status == 1 and message in done.err and "Traceback" not in done.err
+
+
+def test_an_evaluation_that_fails(call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.launch.in_process.execute", lambda runs: {"eval-x": "it has no dev.jsonl"})
+    done = call(*words, "search.space={scale:[0.5,1.0]}")
+    assert done.status == 1 and "Traceback" not in done.err
+    assert "eval-x failed (it has no dev.jsonl); without development questions: search.split=test" in done.err
+
+
+def test_a_given_configuration_that_is_all_right_leaves_no_room(call, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search.Points, "on_development", lambda *_: [[[100.0, 100.0]]])
+    done = call(*words, "search.space={scale:[0.5,1.0]}")
+    assert done.status == 1 and "answers all questions that choose: search with harder ones" in done.err
