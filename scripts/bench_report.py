@@ -1,8 +1,10 @@
-"""What a report costs: CPU seconds of stage=report, of stage=export, and of the page of the archive, imports and all.
+"""What a report costs: CPU seconds of stage=report, of stage=export, and of the page of the archive, imports and all;
+bytes of the page, and milliseconds until it is interactive in headless Chromium (medians of five).
 
 Plans a table of the small world whose evaluations are many (24 models in three languages, fifteen seeds), writes
 made-up manifests, scores and answers of all its runs, and reports it: about 2,000 evaluations of 100 answers each,
-12,000 lines of results.csv.
+12,000 lines of results.csv, 10,000 answers on the page. The browser needs Debian's chromium and chromium-driver, and
+selenium.
 
     python scripts/bench_report.py                    # prints the table
     python scripts/bench_report.py --record results/bench/report.json
@@ -14,12 +16,15 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
@@ -140,6 +145,51 @@ def cpu_seconds(words: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+INTERACTIVE = """
+const done = arguments[arguments.length - 1];
+const [load] = performance.getEntriesByType("navigation");
+const [paint] = performance.getEntriesByName("first-contentful-paint");
+const search = document.getElementById("search"), start = performance.now();
+search.value = "got 17";
+search.dispatchEvent(new Event("input"));
+requestAnimationFrame(() => setTimeout(() => done({
+  interactive: Math.max(load.loadEventEnd, paint.startTime + paint.duration), search: performance.now() - start,
+})));
+"""
+
+
+def browser_milliseconds(page: Path, rounds: int = 5) -> dict[str, Any]:
+    """Medians in headless Chromium: milliseconds from opening the page until it has been painted and all of its script
+    has run (`interactive`), and until a search in it has been drawn (`search`)."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"):
+        options.add_argument(word)
+    options.binary_location = which("chromium")
+    driver = webdriver.Chrome(options=options, service=Service(which("chromedriver")))
+    try:
+        timings = []
+        for _ in range(rounds):
+            driver.get("about:blank")
+            driver.get(page.absolute().as_uri())
+            timings.append(driver.execute_async_script(INTERACTIVE))
+        return {"chromium": driver.capabilities["browserVersion"]} | {
+            f"{name}_ms": round(statistics.median(timing[name] for timing in timings)) for name in timings[0]
+        }
+    finally:
+        driver.quit()
+
+
+def page_facts(page: Path) -> dict[str, Any]:
+    """Bytes of a page, the answers in it, and its times in the browser."""
+    text = page.read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    answers = sum(map(len, json.loads(data)["answers"]))
+    return {"page_bytes": page.stat().st_size, "page_answers": answers, **browser_milliseconds(page)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="the least of so many runs stands")
@@ -171,8 +221,8 @@ def main() -> None:
         report = home / "runs/reports/many"
         results = len((report / "results.csv").read_text(encoding="utf-8").splitlines()) - 1
         evaluations = sum(1 for _ in (home / "runs").glob("eval-*"))
-        page = (report / "index.html").stat().st_size
-    about = {"results": results, "evaluations": evaluations, "answers_each": 100, "page_bytes": page}
+        page = page_facts(report / "index.html")
+    about = {"results": results, "evaluations": evaluations, "answers_each": 100, **page}
     print(about)
     if options.record:
         record = {

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
-from made_up_report import line_of, made_up, sample, score, write_eval
+from made_up_report import line_of, made_up, results_of, sample, score, write_eval
 
 from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
+from pipeline.results.logged import compare_logs
 
 pytestmark = pytest.mark.browser
 
@@ -38,7 +41,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ):
         options.add_argument(word)
     options.binary_location = "/usr/bin/chromium"
-    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(options=options, service=Service(which("chromedriver")))
     yield driver
     driver.quit()
 
@@ -76,7 +79,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         contrasts=[line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)],
     )  # fmt: skip
     browser.get(write_report(results, runs / "reports" / "t").as_uri())
-    for link in browser.find_elements("css selector", "a[data-runs], dialog button"):
+    for link in browser.find_elements("css selector", "a[href^='#run-'], dialog button"):
         browser.execute_script("arguments[0].click()", link)
     for details in browser.find_elements("css selector", "dialog details > summary"):
         browser.execute_script("arguments[0].click()", details)
@@ -86,7 +89,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     assert reply == HOSTILE + "0"
     assert browser.execute_script("return window.hit === undefined")
     assert browser.find_elements("css selector", "img, iframe, a[href^='javascript']") == []
-    assert len(browser.find_elements("css selector", "script")) == 2
+    assert len(browser.find_elements("css selector", "script")) == 3
     assert errors(browser) == []
 
 
@@ -106,22 +109,27 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     browser.find_element("css selector", "table.sortable th:nth-child(2) button").click()
     assert column(2) == sorted(before)
 
-    # a cell leads to its run, and the run to its answers
+    # a cell expands; its lines lead to the run and to the answers, whose section opens
     cell = browser.find_element("css selector", "table.sortable tbody:last-of-type td[data-place]")
     place = json.loads(cell.get_attribute("data-place"))
-    browser.execute_script("arguments[0].click()", cell.find_element("css selector", "a"))
+    run, answers = (cell.find_element("css selector", f"a[href^='{to}']") for to in ("#run-", "#answers"))
+    assert not run.is_displayed()
+    cell.find_element("css selector", "summary").click()
+    run.click()
     dialog = browser.find_element("id", "dialog")
-    name = cell.find_element("css selector", "a").get_attribute("data-runs")
+    (name,) = [one for score in results.cells if [score.row, score.column] == place for one in score.runs]
     assert dialog.is_displayed() and name in dialog.text and "12 s" in dialog.text
-    dialog.find_element("xpath", ".//button[text()='Show answers']").click()
-    assert not dialog.is_displayed()
+    dialog.find_element("xpath", ".//button[text()='close']").click()
+    browser.find_element("css selector", ".browser summary").click()
+    assert not browser.find_element("id", "choose-row").is_displayed()
+    answers.click()
+    assert browser.find_element("id", "choose-row").is_displayed()
     chosen = "return ['row', 'column'].map(name => document.getElementById('choose-' + name).value)"
     assert browser.execute_script(chosen) == place and place[1] == "mgsm"
 
     # a training shows its configuration, parents and curve
-    browser.execute_script(
-        "arguments[0].click()", browser.find_element("css selector", f"#run-{training.name} a[data-runs]")
-    )
+    browser.find_element("css selector", "nav a[href='#runs']").click()
+    browser.find_element("css selector", f"#run-{training.name} a").click()
     assert "seed\n3" in dialog.text and "gone-1" in dialog.text and dialog.find_elements("css selector", "svg polyline")
     dialog.find_element("xpath", ".//button[text()='gone-1']").click()
     assert "created elsewhere" in dialog.text
@@ -131,20 +139,40 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     choose(browser, "row", "soup")
     choose(browser, "other", "base")
     choose(browser, "kind", "one right, the other wrong")
+    assert len(browser.find_elements("css selector", ".answer .pair")) == 10  # the rest on demand
+    browser.find_element("id", "rest").click()
     pairs = browser.find_elements("css selector", ".answer .pair")
     data = json.loads(browser.find_element("id", "data").get_attribute("textContent"))
     mine, theirs = (
         {
-            item[0]: item[5]
+            item[0]: item[1]
             for one in data["cells"]
             if (one["row"], one["column"]) == (row, place[1])
-            for item in one["items"]
+            for item in data["answers"][one["answers"]]
         }
         for row in ("soup", "base")
     )
     assert len(pairs) == sum(mine[doc] != theirs[doc] for doc in mine) > 0
     for pair in pairs:
         assert {one.text for one in pair.find_elements("css selector", ".verdict")} == {"✓ right", "✗ wrong"}
+
+    # a search in questions and answers, of both models
+    choose(browser, "kind", "all")
+    search, question = browser.find_element("id", "search"), "ana HAD 17 loko"
+    search.send_keys(question)
+    (found,) = browser.find_elements("css selector", ".answer")
+    assert "Question 17" in found.text and "1 of 40 questions" in browser.find_element("id", "told").text
+    assert not browser.find_element("id", "more").is_displayed()
+    search.clear()
+    search.send_keys("nowhere")
+    assert browser.find_elements("css selector", ".answer") == []
+    search.clear()
+    search.send_keys(" ")
+    shown = [len(browser.find_elements("css selector", ".answer"))]
+    for _ in range(3):
+        browser.find_element("id", "more").click()
+        shown.append(len(browser.find_elements("css selector", ".answer")))
+    assert shown == [10, 20, 30, 40] and not browser.find_element("id", "more").is_displayed()
     assert errors(browser) == []
 
 
@@ -161,11 +189,18 @@ def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -
         var seen = "h1, h2, p, caption, th, td, a, figcaption, summary, .spread, .badge, svg text, .verdict";
         document.querySelectorAll(seen).forEach(function (one) {
           if (!one.textContent.trim()) return;
-          var behind = one, style = getComputedStyle(one), ground;
-          do { ground = getComputedStyle(behind).backgroundColor; behind = behind.parentElement; }
-          while (behind && ground === "rgba(0, 0, 0, 0)");
+          var behind = one, style = getComputedStyle(one), layers = [], alpha = 0;
+          for (; behind && alpha < 1; behind = behind.parentElement) {
+            var parts = getComputedStyle(behind).backgroundColor.match(/[\\d.]+/g).map(Number);
+            alpha = parts.length > 3 ? parts[3] : 1;
+            layers.unshift(parts);
+          }
+          var ground = layers.reduce(function (below, above) {  // translucent layers over the first opaque one
+            var share = above.length > 3 ? above[3] : 1;
+            return [0, 1, 2].map(function (channel) { return share * above[channel] + (1 - share) * below[channel]; });
+          }, [255, 255, 255]);
           var ink = one instanceof SVGElement ? style.fill : style.color;
-          found[ink + "|" + ground] = one.tagName + "." + one.getAttribute("class");
+          found[ink + "|rgb(" + ground.join(", ") + ")"] = one.tagName + "." + one.getAttribute("class");
         });
         return found;""")
     for colours, where in pairs.items():
@@ -176,7 +211,46 @@ def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -
     assert (luminance(ground) < 0.1) == dark
 
 
+def test_a_wide_table_on_a_phone_visibly_scrolls(tmp_path: Path, browser: Any) -> None:
+    """At 390 px the page is as wide as the screen. A table of 40 columns has a shadow at its right until its end."""
+    from matplotlib.image import imread
+
+    cells = [CellResult(row, f"column {number}", 50.0) for row in ("base", "swap") for number in range(40)]
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.get(write_report(results_of(cells), tmp_path / "r").as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+    table = browser.find_element("css selector", ".scroll")
+    assert browser.execute_script("return arguments[0].scrollWidth > 1000", table)
+
+    def paper(left: bool) -> float:
+        """The brightest pixel of a line near the left or right edge: the ground, whatever is written on it."""
+        box = browser.execute_script(
+            "var box = arguments[0].getBoundingClientRect();"
+            "return [box.left, box.right, box.top, box.bottom].map(Math.round)", table
+        )  # fmt: skip
+        picture = imread(BytesIO(browser.get_screenshot_as_png()))
+        return float(picture[box[2] + 4 : box[3] - 4, box[0] + 3 if left else box[1] - 4, :3].min(axis=1).max())
+
+    assert (paper(left=True) > 0.95, paper(left=False) < 0.85) == (True, True)
+    browser.execute_script("arguments[0].scrollLeft = 1e6", table)
+    assert paper(left=False) > 0.95
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert errors(browser) == []
+
+
 def luminance(colour: str) -> float:
     parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_two_logs_are_side_by_side_at_once(tmp_path: Path, browser: Any) -> None:
+    logs = [str(Path(__file__).parent / "logs" / "inspect_ai" / name) for name in ("weak", "strong")]
+    results = compare_logs(logs, "compare", "a command", tmp_path / "answers")
+    browser.get(write_report(results, tmp_path / "page").as_uri())
+    titles = [element.text for element in browser.find_elements("css selector", ".answer:first-child .pair b")]
+    assert titles == ["mockllm/weak", "mockllm/strong"]
+    assert not browser.find_element("id", "choose-language").is_displayed()
+    assert errors(browser) == []

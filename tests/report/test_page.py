@@ -20,11 +20,13 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
 
 
 class Page(HTMLParser):
-    """Tags must nest. Collects ids, addresses, the text outside scripts and the text of each script."""
+    """Tags must nest. Collects ids, addresses, the text outside scripts, that of it which is visible before anything is
+    expanded, and the text of each script."""
 
     def __init__(self, path: Path):
         super().__init__()
         self.open, self.ids, self.addresses, self.text, self.scripts, self.tags = [], [], [], "", [], []
+        self.collapsed, self.visible = [], ""  # depths of closed details
         self.tables = []  # each a list of rows, these of the texts of their cells
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
@@ -36,6 +38,8 @@ class Page(HTMLParser):
         self.addresses += [value for key, value in attrs if key in ("href", "src", "xlink:href", "srcset", "action")]
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "details" and "open" not in dict(attrs):
+            self.collapsed.append(len(self.open))
         if tag == "script":
             self.scripts.append("")
         if tag == "table":
@@ -44,6 +48,8 @@ class Page(HTMLParser):
             self.tables[-1].append([])
         if tag in ("th", "td"):
             self.tables[-1][-1].append("")
+        if tag == "li" and {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += "\n"
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
@@ -52,6 +58,8 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag):
         if tag not in VOID:
+            if self.collapsed and self.collapsed[-1] == len(self.open):
+                self.collapsed.pop()
             assert self.open.pop() == tag
 
     def handle_data(self, data):
@@ -59,6 +67,8 @@ class Page(HTMLParser):
             self.scripts[-1] += data
         elif not self.open or self.open[-1] != "style":
             self.text += data
+            if all(self.open[depth : depth + 1] == ["summary"] for depth in self.collapsed):
+                self.visible += data
             if {"td", "th"} & set(self.open):
                 self.tables[-1][-1][-1] += data
 
@@ -130,9 +140,9 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
     results = results_of([cell], {"e": folder}, title=NASTY, failed=[FailedRun(NASTY, NASTY)])
     path = write_report(results, reports)
     page = Page(path)
-    assert len(page.scripts) == 2 and "<script>alert" not in path.read_text()
+    assert len(page.scripts) == 3 and "<script>alert" not in path.read_text()
     data = json.loads(page.scripts[0])
-    (cell,) = data["cells"]
+    (cell,), (answers,) = data["cells"], data["answers"]
     assert [cell[key] for key in ("row", "column", "language", "total")] == [NASTY, NASTY, "qac", 31]
     shown = [
         {
@@ -142,7 +152,7 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
             "response": data["strings"][response],
             "correct": correct,
         }
-        for doc, prompt, target, response, _, correct, _ in cell["items"]
+        for doc, correct, prompt, target, response, _, _ in answers
     ]
     assert shown == [
         {key: line[key] for key in ("doc_id", "prompt", "target", "response", "correct")} for line in lines
@@ -180,6 +190,58 @@ def test_three_languages_and_seeds(tmp_path, reports):
     for cell in results.cells:
         text = rows[results.rows.index(cell.row)][1 + results.columns.index(cell.column)]
         assert text.startswith(f"{cell.value:.1f}" + (" (3)" if cell.n == 3 else "")), (cell, text)
+
+
+def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
+    """Each score next to its seed, linked to its run, and the mean of a language; an unfinished run by its name."""
+    right = {("qaa", 0): 10, ("qaa", 1): 20, ("qab", 0): 31}
+    found, scores = {}, []
+    for (language, seed), count in right.items():
+        name = f"swap-{language}-s{seed}"
+        found[name] = write_eval(tmp_path / "runs" / name, [score("mgsm", count / 40, 40, language)])
+        scores.append(CellScore(name, {"language": language, "seed": str(seed)}))
+    scores.append(CellScore("swap-qab-s1", {"language": "qab", "seed": "1"}))
+    cells = [CellResult("swap", "math", 51.2, n=4, runs=list(found), scores=scores, task="mgsm")]
+    cells.append(CellResult("swap", "loss", 1.234, runs=["sft-1"], digits=3))  # a fact of a training
+    page = Page(write_report(results_of(cells, found), reports))
+    (_, (_, math, loss)) = page.tables[0]
+    lines = [" ".join(line.split()) for line in math.splitlines() if line.strip()]
+    assert lines == ["51.2 (4)", "qaa: mean 37.5 answers", "seed 0 25.0", "seed 1 50.0", "qab answers", "seed 0 77.5",
+                     "language qab, seed 1 swap-qab-s1"]  # fmt: skip
+    assert loss.split() == ["1.234", "sft-1"]
+    assert "37.5" not in page.visible and "51.2" in page.visible
+    places = [json.loads(attrs["data-place"]) for tag, attrs in page.tags if "data-place" in attrs]
+    assert places == [["swap", "math"]] and page.addresses.count("#run-swap-qaa-s1") == 2
+
+
+def test_causes_of_failure_are_visible(tmp_path, reports):
+    """Many runs that failed for two reasons, none finished: both reasons can be read without a click."""
+    reasons = ["merge.density <2> must be in (0, 1]", "CUDA out of memory"]
+    failed = [FailedRun(f"swap-{number}", reasons[number % 2]) for number in range(30)]
+    missing = [FailedRun(f"eval-{number}", "not made (never made)") for number in range(400)]
+    cells = [CellResult("swap", "math", missing=f"swap-1 {reasons[1]}")]
+    page = Page(write_report(results_of(cells, failed=failed, missing=missing), reports))
+    for told in (
+        *reasons,
+        "30 runs failed",
+        "15 runs",
+        "400 runs not started",
+        "never made",
+        "No cell has a number yet.",
+    ):
+        assert told in page.visible, told
+    assert "No evaluation with stored answers" in page.visible and not any(tag == "select" for tag, _ in page.tags)
+    assert "swap-28" in page.text and "swap-28" not in page.visible and "eval-399" in page.text
+
+
+@pytest.mark.parametrize("columns", [1, 40])
+def test_one_column_or_forty(tmp_path, reports, columns):
+    """One table, whose rows all have a cell per column, in a region that scrolls."""
+    cells = [CellResult(row, f"c{number}", 50.0 + number) for row in ("base", "swap") for number in range(columns)]
+    page = Page(write_report(results_of(cells), reports))
+    assert [len(row) for row in page.tables[0]] == [columns + 1] * 3
+    assert [row[-1].split()[0] for row in page.tables[0][1:]] == [f"{49 + columns}.0"] * 2
+    assert sum(attrs.get("class") == "scroll" for _, attrs in page.tags) == len(page.tables)
 
 
 def test_the_best_cells_are_bold_and_those_alone(one_language, reports):

@@ -42,7 +42,7 @@ def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
     """The answers of all files in these folders."""
     places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
     rows: dict[str, tuple[list[ScoreRow], dict]] = {name: ([], {}) for name in folders}
-    return read_answers(folders, rows, places, keep, tmp_path / "answers.parquet")
+    return read_answers(folders, rows, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
 
 
 def scored(tmp_path, answers, task="mgsm", values=None, n=4):
@@ -79,20 +79,23 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
         line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
     ]  # fmt: skip
-    assert compare.headline_sentences(compare.correct_contrasts(lines)) == (
-        "100 to 250 questions: 2 of 4 differences are significant, “swap” under “expert” in “math” by 20.0 points "
-        "(11.0 to 29.0) and “swap” over “base” in “math” by 10.0 points (5.0 to 15.0); the others are not (minimum "
-        "detectable difference 12 to 13 points)."
-    )
-    assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == (
-        "100 questions: none of 1 differences is significant (minimum detectable difference 12 points)."
-    )
+    assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
+        "“swap” is worse than “expert” in “math” by 20.0 points (11.0 to 29.0; corrected p < 0.001).",
+        "“swap” is better than “base” in “math” by 10.0 points (5.0 to 15.0; corrected p = 0.003).",
+        "None of the 2 other differences is significant; detectable with 100 questions: 12 to 13 points.",
+    ]
+    assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
+        "The only difference is not significant; detectable with 100 questions: 12 points."
+    ]
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
-    assert compare.headline_sentences(compare.correct_contrasts(many)).endswith(
-        ", “swap” over “rival 2” in “math” by 12.0 points (7.0 to 17.0) and 2 more."
+    said = compare.headline_sentences(compare.correct_contrasts(many))
+    assert len(said) == 5 and said[3].startswith(
+        "“swap” is better than “rival 2” in “math” by 12.0 points (7.0 to 17.0"
     )
+    assert said[4] == "2 more differences are significant."
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
-        assert compare.headline_sentences(compare.correct_contrasts(empty)) == "No two models have answers to compare."
+        said = compare.headline_sentences(compare.correct_contrasts(empty))
+        assert said == ["No two models have answers to compare."]
 
 
 def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
@@ -103,16 +106,15 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     ]  # fmt: skip
     found = compare.correct_contrasts(lines, ["swap", "base", "math"])
     assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
-    text = compare.headline_sentences(found)
-    assert text.startswith(
-        "“swap” is better than “base” in “math” by 10.0 points (5.0 to 15.0; corrected p = 0.040). 40 questions: none"
-    )
-    assert "none of 2 other differences" in text
+    assert compare.headline_sentences(found) == [
+        "“swap” is better than “base” in “math” by 10.0 points (5.0 to 15.0; corrected p = 0.040).",
+        "None of the 2 other differences is significant; detectable with 40 questions: 12 points.",
+    ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
-    assert compare.headline_sentences(found).startswith(
+    assert compare.headline_sentences(found)[0] == (
         "“soup” is not significantly different from “base” in “math”: +4.0 points (-1.0 to +9.0; corrected p = 0.200); "
-        "a difference of 12.0 would be detectable. "
+        "a difference of 12.0 would be detectable. None of 2 models is significantly better there."
     )
 
 
@@ -181,10 +183,41 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     written: Written = {name: ([score_of("mgsm", 1.0, 1, where, where)], {}) for name, where in
                         (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
     made = results_of([CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")])
-    shown = samples.answer_browser(made, written, read(tmp_path, folders))
+    assert samples.questions_to_keep(made, written) == {
+        ("a0", "mgsm", "qaa"): 250, ("a1", "mgsm", "qaa"): 0, ("b0", "mgsm", "qab"): 250, ("b1", "mgsm", "qab"): 0,
+    }  # fmt: skip
+    shown = samples.answer_browser(samples.browsed(made, written), read(tmp_path, folders), 10**6)
     found = [(cell["row"], cell["column"], cell["language"], cell["run"], cell["at"]) for cell in shown["cells"]]
     assert found == [("swap", "math", "qaa", "a0", "seed 0"), ("swap", "math", "qab", "b0", "seed 0")]
-    assert [shown["strings"][cell["items"][0][3]] for cell in shown["cells"]] == ["a0 7", "b0 7"]
+    responses = [shown["strings"][shown["answers"][cell["answers"]][0][4]] for cell in shown["cells"]]
+    assert responses == ["a0 7", "b0 7"]
+
+
+def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
+    """100 evaluations share 10,000 answers; long ones are fewer, the same for all. Cells share evaluations."""
+    responses = {name: [name + "é" * 999 for _ in range(5)] for name in ("a", "b")}  # 2,000 bytes, five per model
+    folders = {
+        name: write_eval(tmp_path / name, [], {"mgsm.qac": [
+            sample(doc, f"{text}{doc}", True, prompt=f"question {doc}") for doc, text in enumerate(texts)]})
+        for name, texts in responses.items()
+    }  # fmt: skip
+    written: Written = {name: ([score_of("mgsm", 1.0, 5)], {}) for name in folders}
+    cells = [CellResult(name, column, 100.0, scores=[CellScore(name)], task="mgsm")
+             for column in ("math", "again") for name in folders]  # fmt: skip
+    made = results_of(cells)
+    answers = read(tmp_path, folders)
+    whole = samples.answer_browser(samples.browsed(made, written), answers, 10**6)
+    assert [len(items) for items in whole["answers"]] == [5, 5]
+    assert [cell["answers"] for cell in whole["cells"]] == [0, 1, 0, 1]
+    assert (
+        sum("é" in text for text in whole["strings"]) == 10
+    )  # each response once, though it is also what was extracted
+    fewer = samples.answer_browser(samples.browsed(made, written), answers, 2 * 3 * 2100)  # three questions
+    assert fewer["answers"] == [items[:3] for items in whole["answers"]]
+    assert fewer["strings"] == whole["strings"][: len(fewer["strings"])]
+    many = {f"e{number}": ([score_of("mgsm", 1.0, 5)], {}) for number in range(100)}
+    table = results_of([CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many])
+    assert set(samples.questions_to_keep(table, many).values()) == {100}
 
 
 def test_answers_cut_off_are_counted(tmp_path):
@@ -214,6 +247,14 @@ def test_answers_in_another_script_are_marked(tmp_path, task, where, response, m
     marks = samples.suspicious_scores(*cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
     told = [mark.detail.rpartition(": ")[2] for mark in marks if mark.mark == "wrong script"]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
+
+
+def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
+    """JSON can write one and UTF-8 cannot; a pair is a character."""
+    folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "\ud800 \U0001f600 7", True)]})
+    assert "\\ud83d\\ude00" in (folder / "samples" / "mgsm.qac.jsonl").read_text()
+    (answers,) = read(tmp_path, {"e": folder}).values()
+    assert answers.first[0][4] == "? \U0001f600 7"
 
 
 def test_a_broken_line_is_named(tmp_path):

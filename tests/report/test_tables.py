@@ -68,8 +68,7 @@ def test_the_table_exactly(tmp_path):
     assert (folder / "cells.md").read_text() == (
         "# T\n"
         "\n"
-        "100 questions: 1 of 1 differences is significant, “swap” over “base” in “MGSM qac” by 25.0 points (20.0 to "
-        "30.0).\n"
+        "“swap” is better than “base” in “MGSM qac” by 25.0 points (20.0 to 30.0; corrected p = 0.001).\n"
         "\n"
         "|  | MGSM qac | FLORES en-qac |\n"
         "|---|---:|---:|\n"

@@ -17,20 +17,14 @@ from pipeline.report.html.sweep import sweeps_of
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
 from pipeline.results.cell_values import Outcome
-from pipeline.results.contrasts import (
-    control_pairs,
-    declared_pairs,
-    default_pairs,
-    mark_best,
-    measure_pairs,
-    sampled_axes,
-)
+from pipeline.results.computed import describe_computation
+from pipeline.results.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
 from pipeline.results.intervals import cell_result, choices_of
 from pipeline.results.questions import StoredAnswers
 from pipeline.results.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.provenance import git_state
+from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
 from pipeline.tables.planned_runs import Planning
@@ -51,14 +45,14 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     finished = [run for run in run_results if run.finished]
     versions, machine = usual_environments(finished).get("eval", ({}, {}))
     cells = mark_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
-    pairs = [*(declared_pairs(plan) or default_pairs(plan, cells)), *control_pairs(plan)]
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled_axes(plan), runs=run_results,
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
-        seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
-        contrasts=measure_pairs(plan, answers, pairs),
+        seconds=sum(run.seconds or 0.0 for run in finished), machine=machine, git=git_state(),
+        versions={"pipeline": package_version(DISTRIBUTION), **versions}, computed=describe_computation(outcome, runs),
+        contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
         choices=choices_of(outcome),
         links=[Link(*sweep) for sweep in sweeps_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
@@ -11,7 +11,7 @@ from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.report.load.contents import CellResult
 from pipeline.report.stats.claims import Claim
 from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import LEVEL, mcnemar, smallest_difference
+from pipeline.report.stats.statistics import LEVEL, Contrast, mcnemar, smallest_difference
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.cell_values import NoScore
 from pipeline.results.placed_claims import PlacedClaim, metrics_of, tasks_of
@@ -76,10 +76,17 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing", "unit")  # fmt: skip
+            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of")  # fmt: skip
 
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
+
+
+def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
+    """The pairs of a table's contrasts: those declared, or else the default ones, and each merge with its control; each
+    with the number of models that its right side was chosen of."""
+    declared = dict.fromkeys(declared_pairs(plan), 1)
+    return (declared or default_pairs(plan, cells)) | dict.fromkeys(control_pairs(plan), 1)
 
 
 def declared_pairs(plan: TablePlan) -> list[Pair]:
@@ -99,22 +106,24 @@ def control_pairs(plan: TablePlan) -> list[Pair]:
     return pairs_across(plan, plan.controls)
 
 
-def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
+def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
     """The pairs for a table without `compare`: in math, each merge with the base and with the best expert, which is
-    chosen on these questions, in its own favour. A best configuration is excluded: these questions chose it."""
+    chosen on these questions, in its own favour: of how many is the value. A best configuration is excluded: these
+    questions chose it."""
     by_place: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
         if kind_of(cell.task) == "number" and cell.value is not None:
             model, place = (cell.row, cell.column) if models_in_rows(plan) else (cell.column, cell.row)
             by_place.setdefault(place, {})[model] = cell
-    pairs: list[Pair] = []
+    pairs: dict[Pair, int] = {}
     for place, models in by_place.items():
         bases, experts, merges = ([name for name, cell in models.items() if cell.role == role]
                                   for role in ("base", "expert", "merge"))  # fmt: skip
         best = sorted(experts, key=lambda name: -(models[name].value or 0))[:1]
         controls = {control for _, control in plan.controls}
         merges = [name for name in merges if models[name].maximum is None and name not in controls]
-        pairs += [(merge, rival, place) for merge in merges for rival in (*bases, *best)]
+        for merge in merges:
+            pairs |= {(merge, base, place): 1 for base in bases} | {(merge, top, place): len(experts) for top in best}
     return pairs
 
 
@@ -124,22 +133,53 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
     return [(place, name) if left in plan.columns else (name, place) for name in (left, right)]
 
 
-def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
-    """The lines of contrasts.csv, one for each pair.
+@dataclass
+class MeasuredPair:
+    """A pair's line of contrasts.csv without the numbers of its contrast, which is None if there is none; axes: the
+    sampled axes that its contrast has parts of."""
+
+    line: dict[str, Any]
+    metric: str
+    axes: Sequence[str] = ()
+    contrast: Contrast | None = None
+
+
+def measure_pairs(
+    plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]
+) -> list[dict[str, Any]]:
+    """The lines of contrasts.csv, one for each pair. A mapping has the number of models that the right side is the best
+    of on these questions.
 
     Values, difference, interval and could_see (by the measured discordance) in `unit`. Resampled are problems (for
     translations, sentences), and the experts that both sides average over. Facts and figures have no lines.
+
+    Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
+    any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
     """
-    lines = []
+    measured = []
     for pair in pairs:
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
         if metric := shared_metric(plan, cells):
-            line = dict(zip(("left", "right", "place"), pair, strict=True)) | measure_pair(
-                plan, cells, metric, pair, answers
-            )
-            line["unit"] = "bits" if is_measure(metric) else "points"
-            lines.append({key: line.get(key) for key in MEASURED})
-    return lines
+            measured.append(measure_pair(plan, cells, metric, pair, answers))
+            measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
+    ratios = pooled_ratios(measured)
+    for found in measured:
+        if found.contrast is not None:
+            contrast = found.contrast.with_least_between([ratios[found.metric, axis] for axis in found.axes])
+            found.line |= {name: 100 * getattr(contrast, name) for name in ("difference", "low", "high", "could_see")}
+            found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
+    return [{key: found.line.get(key) for key in MEASURED} for found in measured]
+
+
+def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], float]:
+    """The variance between experts as a multiple of that within them, of all contrasts of a metric, by axis."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for found in measured:
+        for axis, (between, within, _) in zip(found.axes, found.contrast.parts if found.contrast else (), strict=True):
+            totals = sums.setdefault((found.metric, axis), [0.0, 0.0])
+            totals[0] += between
+            totals[1] += within
+    return {key: between / within if within > 0 else 0.0 for key, (between, within) in sums.items()}
 
 
 def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
@@ -160,21 +200,19 @@ def sides_of(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, an
 
 def measure_pair(
     plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers
-) -> dict[str, Any]:
+) -> MeasuredPair:
     sides = sides_of(plan, cells, metric, pair, answers)
-    line: dict[str, Any] = {"over": " ".join(["problems", *sides.placed.axes])}
+    line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
+    line |= {"over": " ".join(["problems", *sides.placed.axes]), "unit": "bits" if is_measure(metric) else "points"}
     try:
-        contrast, values = sides.contrast(), sides.observed_means
-        numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "could_see")}
-        numbers |= {"left_value": values[0], "right_value": values[1]}
-        line |= {name: 100 * value for name, value in numbers.items()}
-        line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant, "detail": sides.describe_detail()}
+        contrast, (left, right) = sides.contrast(), sides.observed_means
+        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": sides.describe_detail()}
         answers_of_sides = [sides.side_answers([[cell]], ()) for cell in cells]
         if sides.is_plain and metric not in CORPUS_METRICS and {*answers_of_sides[0], *answers_of_sides[1]} <= {0, 1}:
             line["mcnemar_p"] = mcnemar(*answers_of_sides).p
     except NoScore as error:
-        line["missing"] = str(error)
-    return line
+        return MeasuredPair(line | {"missing": str(error)}, metric)
+    return MeasuredPair(line, metric, sides.varied_axes, contrast)
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:

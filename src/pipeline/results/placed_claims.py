@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.benchmarks import kind_of, measures_of, primary_metric
 from pipeline.config import conf
+from pipeline.config.harness_tasks import task_of_option
 from pipeline.errors import suggest
 from pipeline.report.stats.claims import FACT, Claim, read_claims
 from pipeline.report.stats.translations import CORPUS_METRICS
@@ -169,7 +170,7 @@ def tasks_of(plan: TablePlan, cell: Cell) -> set[str | None]:
     for leaf in leaf_cells(plan, cell):
         for item in leaf.items:
             words = [dict(score.words) for reading in item.readings for score in reading.values()]
-            tasks |= {settings.get("task") or str(settings["eval"]).rpartition("_")[0] for settings in words} or {None}
+            tasks |= {settings.get("task") or task_of_option(str(settings["eval"])) for settings in words} or {None}
     return tasks
 
 

@@ -137,6 +137,16 @@ class Sides:
             difference = difference - self.side_answers(than.left, axes) + self.side_answers(than.right, axes)
         return difference.reshape([*(size for size in difference.shape[:-1] if size > 1), difference.shape[-1]])
 
+    @property
+    def varied_axes(self) -> list[str]:
+        """The axes that `differences` keeps: those of several values on a side."""
+        leaves = [leaf for cell in self.placed.all_cells for leaf in leaf_cells(self.placed.plan, cell)]
+        return [
+            axis
+            for axis in self.placed.axes
+            if any(len({item.at[axis] for item in leaf.items if axis in item.at}) > 1 for leaf in leaves)
+        ]
+
     def subtract_right(self, values: tuple[Any, Any]) -> Any:
         return values[0] - self.right_weight * values[1]
 

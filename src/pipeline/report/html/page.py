@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.report.html import samples
 from pipeline.report.html.beside import SHARES, answer_checks
+from pipeline.report.html.cell_details import cell_details
 from pipeline.report.html.runs import curves_of, describe_runs, duration, run_lines
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results, RunResult
@@ -21,6 +22,8 @@ from pipeline.report.render.maps import Changes, changes_of
 from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, format_points
 from pipeline.report.stats.compare import correct_contrasts
 
+MOST_BYTES = 4_900_000  # of the page: the rest of it leaves this much for answers
+ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a chart; larger tables have no chart
 
 
@@ -36,7 +39,7 @@ def page(
     results: Results,
     written: Written,
     answers: Mapping[Place, Answers],
-    headline: str,
+    headline: Sequence[str],
     notes: Sequence[str],
     folder: Path,
 ) -> tuple[str, dict[str, str]]:
@@ -45,6 +48,7 @@ def page(
     logs = curves_of(results.trainings)
     curves = _curves(results, logs)
     runs = {run.name: run for run in results.runs}
+    shown = samples.browsed(results, written)
     contrasts = correct_contrasts(results.contrasts, results.primary)
 
     def flags(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -64,6 +68,11 @@ def page(
             published=any(item.published is not None for item in results.cells),
             chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
             reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
+            scores_behind=lambda cell: cell_details(cell, written),
+            stopped=[
+                (name, len(stopped), by_message((run.reason, run.name) for run in stopped))
+                for name, stopped in (("failed", results.failed), ("not started", results.missing))
+            ],
             far=lambda cell: is_outside(cell, results.base_tolerance),
             difference=cell_difference,
             best_note=BEST_NOTE if any(item.maximum is not None for item in results.cells) else "",
@@ -75,10 +84,10 @@ def page(
             curves=curves,
             maps=maps_of(results),
             marks=_grouped(samples.suspicious_scores(results, written, answers)),
-            data=samples.answer_browser(results, written, answers) | {"runs": describe_runs(results, folder, logs)},
-            keep=max((len(item.first) for item in answers.values()), default=0),
-            differences=_differences(results),
-            warnings=by_message(results, lambda run: run.warnings),
+            runs_data=describe_runs(results, folder, logs),
+            answered=any(place in answers and answers[place].n for _, place in shown.values()),
+            differences=by_message((reason, run.name) for run in results.runs for reason in unusual(run)),
+            warnings=by_message((warning, run.name) for run in results.runs for warning in run.warnings),
             runs=run_lines(results, folder),
             counts={
                 "finished": sum(run.finished for run in results.runs),
@@ -86,6 +95,8 @@ def page(
             },
         )
     )
+    browser = samples.answer_browser(shown, answers, MOST_BYTES - len(html.encode()))
+    html = html.replace(ANSWERS, environment().from_string("{{ answers|tojson }}").render(answers=browser))
     drawn = ({"scores": chart} if chart else {}) | ({"trainings": curves.svg} if curves.svg else {})
     return html, {f"{name}.svg": plots.standalone(svg) for name, svg in drawn.items()}
 
@@ -102,6 +113,7 @@ def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
     )
     templates.filters |= {"duration": duration, "signed": signed, "decimals": format_points, "chance": chance}
     templates.globals["flags_of"] = flags
+    templates.policies["json.dumps_kwargs"] = samples.JSON_STYLE
     return templates
 
 
@@ -188,15 +200,14 @@ def _grouped(marks: Sequence[samples.Mark]) -> dict[str, dict[str, list[str]]]:
     return groups
 
 
-def _differences(results: Results) -> list[tuple[str, list[str]]]:
-    """Each difference from most runs, or reason to be stale, with the names of its runs."""
-    return by_message(results, lambda run: [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])])
+def unusual(run: RunResult) -> list[str]:
+    """A run's differences from most runs, and the reason if it is stale."""
+    return [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
 
 
-def by_message(results: Results, messages: Callable[[RunResult], Sequence[str]]) -> list[tuple[str, list[str]]]:
-    """Each distinct message, with the names of its runs."""
+def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Each distinct message, with the names of its runs; messages: (message, run name)."""
     runs_of: dict[str, list[str]] = {}
-    for run in results.runs:
-        for message in messages(run):
-            runs_of.setdefault(message, []).append(run.name)
+    for message, name in messages:
+        runs_of.setdefault(message, []).append(name)
     return list(runs_of.items())

@@ -9,11 +9,13 @@ from typing import Any
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import Results
+from pipeline.report.load.contents import CellScore, Results
 from pipeline.report.load.scores import Written, primary_rows
 from pipeline.report.stats.statistics import standard_error
 
-GENERATED = ("number", "translation", "program")  # kinds of benchmarks that the model writes answers to
+MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
+JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":"), "sort_keys": True}
+GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to
 
 
 @dataclass(frozen=True)
@@ -113,28 +115,65 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 # -------------------------------------------------------------------------------------------------- to browse
 
 
-def answer_browser(results: Results, written: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
-    """The first questions of each cell, as JSON data:
-
-    {"strings": [...], "cells": [{row, column, language, run, at, total, items: [[doc_id, prompt, target, response,
-    extracted, correct, scores]]}]}; prompt, target and response are indices into `strings`, since rows share their
-    questions, and often their answers. A cell with several evaluations in a language shows the first.
-    """
-    strings: dict[str, int] = {}
-    cells: dict[tuple[str, str, str], dict[str, Any]] = {}
+def browsed(results: Results, written: Written) -> dict[tuple[str, str, str], tuple[CellScore, Place]]:
+    """(row, column, language) -> the evaluation whose answers the page shows there, the first of the cell's."""
+    shown: dict[tuple[str, str, str], tuple[CellScore, Place]] = {}
     for cell in results.cells:
         for score, row in primary_rows(cell, written):
-            place = (cell.row, cell.column, row.where)
-            if place in cells:
-                continue
-            run_answers = answers.get((score.run, row.task, row.where), Answers())
-            items = [
-                [doc, *(strings.setdefault(text, len(strings)) for text in (prompt, target, response)), *judgement]
-                for doc, prompt, target, response, *judgement in run_answers.first
-            ]
-            cells[place] = {
-                "row": cell.row, "column": cell.column, "language": row.where, "run": score.run,
-                "at": ", ".join(f"{axis} {value}" for axis, value in score.at.items()),
-                "total": run_answers.n, "items": items,
-            }  # fmt: skip
-    return {"strings": list(strings), "cells": list(cells.values())}
+            shown.setdefault((cell.row, cell.column, row.where), (score, (score.run, row.task, row.where)))
+    return shown
+
+
+def questions_to_keep(results: Results, written: Written) -> dict[Place, int]:
+    """Evaluation -> how many of its first questions the page may show: 0 for those that are not `browsed`."""
+    browsed_places = {place for _, place in browsed(results, written).values()}
+    share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(browsed_places))))
+    places = ((score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, written))
+    return {place: share if place in browsed_places else 0 for place in places}
+
+
+def json_bytes(value: Any) -> int:
+    """Bytes of a value as JSON that is embedded in HTML."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return len(htmlsafe_json_dumps(value, **JSON_STYLE).encode())
+
+
+def answer_browser(
+    shown: Mapping[tuple[str, str, str], tuple[CellScore, Place]], answers: Mapping[Place, Answers], most_bytes: int
+) -> dict[str, Any]:
+    """The first questions of each evaluation that is `browsed`, as JSON data:
+
+    {"strings": [...], "answers": [[[doc_id, correct, prompt, target, response, extracted, scores]]], "cells": [{row,
+    column, language, run, at, total, answers}]}. A cell's `answers` is an index into `answers`, since cells share
+    evaluations; the texts are indices into `strings`, since rows share their questions, and often their answers. All
+    evaluations show the same number of questions: as many as `most_bytes` of JSON in HTML allow, but at least one.
+    """
+    first = {place: answers[place].first if place in answers else [] for _, place in shown.values()}
+    items: dict[Place, list[list[Any]]] = {place: [] for place in first}
+    strings: dict[str, int] = {}
+    size = 0
+    for number in range(max(map(len, first.values()), default=0)):
+        asked = {place: questions[number] for place, questions in first.items() if number < len(questions)}
+        texts = dict.fromkeys(text for _, _, *texts in asked.values() for text in texts)
+        new = {text: len(strings) + index for index, text in enumerate(text for text in texts if text not in strings)}
+        rows = {
+            place: [doc, correct, *(strings[text] if text in strings else new[text] for text in item_texts)]
+            for place, (doc, correct, *item_texts) in asked.items()
+        }
+        size += json_bytes([list(new), list(rows.values())])
+        if number and size > most_bytes:
+            break
+        strings |= new
+        for place, row in rows.items():
+            items[place].append(row)
+    index_of = {place: index for index, place in enumerate(items)}
+    cells = [
+        {
+            "row": row, "column": column, "language": language, "run": score.run,
+            "at": ", ".join(f"{axis} {value}" for axis, value in score.at.items()),
+            "total": answers[place].n if place in answers else 0, "answers": index_of[place],
+        }
+        for (row, column, language), (score, place) in shown.items()
+    ]  # fmt: skip
+    return {"strings": list(strings), "answers": list(items.values()), "cells": cells}

@@ -65,13 +65,15 @@ def point_scores(run: Run) -> list[list[float]] | None:
     """Scores of a finished point in percent, a list of questions per task and language; None if unfinished."""
     if read_manifest(run.folder) is None:
         return None
-    scores = []
-    for path in sorted((run.folder / "samples").glob("*.jsonl")):
-        samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        samples.sort(key=lambda sample: sample["doc_id"])
-        metric, _ = primary_metric(path.name.partition(".")[0])
-        scores.append([_percent_of_sample(sample, metric) for sample in samples])
-    return scores
+    return [scores_in(path) for path in sorted((run.folder / "samples").glob("*.jsonl"))]
+
+
+def scores_in(path: Path) -> list[float]:
+    """Scores of the questions of one samples file, in percent."""
+    samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    samples.sort(key=lambda sample: sample["doc_id"])
+    metric, _ = primary_metric(path.name.partition(".")[0])
+    return [_percent_of_sample(sample, metric) for sample in samples]
 
 
 def _percent_of_sample(sample: Mapping[str, Any], metric: str | None) -> float:

@@ -15,16 +15,14 @@ from pathlib import Path
 
 from pipeline.files import write_atomically
 from pipeline.report.html.page import page
-from pipeline.report.html.samples import inconclusive_sentence
+from pipeline.report.html.samples import inconclusive_sentence, questions_to_keep
 from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import notes_of, primary_rows, read_evaluations, refuse_unlike
+from pipeline.report.load.scores import notes_of, read_evaluations, refuse_unlike
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv
 from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.stats.claims import claims_csv
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences
-
-MOST_ANSWERS, MOST_QUESTIONS = 6_000, 250  # on the page: in total, and per model, task and language
 
 
 def write_report(results: Results, folder: Path) -> Path:
@@ -35,24 +33,19 @@ def write_report(results: Results, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     written_scores = read_evaluations(results)
     refuse_unlike(results, written_scores)
-    places = {
-        (score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, written_scores)
-    }
-    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
+    keep = questions_to_keep(results, written_scores)
     evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
-    answers = read_answers(evaluations, written_scores, places, keep, folder / "answers.parquet")
+    answers = read_answers(evaluations, written_scores, keep, folder / "answers.parquet")
     notes = notes_of(results, written_scores)
-    headline = " ".join(
-        [
-            *inconclusive_sentence(results, written_scores, answers),
-            headline_sentences(correct_contrasts(results.contrasts, results.primary)),
-        ]
-    )
+    headline = [
+        *inconclusive_sentence(results, written_scores, answers),
+        *headline_sentences(correct_contrasts(results.contrasts, results.primary)),
+    ]
     html, pictures = page(results, written_scores, answers, headline, notes, folder)
     written = {
         "results.csv": tidy_rows(results, written_scores),
         "cells.csv": cells_csv(results),
-        "cells.md": cells_markdown(results, headline, notes),
+        "cells.md": cells_markdown(results, " ".join(headline), notes),
         "choices.json": choices_json(results),
         "index.html": html,
     }

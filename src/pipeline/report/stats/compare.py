@@ -12,6 +12,8 @@ from typing import Any
 from pipeline.report.stats.ranks import holm
 from pipeline.report.stats.statistics import LEVEL
 
+MOST_SENTENCES = 4  # on significant differences
+
 
 @dataclass(frozen=True)
 class CorrectedContrast:
@@ -30,8 +32,15 @@ class CorrectedContrast:
 def correct_contrasts(lines: Sequence[Mapping[str, Any]], primary: Sequence[str] = ()) -> list[CorrectedContrast]:
     """primary: left, right and place of the primary comparison."""
     first = [bool(primary) and [line["left"], line["right"], line["place"]] == list(primary) for line in lines]
-    ps, mid_ps = (adjust_p_values([line.get(key) for line in lines], first) for key in ("p", "mcnemar_p"))
+    ps, mid_ps = (adjust_p_values([p_of_chosen(line, key) for line in lines], first) for key in ("p", "mcnemar_p"))
     return [CorrectedContrast(*values) for values in zip(lines, ps, mid_ps, first, strict=True)]
+
+
+def p_of_chosen(line: Mapping[str, Any], key: str) -> float | None:
+    """p of a line. Below a model that is the best of several on these questions, it is Bonferroni-corrected over them:
+    the best of eight equal experts is often above a merge."""
+    p, models = line.get(key), line.get("chosen_of") or 1
+    return p if p is None or line["difference"] > 0 else min(1.0, models * p)
 
 
 def adjust_p_values(ps: Sequence[float | None], first: Sequence[bool]) -> list[float | None]:
@@ -41,75 +50,79 @@ def adjust_p_values(ps: Sequence[float | None], first: Sequence[bool]) -> list[f
     return [None if p is None else next(corrected_ps) for p in ps]
 
 
-def headline_sentences(contrasts: Sequence[CorrectedContrast]) -> str:
-    """The primary comparison in a sentence, then the others."""
-    primary = [primary_sentence(contrast) for contrast in contrasts if contrast.primary and contrast.p is not None]
-    others = [contrast for contrast in contrasts if not contrast.primary]
-    if primary and all(contrast.p is None for contrast in others):
-        return primary[0]
-    return " ".join([*primary, others_sentence(others, "other " if primary else "")])
-
-
-def primary_sentence(contrast: CorrectedContrast) -> str:
-    line, p = contrast.line, contrast.p
-    unit = line.get("unit", "points")
-    if contrast.significant:
-        verb = "is better than" if line["difference"] > 0 else "is worse than"
-        low, high = sorted((abs(line["low"]), abs(line["high"])))
-        size = f"by {abs(line['difference']):.1f} {unit} ({low:.1f} to {high:.1f}; corrected p {p_text(p)})"
-        return f"“{line['left']}” {verb} “{line['right']}” in “{line['place']}” {size}."
-    size = f"{line['difference']:+.1f} {unit} ({line['low']:+.1f} to {line['high']:+.1f}; corrected p {p_text(p)})"
-    seen = f"a difference of {line['could_see']:.1f} would be detectable"
-    sides = f"“{line['left']}” is not significantly different from “{line['right']}” in “{line['place']}”"
-    return f"{sides}: {size}; {seen}."
-
-
-def p_text(p: float | None) -> str:
-    return "" if p is None else "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def others_sentence(contrasts: Sequence[CorrectedContrast], other: str = "") -> str:
-    """The significant differences and the minimum detectable ones, in one sentence."""
+def headline_sentences(contrasts: Sequence[CorrectedContrast]) -> list[str]:
+    """The primary comparison in a sentence, then each significant other one, then what the others could have shown."""
     tested = [contrast for contrast in contrasts if contrast.p is not None]
     if not tested:
-        return "No two models have answers to compare."
+        return ["No two models have answers to compare."]
+    primary = [contrast for contrast in tested if contrast.primary]
+    others = [contrast for contrast in tested if not contrast.primary]
     significant = sorted(
-        (contrast for contrast in tested if contrast.significant),
+        (contrast for contrast in others if contrast.significant),
         key=lambda contrast: -abs(contrast.line["difference"]),
     )
-    unseen = "; ".join(detectable_text(tested, unit) for unit in ("points", "bits") if detectable_text(tested, unit))
-    unseen = f" (minimum detectable difference {unseen})" if unseen else ""
-    sentences = [contrast_sentence(contrast.line) for contrast in significant[:4]]
-    sentences += [f"{len(significant) - 4} more"] if len(significant) > 4 else []
-    questions = interval_text([contrast.line["n"] for contrast in tested])
-    about = f"{questions} questions: {len(significant) or 'none'} of {len(tested)} "
-    about += f"{other}differences {'are' if len(significant) > 1 else 'is'} significant"
-    if not significant:
-        return f"{about}{unseen}."
-    return f"{about}, {join_parts(sentences)}{'; the others are not' if unseen else ''}{unseen}."
+    sentences = [primary_sentence(contrast, tested) for contrast in primary]
+    sentences += [difference_sentence(contrast) for contrast in significant[:MOST_SENTENCES]]
+    more = len(significant) - MOST_SENTENCES
+    if more > 0:
+        sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
+    insignificant = [contrast for contrast in others if not contrast.significant]
+    return sentences + others_sentence(insignificant, "other " if sentences else "")
 
 
-def contrast_sentence(line: Mapping[str, Any]) -> str:
-    """“swap” over “base” in “qac math” by 4.0 points (1.2 to 6.9)"""
+def primary_sentence(contrast: CorrectedContrast, contrasts: Sequence[CorrectedContrast]) -> str:
+    """What the primary comparison found, and, if it is no gain, whether another model of `contrasts` gains there."""
+    if contrast.significant and is_gain(contrast.line):
+        return difference_sentence(contrast)
+    line, unit = contrast.line, contrast.line.get("unit", "points")
+    place = f"“{line['right']}” in “{line['place']}”"
+    rivals = [other for other in contrasts if all(other.line[key] == line[key] for key in ("right", "place"))]
+    gains = any(other.significant and is_gain(other.line) for other in rivals)
+    none = f" None of {len(rivals)} models is significantly better there." if len(rivals) > 1 and not gains else ""
+    if contrast.significant:
+        return f"{difference_sentence(contrast)}{none}"
+    size = (
+        f"{line['difference']:+.1f} {unit} ({line['low']:+.1f} to {line['high']:+.1f}; corrected p {p_text(contrast)})"
+    )
+    seen = f"a difference of {line['could_see']:.1f} would be detectable"
+    return f"“{line['left']}” is not significantly different from {place}: {size}; {seen}.{none}"
+
+
+def is_gain(line: Mapping[str, Any]) -> bool:
+    """Whether the left side is better: above the right one, or below it in a metric of which less is better."""
+    return (line["difference"] > 0) != bool(line.get("lower_is_better"))
+
+
+def difference_sentence(contrast: CorrectedContrast) -> str:
+    """“swap” is better than “base” in “qac math” by 4.0 points (1.2 to 6.9; corrected p = 0.010)."""
+    line = contrast.line
     low, high = sorted((abs(line["low"]), abs(line["high"])))
-    side = "over" if line["difference"] > 0 else "under"
-    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')} ({low:.1f} to {high:.1f})"
-    return f"“{line['left']}” {side} “{line['right']}” in “{line['place']}” by {size}"
+    verb = "better" if is_gain(line) else "worse"
+    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')}"
+    certainty = f"({low:.1f} to {high:.1f}; corrected p {p_text(contrast)})"
+    return f"“{line['left']}” is {verb} than “{line['right']}” in “{line['place']}” by {size} {certainty}."
+
+
+def p_text(contrast: CorrectedContrast) -> str:
+    return "< 0.001" if contrast.p is not None and contrast.p < 0.001 else f"= {contrast.p:.3f}"
+
+
+def others_sentence(contrasts: Sequence[CorrectedContrast], other: str) -> list[str]:
+    """How large a difference would have been detectable where none is significant."""
+    if not contrasts:
+        return []
+    detectable = " and ".join(text for unit in ("points", "bits") if (text := detectable_text(contrasts, unit)))
+    questions = interval_text([contrast.line["n"] for contrast in contrasts])
+    count = len(contrasts)
+    none = f"None of the {count} {other}differences is" if count > 1 else f"The {other or 'only '}difference is not"
+    return [f"{none} significant; detectable with {questions} questions: {detectable}."]
 
 
 def detectable_text(contrasts: Sequence[CorrectedContrast], unit: str) -> str:
-    """The minimum detectable differences in a unit, of what is not significant: "2 to 3 points"."""
-    values = [
-        contrast.line["could_see"]
-        for contrast in contrasts
-        if not contrast.significant and contrast.line.get("unit", "points") == unit
-    ]
+    """The minimum detectable differences in a unit: "2 to 3 points"."""
+    values = [contrast.line["could_see"] for contrast in contrasts if contrast.line.get("unit", "points") == unit]
     return f"{interval_text(values)} {unit}" if values else ""
 
 
 def interval_text(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys((f"{min(values):.0f}", f"{max(values):.0f}")))
-
-
-def join_parts(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

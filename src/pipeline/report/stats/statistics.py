@@ -259,6 +259,9 @@ def share_interval(share: float, questions: int, variance: float) -> tuple[float
 # ------------------------------------------------------------------------------------------- contrasts
 
 
+ExpertPart = tuple[float, float, int]  # variances of a mean over experts: between them, and within; their number
+
+
 @dataclass(frozen=True)
 class Contrast:
     """A difference of two scores, as shares.
@@ -267,7 +270,7 @@ class Contrast:
     high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error due to sampling
     of each; n: problems; discordant: the measured share of discordant answers, None for translations; could_see: the
     minimum detectable difference of this test at power 80 %, never below the rule of three; test: the equation behind
-    p and interval.
+    p and interval; parts: (variance between experts, within, experts) of each axis; noise: of the problems' variance.
     """
 
     difference: float
@@ -282,6 +285,18 @@ class Contrast:
     discordant: float | None
     could_see: float
     test: PairedScore | NormalTest
+    parts: Sequence[ExpertPart] = ()
+    noise: float = 0.0
+
+    def with_least_between(self, ratios: Sequence[float]) -> Contrast:
+        """The contrast with a variance between experts of at least `ratios` times that within, for each axis."""
+        raised = [
+            (max(between, ratio * within), within, count)
+            for (between, within, count), ratio in zip(self.parts, ratios, strict=True)
+        ]
+        if raised == [*self.parts]:
+            return self
+        return contrast_of_test(self.test, self.problems**2, raised, self.n, self.discordant, self.noise)
 
     def p_of(self, threshold: float) -> float:
         """Two-sided p of a true difference of `threshold`, as a claim with a threshold is tested."""
@@ -328,15 +343,12 @@ def contrast(
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if drawn is not None:
         of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
-    experts, noise = of_experts([(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)])
+    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
-    problems = test.variance(test.difference)
-    test = replace(test, experts=experts, df=degrees_of_freedom(problems + experts, noise))
     unlike = float(np.mean((reach * by_problem) ** 2))
-    smallest_detectable = detectable_in_errors(test.df) * math.sqrt(max(problems, unlike / n) + experts)
-    return contrast_of_test(test, problems, experts, n, unlike, clip_detectable(smallest_detectable, n, reach))
+    return contrast_of_test(test, test.variance(test.difference), parts, n, unlike)
 
 
 def corpus_contrast(
@@ -358,12 +370,8 @@ def corpus_contrast(
         residuals = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
         between = float(np.var(values, ddof=1)) / count
         parts.append((between, float(np.sum(residuals**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
-    experts, noise = of_experts(parts)
     value = float(numbers.mean()) if estimate is None else estimate
-    test = NormalTest(value, math.sqrt(problems + experts), degrees_of_freedom(problems + experts, noise))
-    return contrast_of_test(
-        test, problems, experts, n, None, clip_detectable(detectable_in_errors(test.df) * test.error, n)
-    )
+    return contrast_of_test(NormalTest(value, math.sqrt(problems)), problems, parts, n)
 
 
 def measure_contrast(differences: ArrayLike, estimate: float | None = None, draws: ArrayLike | None = None) -> Contrast:
@@ -380,11 +388,10 @@ def measure_contrast(differences: ArrayLike, estimate: float | None = None, draw
         raise ValueError(f"differences {array.shape} of one problem or expert, or all alike: they show no variance")
     by_problem = array.reshape(-1, n).mean(axis=0)
     problems = float(np.var(by_problem, ddof=1)) / n if draws is None else float(np.var(np.asarray(draws), ddof=1))
-    experts, noise = of_experts([(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)])
-    df = degrees_of_freedom(problems + experts, noise + problems**2 / (n - 1))
+    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
     value = float(by_problem.mean()) if estimate is None else estimate
-    test = NormalTest(value, math.sqrt(problems + experts), df, reach=math.inf)
-    return contrast_of_test(test, problems, experts, n, None, detectable_in_errors(df) * test.error)
+    test = NormalTest(value, math.sqrt(problems), reach=math.inf)
+    return contrast_of_test(test, problems, parts, n, noise=problems**2 / (n - 1))
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:
@@ -400,11 +407,8 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
     if min(array.shape, default=1) < 2 or not np.ptp(array):
         raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
     means = by_axis(array, array.ndim)
-    experts, noise = of_experts(
-        [(float(np.var(axis_means, ddof=1)) / len(axis_means), 0.0, len(axis_means)) for axis_means in means]
-    )
-    test = NormalTest(float(array.mean()), math.sqrt(experts), degrees_of_freedom(experts, noise), reach=math.inf)
-    return contrast_of_test(test, 0.0, experts, array.size, None, detectable_in_errors(test.df) * test.error)
+    parts = [(float(np.var(axis_means, ddof=1)) / len(axis_means), 0.0, len(axis_means)) for axis_means in means]
+    return contrast_of_test(NormalTest(float(array.mean()), 0.0, reach=math.inf), 0.0, parts, array.size)
 
 
 def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
@@ -414,7 +418,7 @@ def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
     ]
 
 
-def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
+def of_experts(parts: Sequence[ExpertPart]) -> tuple[float, float]:
     """(variance added by experts, its own noise), given (variance between experts, within, experts) of each axis."""
     above = [(between, within, count) for between, within, count in parts if between > within]
     return (
@@ -434,15 +438,22 @@ def detectable_in_errors(df: float) -> float:
 
 
 def contrast_of_test(
-    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None,
-    could_see: float,
+    test: PairedScore | NormalTest, problems: float, parts: Sequence[ExpertPart], n: int,
+    discordant: float | None = None, noise: float = 0.0,
 ) -> Contrast:  # fmt: skip
-    """The contrast of a test, with the variances of its parts and its minimum detectable difference."""
+    """The contrast of a test of n problems, to which experts add their variance. problems: the variance due to the
+    problems, noise: that of this estimate; parts, discordant: as in `Contrast`."""
+    experts, of_parts = of_experts(parts)
+    df = degrees_of_freedom(problems + experts, noise + of_parts)
+    error = math.sqrt(problems + experts)
+    test = replace(test, experts=experts, df=df) if isinstance(test, PairedScore) else replace(test, error=error, df=df)
+    could_see = detectable_in_errors(df) * math.sqrt(max(problems, (discordant or 0) / n) + experts)
     low, high = test.interval()
     return Contrast(
-        difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=test.df,
+        difference=test.difference, low=low, high=high, p=test.p(0), error=error, df=df,
         problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant,
-        could_see=could_see, test=test,
+        could_see=could_see if math.isinf(test.reach) else clip_detectable(could_see, n, test.reach), test=test,
+        parts=parts, noise=noise,
     )  # fmt: skip
 
 

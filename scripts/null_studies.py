@@ -1,0 +1,238 @@
+"""How often a report claims a difference where there is none: python scripts/null_studies.py
+
+Draws answers for shipped tables in which all models are equally good, and reads the sentences that their pages begin
+with. An answer is right if a sum of normal numbers is positive: the level of its task and language, its question's
+difficulty, which all models share, what its model's trainings add by chance (`spread`), and its own. Cells,
+comparisons, claims and sentences are those of the program; only the answers are drawn instead of read.
+
+    python scripts/null_studies.py --record results/bench/null_studies.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import binomtest
+
+from pipeline.benchmarks import is_measure
+from pipeline.config.compose import compose
+from pipeline.report.stats.claims import CONTRADICTED, SHOWN, Claim
+from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.results.cell_values import NoScore, Outcome
+from pipeline.results.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
+from pipeline.results.intervals import cell_result
+from pipeline.results.placed_claims import claims_of
+from pipeline.results.questions import StoredAnswers, Translations, Vector
+from pipeline.results.verdicts import judge_claims
+from pipeline.runs.provenance import machine_facts, package_versions
+from pipeline.tables.bound import BoundTable
+from pipeline.tables.plan import Cell, ScoreRef, Values, difference_of
+from pipeline.tables.planned_runs import Planning
+from pipeline.tables.run_specs import TRAININGS, Spec
+
+# (table, spread of trainings, studies)
+STUDIES = (
+    ("sandbox", 0.0, 200),  # the demo: a primary comparison, controls, chrF++
+    ("laptop_real", 0.0, 230),  # a primary comparison, three languages, measures in bits
+    ("unreasonable_table3", 0.0, 125),  # a primary comparison, means of four models, best configurations
+    ("layer_swapping_table1", 0.0, 20),  # four languages, nine pairs of experts: means, maxima, best configurations
+    ("sandbox_layer_swapping", 0.0, 80),  # the same in one language, with minima, joint training, TIES and controls
+    ("sandbox_full", 0.0, 60),  # three languages, three seeds
+    ("sandbox_full", 0.2, 60),  # a training is 8 points better or worse (standard deviation, at 50 %)
+    ("sandbox_dev", 0.0, 225),  # no `compare`: each merge against the base and the best expert
+)
+ALIKE = math.cos(math.pi * DISCORDANT)  # correlation of two models: DISCORDANT of their answers differ at 50 %
+SAME_QUESTION = 0.5  # share of a question's difficulty that it has in all languages
+RATES = (0.05, 0.95)  # levels of tasks and languages
+SENTENCES, LENGTH = 100, 6  # of a translation, and its words
+TWENTY_POINTS = NormalDist().inv_cdf(0.7)  # a shift from 50 %
+DIFFERENCE = re.compile(r"” is (better|worse) than “")
+
+
+class TablePlanned(NamedTuple):
+    """A table, bound to runs that need not exist; counts: questions of each score."""
+
+    planning: Planning
+    table: BoundTable
+    counts: dict[ScoreRef, int]
+
+    @classmethod
+    def of(cls, name: str) -> TablePlanned:
+        planning = Planning.of(compose(["stage=plan", f"table={name}"]))  # type: ignore[arg-type]
+        counted = {score: task_and_questions(planning, score) for score in planning.plan.scores}
+        counts = {score: size[1] if size else SENTENCES for score, size in counted.items()}
+        return cls(planning, planning.bind(), counts)
+
+
+@dataclass
+class DrawnAnswers(StoredAnswers):
+    """The answers of one study. spread: standard deviation of a training's part, where an answer's own part and its
+    question's have variance 1 together; effects: run -> shift of its models; rates: bounds of the levels."""
+
+    counts: Mapping[ScoreRef, int] = field(default_factory=dict)
+    seed: int = 0
+    spread: float = 0.0
+    effects: Mapping[str, float] = field(default_factory=dict)
+    rates: tuple[float, float] = RATES
+
+    def rng(self, *names: object) -> np.random.Generator:
+        digest = hashlib.sha256(json.dumps([self.seed, *map(str, names)]).encode()).digest()
+        return np.random.default_rng(int.from_bytes(digest[:16], "big"))
+
+    def spec_of(self, score: ScoreRef) -> Spec:
+        """The spec of a model; of a choice, that of its first candidate, as all are alike."""
+        plan = self.table.plan
+        key = score.model if score.model in plan.specs else next(iter(plan.chosen[score.model].models.values()))
+        return plan.specs[key]
+
+    def trainings_of(self, spec: Spec) -> set[str]:
+        own = {spec.key} if spec.words.get("stage") in TRAININGS else set()
+        return own.union(*(self.trainings_of(self.table.plan.specs[ref.spec]) for ref in spec.parent_refs()))
+
+    def latent(self, score: ScoreRef, pair: str | None, skewed: bool, words: int = 1) -> np.ndarray:
+        """(N, words) latent scores, positive for a right answer. Their variance is 1 for every model, so that the
+        expected share of right answers is the same for all, however many trainings a model is made of."""
+        spec, task, count = self.spec_of(score), dict(score.words).get("task"), self.counts[score]
+        place = (task, score.language, pair)
+        level = NormalDist().inv_cdf(self.rng("level", *place).uniform(*self.rates))
+        shared, own = (self.rng("question", *where).normal(size=count) for where in ((task,), place))
+        question = math.sqrt(ALIKE) * (math.sqrt(SAME_QUESTION) * shared + math.sqrt(1 - SAME_QUESTION) * own)
+        trainings = sorted(self.trainings_of(spec)) if self.spread else []
+        chance = self.spread * np.mean([self.rng("training", key).normal() for key in trainings] or [0.0])
+        left = 1 - ALIKE - (self.spread**2 / len(trainings) if trainings else 0.0)
+        answers = self.rng("answers", score, pair)
+        noise = answers.exponential(size=(count, words)) - 1 if skewed else answers.normal(size=(count, words))
+        shift = level + chance + self.effects.get(spec.run, 0.0)
+        return shift + question[:, None] + math.sqrt(left) * noise
+
+    def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        if difference_of(score, metric):
+            return super().read_answers(score, metric, pair)
+        latent = self.latent(score, pair, is_measure(metric))[:, 0]
+        return dict(enumerate((latent if is_measure(metric) else (latent > 0).astype(float)).tolist()))
+
+    def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
+        words = [f"{letter}{letter}ex" for letter in "abcdefgh"[:LENGTH]]
+        texts = {}
+        for name in [pair] if pair else [f"en-{score.language}", f"{score.language}-en"]:
+            right = self.latent(score, name, False, LENGTH) > 0
+            responses = (" ".join(word if one else "o" for word, one in zip(words, of, strict=True)) for of in right)
+            texts[name] = {doc: (" ".join(words), response) for doc, response in enumerate(responses)}
+        return texts
+
+    def fact_numbers(self, cell: Cell) -> Values:
+        raise NoScore("no training recorded anything")
+
+
+@dataclass
+class DrawnOutcome(Outcome):
+    """The cells of one study."""
+
+    answers: DrawnAnswers | None = None
+
+    def read_score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
+        assert self.answers is not None
+        return 100 * float(np.mean(list(self.answers.scores_by_question(score, metric or "", pair).values())))
+
+
+class Page(NamedTuple):
+    """What a page claims: its first sentences, and the claims whose verdict is an effect, by id."""
+
+    headline: str
+    claims: tuple[str, ...]
+
+    @property
+    def claims_a_difference(self) -> bool:
+        return DIFFERENCE.search(self.headline) is not None
+
+
+def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Page:
+    """The page of a study of this table. study: fields of DrawnAnswers."""
+    plan = planned.planning.plan
+    answers = DrawnAnswers(planned.table, counts=planned.counts, **study)
+    cells = []
+    if not plan.compare:  # the cells decide what is compared
+        outcome = DrawnOutcome(planned.table, answers=answers)
+        outcome.cells.update((place, outcome.number_in(cell)) for place, cell in plan.cells.items())
+        cells = [cell_result(outcome, place, answers) for place in plan.cells]
+    lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
+    headline = " ".join(headline_sentences(correct_contrasts(lines, plan.table.primary)))
+    verdicts = judge_claims(plan, answers) if with_claims else []
+    effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}
+    return Page(headline, tuple(verdict.id for verdict in verdicts if verdict.verdict in effects[verdict.id]))
+
+
+def false_verdicts(claim: Claim) -> set[str]:
+    """The verdicts on a claim that are false if all models are equally good."""
+    if claim.direction == "differ":
+        return {SHOWN}
+    if claim.direction == "within":
+        return {CONTRADICTED}
+    sign = -1 if claim.direction == "lower" and claim.relative else 1  # lower than N % more than the right side
+    return {word for word, side in ((SHOWN, 1), (CONTRADICTED, -1)) if side * sign * claim.threshold >= 0}
+
+
+def exact_interval(count: int, of: int) -> list[float]:
+    low, high = binomtest(count, of).proportion_ci(0.95, "exact")
+    return [round(float(low), 4), round(float(high), 4)]
+
+
+def run_studies(name: str, spread: float, studies: int, seed: int = 0) -> dict[str, Any]:
+    """How many of these studies claim a difference in their first sentences, and in the verdicts on claims."""
+    planned, began = TablePlanned.of(name), time.process_time()
+    pages = [page_of(planned, seed=seed + at, spread=spread) for at in range(studies)]
+    headlines, claims = sum(page.claims_a_difference for page in pages), sum(bool(page.claims) for page in pages)
+    found = {"table": name, "spread": spread, "studies": studies}
+    for kind, count in (("false_sentence", headlines), ("false_claim", claims)):
+        found |= {kind: count, f"{kind}_interval": exact_interval(count, studies)}
+    return found | {"cpu_seconds": round(time.process_time() - began, 1)}
+
+
+def run_effects(studies: int, seed: int = 0) -> dict[str, Any]:
+    """The primary sentence of the demo if its swap is right in 70 % of all answers and every other model in 50 %."""
+    planned, swap = TablePlanned.of("sandbox"), {"layer swap": TWENTY_POINTS}
+    pages = [page_of(planned, False, seed=seed + at, effects=swap, rates=(0.5, 0.5)) for at in range(studies)]
+    said = [re.search("“layer swap” is (better|worse) than “math expert”", page.headline) for page in pages]
+    words = Counter(match[1] if match else "not significant" for match in said)
+    return {"table": "sandbox", "points": 20, "studies": studies, **words}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="of the first study; each next one has the next")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the studies of each table")
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    load, rows, seed = os.getloadavg(), [], options.seed
+    for name, spread, studies in STUDIES:
+        rows.append(run_studies(name, spread, max(1, round(options.share * studies)), seed))
+        seed += rows[-1]["studies"]
+        print(rows[-1], flush=True)
+    studies, false = (sum(row[key] for row in rows) for key in ("studies", "false_sentence"))
+    total = {"studies": studies, "false_sentence": false, "rate": round(false / studies, 4),
+             "interval": exact_interval(false, studies)}  # fmt: skip
+    print(total)
+    effects = run_effects(max(1, round(options.share * 50)), seed)
+    print(effects)
+    if options.record:
+        about = {"machine": machine_facts(), "versions": package_versions(), "load": load, "seed": options.seed}
+        options.record.write_text(
+            json.dumps({**about, "total": total, "effects": effects, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

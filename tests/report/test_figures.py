@@ -1,0 +1,139 @@
+"""Figures: what is drawn is what the report's files say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_report import results_of
+
+from pipeline.analyze.heatmaps import Map
+from pipeline.errors import PipelineError
+from pipeline.report import figures
+from pipeline.report.load.contents import CellResult
+from pipeline.report.render.plots import Curve
+from pipeline.report.stats.ranks import friedman
+
+HOSTILE = r"50 % of $x_1$ </svg> \\ é"
+CELLS = """row,column,value,low,high,maximum,n,published,difference,allowed,suspect,missing,runs
+base,math,20.0,15.5,25.5,,1,21.3,,,,,a
+swap,math,30.5,25.0,36.0,,1,,,,,,b
+swap,bits,-40.3,-50.0,-30.0,,1,,,,,,b
+lost,math,,,,,0,,,,,not computed yet,
+"""
+CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p,mcnemar_p,n,could_see,chosen_of
+swap,base,math,problems,30.5,20.0,10.5,5.0,16.0,0.001,0.001,100,7.5,1
+swap,math expert,math,problems,30.5,28.0,2.5,-4.0,9.0,0.04,0.04,100,9.0,3
+soup,base,math,problems,,,,,,,,,,1
+"""
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    (tmp_path / "cells.csv").write_text(CELLS)
+    (tmp_path / "contrasts.csv").write_text(CONTRASTS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_bars_and_intervals_are_the_cells(report: Path, dark: bool) -> None:
+    math, bits = figures.scores(report, dark).axes
+    assert [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2)) for bar in math.patches] == [
+        (20, 0),
+        (30.5, 1),
+    ]
+    intervals, (published,) = (
+        [line for line in math.lines if len(line.get_xdata()) == 2],
+        [line for line in math.lines if len(line.get_xdata()) == 1],
+    )
+    assert [list(line.get_xdata()) for line in intervals] == [[15.5, 25.5], [25.0, 36.0]]
+    assert list(published.get_xdata()) == [21.3] and list(published.get_ydata()) == [0]
+    assert [bar.get_width() for bar in bits.patches] == [-40.3]
+    assert [label.get_text() for label in math.get_yticklabels()] == ["base", "swap"]
+
+
+def test_a_forest_has_differences_detectable_ones_and_significance(report: Path) -> None:
+    """By hand: p of two comparisons, .001 and .04, after Holm .002 and .04: both are below 5 %."""
+    (axes,) = figures.contrasts(report).axes
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [float(point.get_xdata()[0]) for point in points] == [10.5, 2.5]
+    assert [point.get_markerfacecolor() != "none" for point in points] == [True, True]
+    assert sorted((bar.get_x(), bar.get_width()) for bar in axes.patches) == [(-9.0, 18.0), (-7.5, 15.0)]
+    (report / "contrasts.csv").write_text(CONTRASTS.replace("0.001,0.001", "0.03,0.03"))  # .06 and .06
+    (axes,) = figures.contrasts(report).axes
+    assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == ["none", "none"]
+
+
+def test_a_bar_joins_what_a_critical_difference_does_not_separate() -> None:
+    assert figures.joined_ranks([1.0, 1.5, 2.6, 3.9], 1.2) == [(0, 1), (1, 2)]
+    assert figures.joined_ranks([1.0, 1.5, 2.1], 1.2) == [(0, 2)]
+    assert figures.joined_ranks([1.0, 3.0], 1.2) == []
+    found = friedman([[3, 2, 1], [3, 2, 1], [2, 3, 1], [3, 1, 2]])
+    (axes,) = figures.critical_difference(["a", "b", "c"], found).axes
+    assert sorted(line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 1) == [1.25, 2.0, 2.75]
+
+
+def test_maps_are_compared_by_rank() -> None:
+    published = Map("Figure 4", ["1", "0"], ["q", "v"], [[0.9, 0.5], [0.2, 0.1]])
+    assert figures.similarity(published, published) == pytest.approx(1)
+    opposite = Map("ours", ["1", "0"], ["v", "q"], [[0.1, 0.2], [0.9, 0.3]])  # ranks 1 2 4 3 of published 3 4 1 2
+    assert figures.similarity(opposite, published) == pytest.approx(1 - 6 * (4 + 4 + 9 + 1) / (4 * 15))
+    deeper = Map("ours", ["3", "2", "1", "0"], ["q", "v"], [[9, 5], [9, 5], [2, 1], [2, 1]])
+    assert figures.similarity(deeper, published) == pytest.approx(1)
+    assert figures.similarity(Map("constant", ["1", "0"], ["q", "v"], [[1, 1], [1, 1]]), published) is None
+    assert len(figures.maps(published, published).axes) == 2
+
+
+def test_a_sweep_has_a_line_for_each_number_of_top_layers(tmp_path: Path) -> None:
+    lines = ["bottom_layers,top_layers,score,run", "2,0,30.0,a", "1,0,20.0,b", "1,1,25.0,c", "3,1,,d"]
+    (tmp_path / "scores.csv").write_text("\n".join(lines))
+    (axes,) = figures.layers(tmp_path).axes
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1, 20], [2, 30]], [[2, 25]]]
+    with pytest.raises(PipelineError, match="is no sweep of sweep.bottom_layers and sweep.top_layers"):
+        (tmp_path / "scores.csv").write_text("scale,score,run\n0.5,30.0,a\n")
+        figures.layers(tmp_path)
+
+
+def test_curves_and_correlations() -> None:
+    curve = Curve([(1, 3.0), (2, 2.0), (3, float("nan"))], [(2, 2.5)])
+    (axes,) = figures.trainings({HOSTILE: [curve]}).axes
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1, 3], [2, 2]], [[2, 2.5]]]
+    x, y = np.arange(4.0), np.array([1.0, 0.0, 2.0, 3.0])
+    legend = figures.correlation(x, y, ["sw"] * 4, "Belebele", "MGSM").axes[0].get_legend()
+    assert legend and [text.get_text() for text in legend.get_texts()] == ["sw: +0.80"]
+
+
+def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None:
+    for form in ("svg", "pdf"):
+        files = [figures.save(figures.scores(report), tmp_path / f"{name}.{form}").read_bytes() for name in ("a", "b")]
+        assert files[0] == files[1]
+    other = CELLS.replace("swap,math,30.5", "swap,math,31.5")
+    (report / "cells.csv").write_text(other)
+    assert figures.save(figures.scores(report), tmp_path / "c.svg").read_bytes() != (tmp_path / "a.svg").read_bytes()
+
+
+def test_a_table_is_drawn_as_far_as_it_has_numbers(tmp_path: Path) -> None:
+    cells = [CellResult(HOSTILE, HOSTILE, 45.25, 41.0, 49.3, 1), CellResult("swap", HOSTILE, missing="failed")]
+    reasons = figures.write_all(results_of(cells), tmp_path)
+    assert [reason.partition(":")[0] for reason in reasons] == ["contrasts", "trainings"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "scores-dark.pdf", "scores-dark.svg", "scores.pdf", "scores.svg",
+    ]  # fmt: skip
+    assert (
+        "</svg> " not in (tmp_path / "scores.svg").read_text()
+        and "&lt;/svg&gt;" in (tmp_path / "scores.svg").read_text()
+    )
+    with pytest.raises(PipelineError, match=r"cells.csv does not exist: give the folder of a report"):
+        figures.scores(tmp_path)
+
+
+def test_the_example_of_the_page_runs(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs/reports.md"
+    (example,) = re.findall(
+        r"```python\n(from pipeline.report import figures.*?)```", page.read_text("utf-8"), re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(example.replace("runs/reports/sandbox", str(report)))
+    assert (tmp_path / "scores.pdf").read_bytes().startswith(b"%PDF")

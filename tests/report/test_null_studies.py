@@ -1,0 +1,173 @@
+"""The sentences of whole reports whose truth is known: studies without any effect, and with one."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from made_up_report import line_of
+from scipy.stats import binom
+
+from pipeline.report.stats.claims import CONTRADICTED, SHOWN, Claim
+from pipeline.report.stats.compare import correct_contrasts
+from pipeline.report.stats.ranks import holm
+from pipeline.report.stats.statistics import contrast
+from pipeline.results.contrasts import MeasuredPair, pooled_ratios
+
+
+def studies() -> ModuleType:
+    file = Path(__file__).parents[2] / "scripts/null_studies.py"
+    spec = importlib.util.spec_from_file_location("null_studies", file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["null_studies"] = importlib.util.module_from_spec(spec)  # where its dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+null = studies()
+MOST = 10  # of 50: exceeded with p = 4e-5 if 5 % of the studies claim a difference
+
+
+def test_studies_without_an_effect_claim_no_difference():
+    """50 studies; results/bench/null_studies.json has 1,000, of other tables too."""
+    assert binom.sf(MOST, 50, 0.05) < 1e-4
+    tables = {"sandbox_dev": 16, "laptop_translations": 26, "sandbox_unreasonable": 8}
+    assert sum(tables.values()) == 50
+    pages = [
+        null.page_of(planned, seed=seed)
+        for name, count in tables.items()
+        for planned in [null.TablePlanned.of(name)]
+        for seed in range(count)
+    ]
+    assert sum(page.claims_a_difference for page in pages) <= MOST
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return null.TablePlanned.of("sandbox")
+
+
+@pytest.mark.parametrize("effect, word", [(1, "better"), (-1, "worse")])
+def test_an_effect_of_twenty_points_is_found_and_named(demo, effect, word):
+    """The swap is right in 70 % of all answers and every other model in 50 %, or in 30 %: Phi(0.524) = 0.70."""
+    for seed in range(2):
+        swap = {"layer swap": effect * null.TWENTY_POINTS}
+        page = null.page_of(demo, with_claims=False, seed=seed, effects=swap, rates=(0.5, 0.5))
+        primary, *others = re.findall(r"“layer swap” is (better|worse) than “([^”]+)” in “([^”]+)”", page.headline)
+        assert page.claims_a_difference
+        assert primary == (word, "math expert", "qac: mgsm")
+        assert others and {said for said, *_ in others} == {word}
+
+
+def test_models_agree_as_often_as_plans_assume(demo):
+    """At 50 %, a fifth of two models' answers differ."""
+    drawn = null.DrawnAnswers(demo.table, counts=dict.fromkeys(demo.counts, 20_000), rates=(0.5, 0.5))
+    by_place: dict = {}
+    for score in demo.counts:
+        by_place.setdefault((score.words, score.language), []).append(score)
+    first, second = next(scores for scores in by_place.values() if len(scores) > 1)[:2]
+    latent = [drawn.latent(score, None, False)[:, 0] for score in (first, second)]
+    assert np.mean((latent[0] > 0) != (latent[1] > 0)) == pytest.approx(0.2, abs=0.02)
+    assert [np.mean(one > 0) for one in latent] == pytest.approx([0.5, 0.5], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "direction, threshold, false",
+    [
+        ("higher", 0, {SHOWN, CONTRADICTED}),
+        ("lower", 0, {SHOWN, CONTRADICTED}),
+        ("higher", 5, {SHOWN}),  # that it is not 5 points higher is true
+        ("lower", 5, {SHOWN}),
+        ("higher", -1, {CONTRADICTED}),  # at most one point lower is true
+        ("within", 2, {CONTRADICTED}),
+        ("differ", 0.05, {SHOWN}),
+    ],
+)
+def test_which_verdicts_are_false_if_nothing_differs(direction, threshold, false):
+    claim = replace(Claim.plain("t", "a", "b", "exact_match", "c"), direction=direction, threshold=threshold)
+    assert null.false_verdicts(claim) == false
+
+
+# ---------------------------------------------------------------------------------------------------- causes
+
+
+def false_families(families: int, spread: float, pooled: bool) -> float:
+    """The share of families of 30 contrasts over three seeds that find a difference after Holm's correction. Answers
+    of 40 questions; the rate of a seed differs from another model's by chance."""
+    rng, false = np.random.default_rng(0), 0
+    for _ in range(families):
+        rates = 0.5 + rng.normal(0, spread, (30, 3, 1))
+        differences = (rng.random((30, 3, 40)) < rates).astype(float) - (rng.random((30, 3, 40)) < 0.5)
+        measured = [MeasuredPair({}, "acc", ["seed"], contrast(one)) for one in differences]
+        ratios = [pooled_ratios(measured)["acc", "seed"] if pooled else 0.0]
+        ps = [one.contrast.with_least_between(ratios).p for one in measured if one.contrast]
+        false += min(holm(ps)) < 0.05
+    return false / families
+
+
+def test_many_contrasts_over_three_seeds_keep_their_level():
+    """Each contrast alone keeps 5 %, but some of many find the variance of their seeds near zero."""
+    assert false_families(40, spread=0.15, pooled=False) > 0.2
+    assert false_families(40, spread=0.15, pooled=True) <= 0.05
+    assert false_families(40, spread=0.0, pooled=True) <= 0.05
+
+
+def test_a_pooled_ratio_by_hand():
+    """Variances between and within of two contrasts: (4 + 2) / (1 + 2) = 2, so that the second has at least 2 x 2."""
+    differences = np.random.default_rng(0).integers(-1, 2, (3, 50))
+    first = contrast(differences)
+    parts = [(4e-4, 1e-4, 3), (2e-4, 2e-4, 3)]
+    measured = [MeasuredPair({}, "acc", ["seed"], replace(first, parts=[part])) for part in parts]
+    assert pooled_ratios(measured) == {("acc", "seed"): pytest.approx(2)}
+    high, low = (one.contrast.with_least_between([2.0]) for one in measured if one.contrast)
+    assert high is measured[0].contrast and low.experts**2 == pytest.approx(2e-4)
+    error = first.problems**2 + 2e-4
+    assert (low.error**2, low.df) == pytest.approx((error, error**2 / (4e-4**2 / 2)))
+
+
+def test_the_best_of_several_is_corrected_for_them():
+    """A merge below the best of four experts: p times four, then Holm. Above it there is nothing to correct."""
+    lines = [line_of("soup", "math", "sw", -5.0, 0.01, chosen_of=4), line_of("soup", "base", "sw", 5.0, 0.03)]
+    assert [one.p for one in correct_contrasts(lines)] == pytest.approx([0.06, 0.06])
+    lines[0] |= {"difference": 5.0}
+    assert [one.p for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
+    lines[0] |= {"chosen_of": None}  # an archive of an earlier version
+    assert [one.p for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
+
+
+EXPERTS = """
+name: mine
+title: Eight experts
+axes: {language: [qac], seed: [0, 1, 2, 3, 4, 5, 6, 7]}
+every: {model: sandbox, data_root: world}
+runs:
+  world: {stage: data, expert: sandbox}
+  base: {}
+  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: "{seed}"}
+  soup: {merge: soup, merge.experts: [base, expert]}
+score: {eval: mgsm_0shot, eval.max_gen_toks: 40}
+columns:
+  "{language}": {in: "{language}"}
+rows:
+  base: {run: base}
+  "expert {seed}": {run: expert}
+  soup: {run: soup, seed: 0}
+"""
+
+
+def test_a_table_of_eight_equal_experts_and_no_compare(tmp_path):
+    """150 studies, of which 7 claim a difference; without the correction 12, and of 600 8 %."""
+    (tmp_path / "mine.yaml").write_text(EXPERTS)
+    planned = null.TablePlanned.of(str(tmp_path / "mine.yaml"))
+    pages = [null.page_of(planned, with_claims=False, seed=seed) for seed in range(150)]
+    assert all(
+        "the 2 differences" in page.headline or "The other difference" in page.headline or page.claims_a_difference
+        for page in pages
+    )
+    assert sum(page.claims_a_difference for page in pages) <= 10
