@@ -35,13 +35,14 @@ NEEDS = {
     "real_models": ("python scripts/get_smollm2.py prints why", lambda: True),  # skipped by its fixture
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
+    "vllm": ("make test-vllm", lambda: bool(os.environ.get("PIPELINE_TEST_VLLM"))),
     "latex": ("make test-latex", lambda: bool(shutil.which("pdflatex") and shutil.which("pdftotext"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
     "rounding": ("set PIPELINE_TEST_ROUNDING", lambda: bool(os.environ.get("PIPELINE_TEST_ROUNDING"))),
     "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
-        "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
+        "make test-mergekit",
         lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT")),
     ),
 }

@@ -194,7 +194,7 @@ def test_no_space_for_tracking_ends_no_run(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run.wandb")
 
-    stand_in = SimpleNamespace(finish=full, log=lambda *_, **__: None, summary={})
+    stand_in = SimpleNamespace(finish=full, log=lambda *_, **__: None, summary={}, log_artifact=lambda *_: None)
     monkeypatch.setattr(wandb, "init", full if where == "init" else lambda **_: stand_in)
     words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", f"runs_dir={tmp_path}/runs"]
     told = call(*words)

@@ -317,6 +317,7 @@ SPLIT = "partition=own partition.bottom_layers=3 partition.top_layers=1"
 LAST = {"layer_swap": "language", "reset": "base"}  # of the sources, whose files are others
 EXPERTS = "merge.experts=[MATH,LANGUAGE]"
 WEIGHTS = "merge.weights=[0.3,0.9]"
+LAYERED = "merge.layer_weights={0:{mlp:{0:0.3,3:1}},1:{mlp:{0:0.7,3:0}}}"
 PRESET = "merge=ties_mergekit sets it with and without weights, and its runs keep their hashes"
 SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "dtype": Change("merge.dtype=float32"),
@@ -361,8 +362,29 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
         },
     ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
-    "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]")}),
-    "task_arithmetic": (EXPERTS, {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)}),
+    "ace": (
+        EXPERTS,
+        {
+            "epsilon": Change("merge.epsilon=0.1"),
+            "heterogeneity": Change("merge.heterogeneity=0"),
+            "top": Change("merge.top=0.6", given="merge.heterogeneity=0"),
+            "scale": Change("merge.scale=0.7"),
+            "weights": Change(WEIGHTS),
+        },
+    ),
+    "wudi": (
+        EXPERTS,
+        {
+            "flow": Change("merge.flow=1"),
+            "scale": Change("merge.scale=0.7"),
+            "weights": Change(WEIGHTS),
+        },
+    ),
+    "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]"), "layer_weights": Change(LAYERED)}),
+    "task_arithmetic": (
+        EXPERTS,
+        {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS), "layer_weights": Change(LAYERED)},
+    ),
     "ties": (
         EXPERTS,
         {
@@ -384,6 +406,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
 }
 
 
+ELSEWHERE = ("mergekit",)  # needs mergekit: tests/merge/test_mergekit_methods.py
 PARTITIONED = {
     "layer_swap": "merge.math=MATH merge.language=LANGUAGE",
     "reset": "merge.expert=MATH merge.side=math",
@@ -413,6 +436,8 @@ def test_every_knob_of_a_merge_is_listed() -> None:
     shared = hashed_knobs(Merge, "merge.") - {"merge.method"}  # merge=METHOD
     assert {f"merge.{name}" for name in SHARED} == shared
     for method, kind in METHODS.items():
+        if method in ELSEWHERE:
+            continue
         own = {f"merge.{name}" for name in MERGING[method][1]} - {f"merge.{name}" for name in SHARED}
         assert own == hashed_knobs(kind, "merge.") - shared - {"merge.method"}, method
     assert PARTITIONED.keys() == {method for method, kind in METHODS.items() if kind.reads_partition}
@@ -476,9 +501,15 @@ EVALUATION: dict[str, Change | list[Change]] = {
         "eval.too_long=1",
         same_because="more prompts may not fit; see test_prompts_that_may_be_too_long_leave_the_score",
     ),
+    "eval.temperature": Change("eval.temperature=2"),
+    "eval.top_p": Change("eval.top_p=0.01", given="eval.temperature=2"),
+    "eval.answers": Change("eval.answers=2", given="eval.temperature=2"),
+    "eval.sample_seed": Change("eval.sample_seed=1", given="eval.temperature=2"),
+    "eval.think_end": Change('eval.think_end="="'),
     "eval.batch_size": Change("eval.batch_size=2", same_because=ROUNDING),
     "eval.share_prefix": Change("eval.share_prefix=false", same_because=ROUNDING),
     "eval.shards": Change("eval.shards=2", same_because=ROUNDING),
+    "eval.vllm_suffix": Change("eval.vllm_suffix=true", refused="eval.vllm_suffix=true is vLLM's"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import pty
@@ -23,8 +24,11 @@ from lm_eval.api.instance import Instance
 from tiny_words import FEW, WORLD
 
 from pipeline import progress
+from pipeline.config.compose import compose
+from pipeline.evaluate import score
 from pipeline.evaluate.model import load_model
-from pipeline.progress import Bar, format_amounts, format_duration, format_speed
+from pipeline.launch.in_process import make_single_run
+from pipeline.progress import Bar, announced, format_amounts, format_duration, format_speed, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
 
@@ -83,6 +87,119 @@ def test_without_a_terminal_lines_and_no_bar(
     assert all(line.startswith("long: 5/10 rows in 0 s, ") and line.endswith("0 s left") for line in told.splitlines())
     time.sleep(0.15)
     assert capsys.readouterr().err == ""  # nothing after its end
+
+
+THREADS = """
+import sys, threading
+from pipeline.progress import Bar, draw_line, say
+sys.setswitchinterval(1e-6)
+bar = Bar("a training", 10, "step")
+bar.start()
+bar.update(5)
+def redraw():
+    for _ in range(300):
+        draw_line(str(bar))
+def tell(name):
+    for number in range(100):
+        say(f"message {number} of {name}")
+threads = [threading.Thread(target=tell, args=(name,)) for name in "abc"] + [threading.Thread(target=redraw)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def on_screen(written: str) -> list[str]:
+    """The lines that a terminal shows: \\r returns to the first column, ESC[K erases from there to the end."""
+    lines, column = [""], 0
+    for part in re.split(r"(\r\n|\n|\r|\033\[K)", written):
+        if part in ("\n", "\r\n"):
+            lines.append("")
+            column = 0
+        elif part == "\r":
+            column = 0
+        elif part == "\033[K":
+            lines[-1] = lines[-1][:column]
+        else:
+            lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
+            column += len(part)
+    return lines
+
+
+def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
+    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is there at the end."""
+    *messages, last = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
+    assert sorted(messages) == sorted(f"message {number} of {name}" for name in "abc" for number in range(100))
+    assert re.fullmatch(r"a training: █{10}░{10} 5/10 steps in .*", last)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with Bar("a training", 2, "step", stays=True) as bar:
+        say("loading")
+        assert on_screen(terminal.getvalue())[0] == "loading"
+        assert on_screen(terminal.getvalue())[1].startswith("a training: ░")
+        bar.update(2)
+    say("done")
+    first, second, third, end = on_screen(terminal.getvalue())
+    assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: █")
+
+
+def test_the_time_left_is_unknown_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a share of the work is done: one of 100 steps in 60 s, which may be its start alone."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    bar = Bar("a training", 100, "step")
+    bar.start()
+    assert str(bar) == "a training: 0/100 steps in 0 s, ? left"
+    now += 60
+    bar.to(1)
+    assert str(bar) == "a training: 1/100 steps in 1:00 min, 60.0 s a step, ? left"
+    bar.to(4)
+    assert str(bar) == "a training: 4/100 steps in 1:00 min, 15.0 s a step, 24:00 min left"
+
+
+def test_units_under_way_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 at a time: when 16 of 24 are done in 30 s and 8 are half done, the work of 4 is left: 4 * 30 / 20 s."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    bar = Bar("answers", 24, "question")
+    bar.start()
+    bar.at_once = 16
+    now += 20
+    bar.to(2)  # short ones, of which the rate would be 220 s
+    assert str(bar).endswith("? left")
+    now += 10
+    bar.to(16)
+    assert str(bar) == "answers: 16/24 questions in 30 s, 1.9 s a question, 6 s left"
+
+
+def test_what_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with announced("loading the model", 0.05):
+        pass
+    with announced("tokenizing", 0.05):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "tokenizing\n"
+
+
+def test_scoring_announces_loading_and_tokenizing(
+    world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(score, "announced", lambda line: announced(line, 0.0))
+    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={world}"]
+    words += ["eval.limit=1", "eval.max_gen_toks=1", f"runs_dir={tmp_path}", "tracking.mode=disabled", "threads=1"]
+    make_single_run(compose(words))  # type: ignore[arg-type]
+    told = capsys.readouterr().err.splitlines()
+    loading, tokenizing = (next(i for i, line in enumerate(told) if text in line) for text in ("loading", "tokenizing"))
+    assert loading < tokenizing
 
 
 def test_threads_count_together() -> None:
@@ -170,7 +287,7 @@ def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: 
 # ---------------------------------------------------------------------------------------------------- the program
 
 DONE = r"\[\d+/\d+\] done in [\d.]+ s"
-BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about [\d:]+ (s|min) left in all"
+BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about [\d:]+ (s|min) left in all(; next \S+)?"
 OURS = (
     BEGUN, DONE, r"", r"scores:", r"  \S.*", r"merge ties: .*",
     r".*: (counting the tokens of [\d,]+ rows|loading .*|tokenizing for the trainer)",
@@ -200,6 +317,11 @@ def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[
     command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     if not terminal:
         return by_command(subprocess.run(command, capture_output=True, text=True, env=env).stderr)
+    return by_command(read_terminal(command, env))
+
+
+def read_terminal(command: list[str], env: dict[str, str]) -> str:
+    """What a command writes to a terminal of 300 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
@@ -214,7 +336,7 @@ def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[
             break
     os.close(ours)
     process.wait()
-    return by_command(told.decode().replace("\r\n", "\n"))
+    return told.decode().replace("\r\n", "\n")
 
 
 def by_command(told: str) -> list[str]:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -20,6 +21,7 @@ from typing import Self, TypeVar
 T = TypeVar("T")
 LOG_SECONDS = 30.0  # seconds between two lines without a terminal
 WIDTH = 20  # of the bar, in characters
+KNOWN = 0.03  # share of the work after which its rate tells the remaining time
 SILENT = {  # read by the libraries on import, in this process and its children
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers reads it too
     "HF_HUB_VERBOSITY": "error",  # each retry would be a warning; a final failure is one sentence of ours
@@ -34,13 +36,53 @@ def quiet() -> None:
     """Silence the output of libraries, unless the environment sets it otherwise."""
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
+    warnings.showwarning = lambda message, category, file, line, *_: say(
+        warnings.formatwarning(message, category, file, line, "").rstrip()
+    )
     for name in ("torchao", "torch.utils._pytree"):  # warnings about missing GPU kernels at each import
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+_screen = threading.RLock()  # what is on standard error is written by one thread at a time
+_drawn = ""  # the line of progress that a terminal shows
+
+
 def say(line: str) -> None:
-    """Print a line above the progress bar."""
-    print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+    """Print a line above the line of progress."""
+    with _screen:
+        write_error(f"\r\033[K{line}\n{_drawn}" if sys.stderr.isatty() else f"{line}\n")
+
+
+def draw_line(line: str, stays: bool = False) -> None:
+    """Replace the line of progress of a terminal, cut to its width; stays: it is final, and others are drawn below."""
+    global _drawn
+    with _screen:
+        shown = line[: terminal_columns()]
+        write_error(f"\r\033[K{shown}" + "\n" * stays)
+        _drawn = "" if stays else shown
+
+
+def terminal_columns() -> int:
+    """The width of a line that a terminal does not break."""
+    return shutil.get_terminal_size().columns - 1
+
+
+def write_error(text: str) -> None:
+    """Write all of a text at once: `print` writes the end of a line separately, which another thread may precede."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+@contextmanager
+def announced(line: str, seconds: float = 2.0) -> Iterator[None]:
+    """Print a line once if what is inside takes longer than `seconds`."""
+    timer = threading.Timer(seconds, say, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 _recorded: list[str] | None = None
@@ -64,21 +106,17 @@ def recorded_warnings() -> Iterator[list[str]]:
         _recorded = None
 
 
-def draw_line(line: str) -> None:
-    """Replace the current line of a terminal, cut to its width."""
-    print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
-
-
 class Bar:
     """Progress of `total` units of work, shown from start() to close(), or as a context. Thread-safe.
 
     total: None where it is unknown before the end. unit: in the singular; `byte` is printed as kB, MB, GB. stays:
-    whether the last line remains at a terminal.
+    whether the last line remains at a terminal. at_once: units that are worked on together, each counted when it is
+    done; those under way count half for the remaining time, which is unknown before as many are done.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, stays: bool = False) -> None:
         self.label, self.total, self.unit, self.stays = label, total, unit, stays
-        self.done, self.first, self.note = 0.0, 0.0, ""
+        self.done, self.first, self.note, self.at_once = 0.0, 0.0, "", 0.0
         self.begun = time.monotonic()
         self._lock, self._over = threading.Lock(), threading.Event()
         self._at_terminal = sys.stderr.isatty()
@@ -105,9 +143,7 @@ class Bar:
                 return
             self._over.set()
             if self._at_terminal:
-                draw_line(str(self) if self.stays else "")
-                if self.stays:
-                    print(file=sys.stderr, flush=True)
+                draw_line(str(self) if self.stays else "", self.stays)
 
     def update(self, count: float = 1) -> None:
         with self._lock:
@@ -147,7 +183,13 @@ class Bar:
                 if self._at_terminal:
                     draw_line(str(self))
                 else:
-                    print(self, file=sys.stderr, flush=True)
+                    say(str(self))
+
+    def _time_left(self, units: float, seconds: float, total: float) -> str:
+        done, half = units - self.first, min(self.at_once, max(total - units, 0)) / 2
+        if done <= 0 or done < max(self.at_once, KNOWN * (total - self.first)):
+            return "?"
+        return format_duration(max(total - units - half, 0) * seconds / (done + half))
 
     def __str__(self) -> str:
         seconds, units = self.elapsed, self.done
@@ -155,8 +197,8 @@ class Bar:
         rate = (units - self.first) / seconds if seconds > 0 else 0.0
         if rate > 0:
             items.append(format_speed(rate, self.unit))
-            if self.total is not None:
-                items.append(f"{format_duration(max(self.total - units, 0) / rate)} left")
+        if self.total is not None:
+            items.append(f"{self._time_left(units, seconds, self.total)} left")
         items += [self.note] if self.note else []
         bar = ""
         if self._at_terminal and self.total:
@@ -187,6 +229,13 @@ def format_speed(rate: float, unit: str) -> str:
 def byte_unit(count: float) -> tuple[float, str]:
     """(bytes, name) of the unit for a number of bytes."""
     return next((unit for unit in ((1e9, "GB"), (1e6, "MB")) if count >= unit[0]), (1e3, "kB"))
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters: the middle of a longer text is left out."""
+    if len(text) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
 
 
 def format_duration(seconds: float) -> str:

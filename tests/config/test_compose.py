@@ -28,7 +28,11 @@ from pipeline.merge.methods import METHODS
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
 EXPERTS = ["merge.experts=[a,b]"]  # of a merge, but for:
-RUNS = {"layer_swap": ["merge.math=a", "merge.language=b"], "reset": ["merge.expert=a", "merge.layers=[0]"]}
+RUNS = {
+    "layer_swap": ["merge.math=a", "merge.language=b"],
+    "reset": ["merge.expert=a", "merge.layers=[0]"],
+    "mergekit": ["merge.file=a.yaml"],
+}
 SFT = "stage=sft expert=math "
 # a group -> the words of a stage that reads it; a new group is told here which stage that is
 READ_IN = {
@@ -53,8 +57,9 @@ READ_IN = {
 STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
+    "search": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
-    "select": "select=unreasonable checkpoints=[x]", "clean": "", "show": "run=x",
+    "select": "select=unreasonable checkpoints=[x]", "compare": "results=[a,b]", "clean": "", "show": "run=x",
     "export": "table=sandbox export.to=x.zip",
 }  # fmt: skip
 
@@ -86,7 +91,7 @@ def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
 
 
 def test_every_merge_method_has_an_option_and_a_schema() -> None:
-    assert set(conf.options("merge")) == {name for one in METHODS for name in (one, *conf.method_presets(one))}
+    assert {conf.method_of(option) for option in conf.options("merge")} == set(METHODS.values())
     assert set(conf.options("stage")) == set(STAGES)
 
 
@@ -100,9 +105,9 @@ SOUP = "stage=merge merge=soup "
 SELECT = "stage=select select=unreasonable checkpoints=[a] "
 REFUSED = {
     # a wrong option
-    "stage=nope": "stage=nope is not an option: there are analyze, clean, cpt, data, eval,",
-    "stage=": "stage= is not an option: there are analyze, clean, cpt,",
-    "stage=null": "stage=null is not an option: give one of analyze, clean, cpt,",
+    "stage=xyz": "stage=xyz is not an option: there are analyze, clean, compare, cpt, data, eval,",
+    "stage=": "stage= is not an option: there are analyze, clean, compare, cpt,",
+    "stage=null": "stage=null is not an option: give one of analyze, clean, compare, cpt,",
     "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -159,17 +157,6 @@ def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> 
     assert [one.task for one in composed.eval.tasks if one.where_possible] == (["mbpp"] if "mbpp" in tasks else [])
     fewer: Any = compose(f"stage=eval eval={bundle} checkpoint=x languages=[en]".split())
     assert fewer.languages == ["en"]
-
-
-def test_vllm_is_handed_over(tiny: Path, tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of(tmp_path, tiny, data_root, backend="vllm", dtype="bfloat16")
-    with pytest.raises(PipelineError, match="eval.backend=vllm needs vLLM, which is not installed"):
-        stage.refuse_early(run, [])
-    given = {}
-    stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
-    monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
-    stage.answering_model(run, lambda: None)  # type: ignore[arg-type,return-value]
-    assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
 
 
 def test_data_is_checked_before_weights_are_read(data_root: Path, tmp_path: Path) -> None:

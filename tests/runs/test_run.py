@@ -63,8 +63,8 @@ def leaves(config: Any, path: tuple[Any, ...] = (), hashed: bool = True) -> Iter
 
 def other(value: Any, hint: Any) -> Any:
     """Another value of the same type."""
-    if isinstance(hint, UnionType) and value is None:
-        hint = get_args(hint)[0]
+    if value is None:
+        hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint
         return {int: 7, float: 0.7, str: "other"}.get(hint) or [0.7]
     if isinstance(value, bool):
         return not value

@@ -26,9 +26,10 @@ from pipeline.errors import PipelineError
 from pipeline.runs import tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run
+from pipeline.runs.run import External, Run
 from pipeline.runs.stop import Stopped, handle_signals
 from pipeline.runs.tracking import Tracker, open_run, resolve_mode
+from pipeline.runs.unchanged import check_unchanged
 
 
 @pytest.fixture
@@ -91,7 +92,8 @@ class Recorded:
 
     def init(self, **asked: Any) -> Any:
         self.asked, self.argv = asked, sys.argv
-        return SimpleNamespace(finish=self.finish, log=lambda *_, **__: None, summary={})
+        nothing = lambda *_, **__: None  # noqa: E731
+        return SimpleNamespace(finish=self.finish, log=nothing, summary={}, log_artifact=nothing, _log_artifact=nothing)
 
     def finish(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -382,6 +384,127 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
     assert any(row.get("score") == 0.25 for row in told)
     assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
     assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
+
+
+def offline_log(folder: Path) -> tuple[Any, dict[tuple[str, str], Any]]:
+    """The run of an offline log, and its artifacts: (name, whether logged or used) -> record."""
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    found = list(records(file))
+    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    artifacts = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
+    return opened, {(one.name, "used" if one.use_after_commit else "logged"): one for one in artifacts}
+
+
+NO_TENSORS = "\x02" + 7 * "\0" + "{}"  # a safetensors file
+
+
+def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
+    """Three finished runs: data, an expert with weights, and an evaluation, which has scores."""
+
+    def made(stage: str, label: str, parents: dict[str, Any], files: dict[str, str], facts: dict[str, Any]) -> Run:
+        config = DataStage(stage=stage, runs_dir=str(runs_dir), tracking=Tracking(mode="offline", **settings))
+        run = Run(config, label, parents, version=1)
+
+        def stage_function(run: Run, work: Path, _: Tracker) -> dict[str, Any]:
+            for name, text in files.items():
+                (work / name).write_text(text)
+            return facts
+
+        make_once(run, stage_function, adopts=False)
+        return run
+
+    weights = {"weights": {"root": "sha256:0", "digests": {}}}
+    data = made("data", "data-x", {}, {"train.jsonl": "{}"}, {})
+    expert = made("sft", "x+y", {"data": data}, {"model.safetensors": NO_TENSORS, "config.json": "{}"}, weights)
+    evaluation = made("eval", "eval-x", {"model": expert}, {"scores.json": "[1]", "samples.jsonl": "{}"}, {})
+    return data, expert, evaluation
+
+
+def test_artifacts_draw_the_lineage_offline_too(tmp_path: Path) -> None:
+    """Each run logs its manifest and scores, and uses those of its parents; nothing of weights unless requested."""
+    data, expert, evaluation = a_chain(tmp_path)
+    name = expert.name.replace("+", "-")
+    opened, artifacts = offline_log(data.folder)
+    assert set(artifacts) == {(data.name, "logged")} and artifacts[data.name, "logged"].type == "data"
+    opened, artifacts = offline_log(expert.folder)
+    assert set(artifacts) == {(data.name, "used"), (name, "logged")} and artifacts[name, "logged"].type == "expert"
+    produced = artifacts[name, "logged"]
+    opened, artifacts = offline_log(evaluation.folder)
+    assert set(artifacts) == {(name, "used"), (evaluation.name, "logged")}
+    assert artifacts[name, "used"].digest == produced.digest  # so the server knows it as the expert's
+    logged = artifacts[evaluation.name, "logged"]
+    assert logged.type == "evaluation" and json.loads(logged.metadata)["parents"] == {"model": expert.name}
+    files = {entry.path: Path(entry.local_path) for entry in logged.manifest.contents}
+    assert set(files) == {"manifest.json", "scores.json"} and files["scores.json"].read_text() == "[1]"
+    assert items(opened.config.update)["parents"] == {"model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}}
+
+
+def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) -> None:
+    """W&B 0.31 deletes each file of an artifact of an offline log, taking it for a temporary one of its own."""
+    runs = a_chain(tmp_path, weights=True)
+    for run in runs:
+        for artifact in offline_log(run.folder)[1].values():
+            for entry in artifact.manifest.contents:
+                Path(entry.local_path).unlink(missing_ok=True)  # a parent's is in each log that uses it
+    for run in runs:
+        assert read_manifest(run.folder) is not None
+        check_unchanged(run.folder)
+    assert (runs[1].folder / "model.safetensors").read_text() == NO_TENSORS
+
+
+def test_weights_are_an_artifact_of_their_own_on_request(tmp_path: Path) -> None:
+    data, expert, evaluation = a_chain(tmp_path, weights=True)
+    name = expert.name.replace("+", "-")
+    artifacts = offline_log(expert.folder)[1]
+    weights = artifacts[f"{name}-weights", "logged"]
+    assert weights.type == "weights"
+    assert {entry.path for entry in weights.manifest.contents} == {"model.safetensors", "config.json"}
+    assert {entry.path for entry in artifacts[name, "logged"].manifest.contents} == {"manifest.json"}
+    assert set(offline_log(evaluation.folder)[1]) == {(name, "used"), (evaluation.name, "logged")}
+
+
+def test_online_a_run_uses_the_artifacts_of_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, expert, evaluation = a_chain(tmp_path)
+    calls: list[tuple[str, str]] = []
+    manifest = read_manifest(evaluation.folder)
+    assert manifest is not None
+    wandb_run = SimpleNamespace(
+        use_artifact=lambda artifact: calls.append(("used", artifact.name)),
+        log_artifact=lambda artifact: calls.append(("logged", artifact.name)),
+    )
+    monkeypatch.setattr(Run, "work", evaluation.folder)
+    Tracker(wandb_run, "online").finished(evaluation, manifest, weights=True)
+    assert calls == [("used", expert.name.replace("+", "-")), ("logged", evaluation.name)]
+
+
+def test_a_parent_without_a_w_and_b_run_is_named_by_its_hash(tmp_path: Path) -> None:
+    untracked = a_run(tmp_path, tracking=Tracking(mode="disabled"))
+    make_once(untracked, lambda *_: {})
+    assert tracking.parent_id(untracked) == untracked.hash
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/manifest.json").write_text('{"of": "another program"}')
+    assert tracking.parent_id(External("model", "abc", tmp_path / "model")) == "abc"
+
+
+def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None:
+    folder, (_, _, evaluation) = tmp_path / "reports/t", a_chain(tmp_path)
+    (folder / "plots").mkdir(parents=True)
+    (folder / "cells.csv").write_text("row,value\nbase,1\n")
+    (folder / "claims.csv").write_text("claim,verdict\nswap > base,holds\n")
+    (folder / "plots/bars.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'></svg>")
+    for _ in range(2):
+        tracking.track_report(folder, Tracking(mode="offline"), "table", "t", [evaluation])
+    logs = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    assert len({log.stem for log in logs}) == 1  # the same run, written again
+    found = list(records(logs[0]))
+    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    assert (opened.display_name, opened.run_group, opened.job_type) == ("table-t", "t", "table")
+    assert items(opened.config.update)["parents"] == {evaluation.name: f"{evaluation.hash[:32]}-1"}
+    rows = [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    shown = {key.partition("/")[0]: key for row in rows for key in row if not key.startswith("_")}
+    assert set(shown) == {"cells", "claims", "bars"}
+    media = [path for path in logs[0].parent.rglob("*.html") if "bars" in path.name]
+    assert media and "<svg" in media[0].read_text()
 
 
 SECRETS = ("sesame", "open-token", "open-signature")

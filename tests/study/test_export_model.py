@@ -335,12 +335,16 @@ def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap
         ),
         (["export.to=y"], "stage=export needs table or checkpoint: give table=T, or checkpoint=RUN"),
         (
-            ["table=sandbox", "export.to=y", "export.dtype=float16"],
-            "export.dtype, export.licence and export.private apply",
+            ["table=sandbox", "export.to=y", "export.adapter=true"],
+            "export.dtype, export.adapter, export.licence and export.private apply",
         ),
         (
             ["checkpoint=x", "export.to=y", "export.dtype=int8"],
             "export.dtype must be one of float32, bfloat16, float16",
+        ),
+        (
+            ["checkpoint=x", "export.to=y", "export.adapter=true", "export.dtype=bfloat16"],
+            "export.dtype=bfloat16 rounds what export.adapter=true writes exactly, in float32: remove one of them",
         ),
         (["checkpoint=x", "export.to=y"], "checkpoint=x is not a finished run"),
         (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots apply to table=T"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -18,13 +19,16 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
+from pipeline.estimate.durations import History
 from pipeline.launch import local_pool
 from pipeline.launch.local_pool import Pool, default_workers, local_executor
 from pipeline.launch.run_json import element_of, run_of
+from pipeline.progress import draw_line
 from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -115,6 +119,86 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     processes = [worker.process.pid for worker in two.workers]
     assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
     assert [worker.process.pid for worker in two.workers] == processes
+
+
+class Predicted(History):
+    """The seconds of runs by label; stages of which one is finished."""
+
+    def __init__(self, seconds: dict[str, float | None], known: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.by_label, self.known = seconds, known
+
+    def predict(self, run: Run) -> float | None:
+        return self.by_label[run.label]
+
+    def knows(self, stage: str) -> bool:
+        return stage in self.known
+
+
+def busy(run: Run, seconds: float) -> local_pool.Worker:
+    """A worker that has computed a run for some seconds."""
+    return local_pool.Worker(None, None, run, time.monotonic() - seconds)  # type: ignore[arg-type]
+
+
+def round_of(tmp_path: Path, later: int = 0) -> local_pool.Round:
+    """Two trainings that run, an evaluation of each that waits; `later` evaluations of a later call."""
+    math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
+    scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
+    unknown = [a_run(tmp_path, label="eval-later", seed=9 + number) for number in range(later)]
+    found = local_pool.Round(Pool([None, None], later=lambda: unknown), scores, {})
+    for run in (math, language):
+        del found.waiting[run.hash]
+    found.pool.workers = [busy(math, 20.0), busy(language, 20.0)]
+    return found
+
+
+SECONDS = {"math": 100.0, "language": 60.0, "eval-math": 10.0, "eval-language": 10.0, "eval-later": 8.0}
+
+
+def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(tmp_path: Path) -> None:
+    found = round_of(tmp_path)
+    found.history = Predicted(SECONDS, known=("data",))
+    assert found.seconds_left() == pytest.approx(80 + 10, abs=1)  # the path of math; shared: (80 + 40 + 20) / 2
+    found = round_of(tmp_path, later=4)
+    found.history = Predicted(SECONDS, known=("data",))
+    assert found.seconds_left() == pytest.approx(80 + 10 + 4 * 8 / 2, abs=1)
+    found.beside = [1.0, 2.0, 9.0]
+    assert found.seconds_left() == pytest.approx(80 + 2 + 10 + 2 + 4 * (8 + 2) / 2, abs=1)
+    found.history = Predicted({**SECONDS, "eval-math": None})
+    assert found.seconds_left() is None and "4 runs and ? left" in found.progress_line()
+
+
+def test_a_training_is_measured_by_its_steps_and_sets_the_pace(tmp_path: Path) -> None:
+    """20 s for 10 of 110 steps at 1.8 s: 180 s left, twice the 100 s that were expected of it in all."""
+    found = round_of(tmp_path)
+    found.history = Predicted(SECONDS)
+    math, language = (worker.run for worker in found.pool.workers)
+    assert math and language
+    math.workplace.mkdir(parents=True)
+    update_state(math.workplace, state="running", step=10, steps=110, seconds_a_step=1.8)
+    assert found.seconds_left() == pytest.approx(180 + 2 * 10, abs=1)  # its evaluation takes twice as long, too
+    found.history = Predicted(SECONDS, known=("data",))  # evaluations were measured themselves
+    assert found.seconds_left() == pytest.approx(180 + 10, abs=1)
+
+
+def test_the_line_names_what_runs_and_what_is_next(tmp_path: Path) -> None:
+    found = round_of(tmp_path)
+    found.history = Predicted(SECONDS)
+    assert found.progress_line() == "4 runs and about 1:30 min left | math 20 s | language 20 s | next eval-math"
+    found.pool.workers[0].run = dataclasses.replace(found.pool.workers[0].run, label="x" * 90)  # type: ignore[type-var]
+    found.history.by_label["x" * 90] = 1.0
+    line = found.progress_line(90)
+    assert len(line) <= 90 and "…" in line and line.endswith("| next eval-math")
+
+
+def test_a_failure_under_the_line_of_progress_begins_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    found = round_of(tmp_path)
+    draw_line("4 runs left")
+    found.mark_failed(found.runs[0], "a reason")
+    draw_line("")
+    assert f"\r\033[K{found.runs[0].name} failed: a reason\n4 runs left" in terminal.getvalue()
 
 
 def test_a_dead_worker_is_started_again_and_its_run_with_it(

@@ -213,7 +213,7 @@ def test_an_archive_of_format_1_gives_the_same_cells(finished: Path, call: Call,
             lines.append([row | ({"seed": ""} if row["role"] == "base" else {}) for row in csv.DictReader(file)])
     assert lines[0] == lines[1] and {row["role"] for row in lines[0]} == {"base", "expert", "merge", ""}
     pages = [(folder / "index.html").read_text(encoding="utf-8") for folder in folders]
-    for shown in ('aria-label="Checks of math"', 'aria-label="Checks of low"', '"column": "math"'):
+    for shown in ('aria-label="Checks of math"', 'aria-label="Checks of low"', '"column":"math"'):
         assert pages[0].count(shown) == pages[1].count(shown) > 0, shown
 
 
@@ -496,6 +496,7 @@ def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
     [
         ([], "stage=export needs export.to"),
         (["export.to=nowhere/t.zip"], "export.to=nowhere/t.zip is not a place for a file"),
+        (["export.format=figures", "export.to=nowhere/t"], "export.to=nowhere/t is not a place for a folder"),
     ],
 )
 def test_bad_words_of_export_are_one_sentence(home: Path, call: Call, more: list[str], sentence: str) -> None:
@@ -508,3 +509,33 @@ def test_nothing_finished_is_no_archive(tmp_path: Path, finished: Path, call: Ca
     assert told.status == 1 and "no finished evaluation" in told.err and not (tmp_path / "t.zip").exists()
     told = call("stage=export").err.strip()
     assert told.endswith("stage=export needs table or checkpoint: give table=T, or checkpoint=RUN")
+
+
+def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> None:
+    """Two hours of two GPUs are four GPU-hours; development problems that the table does not score chose the swap."""
+
+    def edit(name: str, **changes: Any) -> None:
+        path = min((home / "runs").glob(f"{name}*/{MANIFEST}"))
+        content = json.loads(path.read_text())
+        for key, values in changes.items():
+            content[key] |= values
+        path.write_text(json.dumps(content))
+
+    sft = json.loads(next((home / "runs").glob(f"math-full-s1-*/{MANIFEST}")).read_text())["config"]["sft"]
+    edit("math-full-s1-", cost={"seconds": 7200.0}, machine={"device": "H100"}, config={"sft": sft | {"processes": 2}})
+    counts = {"rows": 6000, "left": 5990, "contaminated": 5, "number_variants": 17}
+    edit("data-math-", facts={"counts": {"orca": counts, "world/test.jsonl": 100}})
+    told = call("stage=report", *words(home))
+    assert told.status == 0, told.err
+    page = unescape(Path(told.out.strip()).read_text())
+    section = page[page.index('id="computed"') : page.index('id="runs"')]
+    lines = [line.strip() for line in re.sub("<[^>]+>", "\n", section).splitlines()]
+    for expected in (
+        "4.00 GPU-hours on H100",
+        "trained in fp32: 4 runs",
+        "the best of 2 configurations by mgsm (dev: qac), none of which the table scores, too",
+    ):
+        assert expected in lines, lines
+    assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
+    assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)
+    assert any(line.startswith("pipeline ") for line in lines), lines

@@ -33,7 +33,13 @@ def test_each_table_of_both_papers_is_there() -> None:
     }
     wanted |= {"calibrate", "calibrate_steps", "sandbox_layer_swapping", "sandbox_unreasonable"}
     wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke"}
-    assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
+    assert wanted | {
+        "laptop_real",
+        "laptop_real_full",
+        "laptop_translations",
+        "laptop_choices",
+        "sandbox_choices",
+    } == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -442,7 +442,8 @@ def test_a_place_is_a_row_where_models_are_columns():
 
 
 def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best_expert():
-    """In math, by column: what is chosen by these questions is no merge, what has no number is no rival."""
+    """In math, by column: what is chosen by these questions is no merge, what has no number is no rival. Each pair has
+    the number of experts that the best one was chosen of."""
 
     def cells(column: str, task: str = "mgsm", **values: float | None) -> list[CellResult]:
         roles = {"base": "base", "math": "expert", "language": "expert"}
@@ -454,10 +455,10 @@ def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best
     found += cells("te", base=None, math=10.0, language=None, soup=40.0, swap=None)
     found += cells("belebele", "belebele", base=20.0, soup=40.0)
     by_row: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})]))
-    pairs = [
-        ("soup", "base", "en"), ("soup", "math", "en"), ("soup", "base", "sw"), ("soup", "language", "sw"),
-        ("swap", "base", "sw"), ("swap", "language", "sw"), ("soup", "math", "te"),
-    ]  # fmt: skip
+    pairs = {
+        ("soup", "base", "en"): 1, ("soup", "math", "en"): 2, ("soup", "base", "sw"): 1, ("soup", "language", "sw"): 2,
+        ("swap", "base", "sw"): 1, ("swap", "language", "sw"): 2, ("soup", "math", "te"): 1,
+    }  # fmt: skip
     assert default_pairs(by_row, found) == pairs
     by_column: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})]))
     assert default_pairs(by_column, [replace(one, row=one.column, column=one.row) for one in found]) == pairs

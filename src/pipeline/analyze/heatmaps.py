@@ -37,20 +37,20 @@ class Map:
 
 def svg_of_maps(maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)) -> str:
     """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone."""
-    return draw_svg(lambda: _draw_maps(maps, scale), name, label)
+    return draw_svg(lambda: draw_maps(maps, scale), name, label)
 
 
 def png_of_maps(maps: Sequence[Map], scale: tuple[float, float] | None = (0.0, 1.0)) -> bytes:
-    return draw_png(lambda: _draw_maps(maps, scale))
+    return draw_png(lambda: draw_maps(maps, scale))
 
 
 def svg_and_png_of_maps(
     maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)
 ) -> tuple[str, bytes]:
-    return svg_and_png(lambda: _draw_maps(maps, scale), name, label)
+    return svg_and_png(lambda: draw_maps(maps, scale), name, label)
 
 
-def _draw_maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
+def draw_maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -10,6 +10,7 @@ from pipeline.config import conf
 from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
+from pipeline.progress import say
 from pipeline.report.html.write import write_report
 from pipeline.report.load.archive import read_archive, write_archive
 from pipeline.report.load.contents import Results
@@ -23,7 +24,9 @@ from pipeline.tables.planned_runs import Planning
 def export(config: ExportStage) -> str:
     """Pack the finished results of a table into the file export.to, or write a checkpoint to a folder or the Hub."""
     if config.export.to is None:
-        suffix = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}[config.export.format]
+        suffix = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv", "figures": "d"}[
+            config.export.format
+        ]
         place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
         raise PipelineError(f"stage=export needs export.to: give export.to={place}")
     if config.checkpoint is not None:
@@ -31,23 +34,40 @@ def export(config: ExportStage) -> str:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
         if config.export.format != Export().format:
             raise PipelineError("export.format applies to table=T only: remove it")
+        if config.export.adapter and config.export.dtype:
+            raise PipelineError(
+                f"export.dtype={config.export.dtype} rounds what export.adapter=true writes exactly, in float32: "
+                "remove one of them"
+            )
         from pipeline.commands.export_model import export_model
 
         return export_model(config)
     if config.export != Export(to=config.export.to, format=config.export.format):
-        raise PipelineError("export.dtype, export.licence and export.private apply to checkpoint=RUN only: remove them")
+        raise PipelineError(
+            "export.dtype, export.adapter, export.licence and export.private apply to checkpoint=RUN only: remove them"
+        )
     return str(export_table(config, config.export.to))
 
 
 def export_table(config: ExportStage, to: str) -> Path:
-    file = Path(to)
-    if file.is_dir() or not file.parent.is_dir():
-        raise PipelineError(f"export.to={file} is not a place for a file: name one in an existing folder")
+    file, figures = Path(to), config.export.format == "figures"
+    if figures and file.is_dir() and any(file.iterdir()):
+        raise PipelineError(f"export.to={file} holds files: name a new or empty folder for export.format=figures")
+    if (file.is_file() if figures else file.is_dir()) or not file.parent.is_dir():
+        kind = "folder" if figures else "file"
+        raise PipelineError(f"export.to={file} is not a place for a {kind}: name one in an existing folder")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
     results = gather_results(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
+    if figures:
+        from pipeline.report.figures import write_all
+
+        file.mkdir(exist_ok=True)
+        for reason in write_all(results, file):
+            say(f"not drawn: {reason}")
+        return file
     if config.export.format != "archive":
         write_atomically(file, cells_text(results, config.export.format))
         return file

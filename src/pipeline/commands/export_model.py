@@ -1,6 +1,7 @@
 """Stage export of a checkpoint: writes a folder that transformers loads, with a model card, locally or to the Hub.
 
-An adapter is merged into its base. The export has nothing of this machine: no manifest, log or local path.
+An adapter is merged into its base, or with export.adapter=true a merge of adapters is written as one, for PEFT. The
+export has nothing of this machine: no manifest, log or local path.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark
+from pipeline.commands.export_adapter import open_as_adapter
 from pipeline.config.stages import ExportStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
@@ -29,6 +32,7 @@ from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
+from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.report.load.scores import percent_factor, primary_of, score_line
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
@@ -60,10 +64,14 @@ def export_model(config: ExportStage) -> str:
     if api is None:
         check_target(Path(target))
     model = Resolver(Path(config.runs_dir), build).model(config.checkpoint, "checkpoint")
+    check_unchanged(model.folder)
+    merge = open_as_adapter(model, config) if config.export.adapter else open_as_merge(model, config)
+    check_files_and_space(merge, model, config)
     origin = origin_of(model, Path(config.runs_dir), ask=True)
     licence = licence_of(origin, config)
-    check_unchanged(model.folder)
-    merge = open_as_merge(model, config)
+    if merge.adapter:
+        base = merge.adapter.settings["base_model_name_or_path"]
+        origin = replace(origin, bases=(base,) if base else ())  # what PEFT adds it to, not what that derives from
     name = target.removeprefix(HUB) if api else Path(target).resolve().name
     with TemporaryDirectory(
         dir=staging_folder(config, api is not None), prefix=f".{name.replace('/', '-')}."
@@ -101,7 +109,7 @@ def move_export(folder: Path, target: Path) -> None:
 def check_target(target: Path) -> None:
     """Raise PipelineError if the target exists and is not an empty folder or an export, if its parent folder does not
     exist, or if it is inside a run."""
-    if target.is_dir() and any(target.iterdir()) and not all((target / name).is_file() for name in (CARD, CONFIGS[0])):
+    if target.is_dir() and any(target.iterdir()) and not is_export(target):
         raise PipelineError(f"export.to={target} is not empty: name a new folder")
     if target.exists() and not target.is_dir():
         raise PipelineError(f"export.to={target} is a file: name a new folder")
@@ -110,6 +118,10 @@ def check_target(target: Path) -> None:
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
             raise PipelineError(f"export.to={target} is inside the run {above.name}: name a folder outside of it")
+
+
+def is_export(folder: Path) -> bool:
+    return (folder / CARD).is_file() and any((folder / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG))
 
 
 def staging_folder(config: ExportStage, on_hub: bool) -> Path:
@@ -140,22 +152,21 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
 
 
 def open_as_merge(model: Parent, config: ExportStage) -> Merging:
-    """The model as a merge of one source, in the requested dtype: copied if it is the model's own, else cast once.
-
-    Raises:
-        PipelineError: no tokenizer, or not enough disk space.
-    """
+    """The model as a merge of one source, in the requested dtype: copied if it is the model's own, else cast once."""
     source = open_source(model.folder)
     check_sources({"0": source}, None, lambda _: "checkpoint")
-    if not any((directory / name).is_file() for directory in folders_of(source) for name in TOKENIZERS):
+    return open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
+
+
+def check_files_and_space(merge: Merging, model: Parent, config: ExportStage) -> None:
+    """Raise PipelineError if the model has no tokenizer, or does not fit on the disk."""
+    if not any((directory / name).is_file() for directory in folders_of(merge.layout) for name in TOKENIZERS):
         raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
-    merge = open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
     size, staging = merge.bytes()["written"], staging_folder(config, str(config.export.to).startswith(HUB))
     if shutil.disk_usage(staging).free < size:
         raise PipelineError(
             f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free some"
         )
-    return merge
 
 
 def folders_of(source: Source) -> list[Path]:
@@ -218,8 +229,8 @@ def card_text(
     merged = manifest is not None and manifest.stage == "merge"
     results = [to_eval_result(row, request) for row, request in scored]
     return render_card(
-        name, "\n".join(sections), origin, tags=tags_of(manifest), relation=relation_of(origin, merged),
-        licence=licence, results=results,
+        name, "\n".join(sections), origin, tags=tags_of(manifest), licence=licence, results=results,
+        relation="adapter" if merge.adapter else relation_of(origin, merged),
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ Each point is the run that stage=eval merge=... would compute, with the same has
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import sys
@@ -13,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import EvalStage, SweepStage
+from pipeline.config.stages import EvalStage, PointsStage, SweepStage
 from pipeline.config.words import with_values
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
@@ -34,6 +33,7 @@ def make_sweep(config: SweepStage) -> Path:
     from pipeline.merge.resident import keep_models_resident
     from pipeline.merge.stage import merge_of
     from pipeline.report.html.sweep import write_page
+    from pipeline.runs.tracking import track_report
 
     points = grid_points(config)
     runs = [build(evaluation_at(config, point)) for point in points]
@@ -51,29 +51,14 @@ def make_sweep(config: SweepStage) -> Path:
     label = f"{config.merge.method}-{config.eval.name}"
     folder = Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}"
     page = write_page(folder, config, points, runs)
-    track_sweep(config, folder)
+    if (folder / "scores.csv").is_file():
+        track_report(
+            folder, config.tracking, "sweep", folder.name.removeprefix("sweep-"), runs, merge=config.merge.method
+        )
     if failed:
         name_failed, reason = next(iter(failed.items()))
         raise PipelineError(f"{len(failed)} points failed, the first {name_failed} ({reason}); the rest is in {page}")
     return page
-
-
-def track_sweep(config: SweepStage, folder: Path) -> None:
-    """Log the sweep's scores and map as a W&B run."""
-    from pipeline.runs.tracking import open_run
-
-    if not (folder / "scores.csv").is_file():
-        return
-    description = {
-        "name": folder.name,
-        "group": folder.name,
-        "job_type": "sweep",
-        "config": {"merge": config.merge.method},
-    }
-    with open_run(folder, config.tracking, **description) as tracker:
-        head, *rows = list(csv.reader((folder / "scores.csv").read_text(encoding="utf-8").splitlines()))
-        tracker.table("scores", head, rows)
-        tracker.image("map", folder / "map.png")
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -108,12 +93,12 @@ def grid_points(config: SweepStage) -> list[Point]:
     return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
 
 
-def evaluation_at(config: SweepStage, point: Point) -> EvalStage:
-    """The evaluation of one point, as stage=eval merge=... composes it."""
-    shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(SweepStage)} - {"stage", "merge"}
+def evaluation_at(config: PointsStage, point: Point, prefix: str = "sweep.") -> EvalStage:
+    """The evaluation of one point, as stage=eval merge=... composes it. prefix: of its knobs, for errors."""
+    shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(config)} - {"stage", "merge"}
     return EvalStage(
         stage="eval",
-        merge=with_values(config.merge, point, "sweep."),
+        merge=with_values(config.merge, point, prefix),
         **{name: getattr(config, name) for name in shared},
     )
 

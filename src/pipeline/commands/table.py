@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.commands.clean import free_ranked, missing_snapshots
@@ -46,7 +47,7 @@ def show_plan(config: PlanStage) -> str:
     check_claims(planning)
     runs = order_runs(planning.targets())
     lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
-    waiting = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
+    waiting = waiting_evaluations(planning)
     cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [
         *(cost.lines() if cost else []),
@@ -66,6 +67,11 @@ def show_plan(config: PlanStage) -> str:
     if causes:
         raise PipelineError("\nerror: ".join(causes), output="\n".join(lines))
     return "\n".join(lines)
+
+
+def waiting_evaluations(planning: Planning) -> list[Run]:
+    """An evaluation like each of those that wait for a choice."""
+    return [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
 
 
 def not_planned(planning: Planning) -> list[str]:
@@ -162,7 +168,7 @@ def make_table(config: TableStage) -> Path:
             f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
         )
         raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
-    waiting = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
+    waiting = waiting_evaluations(planning)
     # the job that continues a table leaves prompts to the evaluations, which check them, too
     prompts = config.launcher.retry_failed or slurm_job() is None
     if causes := not_planned(planning) or evaluation_problems([*order_runs(targets), *waiting], prompts):
@@ -172,7 +178,8 @@ def make_table(config: TableStage) -> Path:
     reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    with executor_for(config.launcher, targets, again=sys.argv[1:]) as execute:
+    later = partial(waiting_evaluations, planning)
+    with executor_for(config.launcher, targets, again=sys.argv[1:], later=later) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}
@@ -243,24 +250,11 @@ def write_results(
     results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
     reported.refuse_fewer(folder, results, report.fewer)
     page = write_report(results, folder)
-    for message, names in by_message(results, lambda run: run.warnings):
+    for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):
         print(f"warning: {message} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})", file=sys.stderr)
     reported.write_state(folder, finished=results.finished)
-    track_table(planning, folder)
+    if planning.config.tracking.mode != "disabled":
+        from pipeline.runs.tracking import track_report
+
+        track_report(folder, planning.config.tracking, "table", planning.plan.table.name, planning.targets())
     return page
-
-
-def track_table(planning: Planning, folder: Path) -> None:
-    """Log the table as a W&B run."""
-    if planning.config.tracking.mode == "disabled":
-        return
-    import csv
-
-    from pipeline.runs.tracking import open_run
-
-    name = planning.plan.table.name
-    description = {"name": f"table-{name}", "group": name, "job_type": "table", "config": {"table": name}}
-    with open_run(folder, planning.config.tracking, **description) as tracker:
-        with open(folder / "cells.csv", encoding="utf-8", newline="") as file:
-            head, *rows = list(csv.reader(file))
-        tracker.table("cells", head, rows)

@@ -22,6 +22,7 @@ from yaml import YAMLError
 
 from pipeline.config import conf
 from pipeline.config.explain import explain_error, options_in, unknown_key
+from pipeline.config.harness_tasks import INCLUDED, TASKS, include, spell_out_tasks
 from pipeline.config.knob import check
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, TableStage
@@ -42,6 +43,16 @@ def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge
         store.store(group="stage", name=f"{name}_schema", node=stage, package="_global_")
     for name, method in methods.items():
         store.store(group="merge", name=f"{name}_schema", node=method)
+
+
+def register_installed(option: str | None) -> None:
+    """Register the merge method of another package, where the option is one."""
+    method = conf.method_of(option)
+    if method and method.package and option:
+        try:
+            ConfigStore.instance().store(group="merge", name=option, node=method)
+        except OmegaConfBaseException as error:
+            raise PipelineError(f"merge={option} of package {method.package}: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager
@@ -65,6 +76,7 @@ def compose(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
     words, run_overrides = split_every(spelled_out(words))
     for word in words:
         parse_override(word)
+    register_installed(options_in(words).get("merge"))
     overrides = [*words, *(f"~{group}" for group in omitted), *conf.searchpath_override()]
     try:
         with hydra_on_conf():
@@ -96,13 +108,40 @@ def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def spelled_out(words: Sequence[str]) -> list[str]:
-    """The words with model=CHECKPOINT replaced by model=trained model.path=CHECKPOINT."""
+    """The words with model=CHECKPOINT as model=trained model.path=CHECKPOINT, and tasks of the harness as records."""
     expanded: list[str] = []
+    keys = [word.partition("=")[0] for word in words]
     for word in words:
         key, _, value = word.partition("=")
+        if key.removeprefix("every.") == INCLUDED and value not in ("null", ""):
+            include(str(parse_override(word).value()))
+    if TASKS in keys and "eval" not in keys:
+        expanded += ["eval=mgsm_0shot", "eval.name=tasks"]
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in ("eval", TASKS):
+            parsed = parse_override(word).value()
+            spelled = spell_out_tasks({key: parsed}, conf.options("eval"))
+            expanded += (
+                [word]
+                if spelled == {key: parsed}
+                else [f"{name}={format_word(inner)}" for name, inner in spelled.items()]
+            )
+            continue
         is_model_path = key == "model" and all(map(conf.is_checkpoint, value.split(",")))
         expanded += ["model=trained", f"model.path={value}"] if is_model_path else [word]
     return expanded
+
+
+def format_word(value: Any) -> str:
+    """A value in Hydra's override grammar."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(format_word, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{format_word(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
+        return "'" + value.replace("'", r"\'") + "'"
+    return "null" if value is None else str(value)
 
 
 def split_every(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline import languages
+from pipeline.config.extensions import MERGE_METHODS, extensions, merge_method
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError, suggest
@@ -75,7 +76,9 @@ def option_file(group: str, option: str) -> Path | None:
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for root in folders() for path in (root / group).glob("*.yaml"))
+    """Names of the options; of merge= also the methods of other installed packages."""
+    files = {path.stem for root in folders() for path in (root / group).glob("*.yaml")}
+    return sorted(files.union(extensions(MERGE_METHODS) if group == "merge" else ()))
 
 
 def groups() -> list[str]:
@@ -115,9 +118,14 @@ def is_checkpoint(model: str) -> bool:
     return "/" in model or ":" in model or model.startswith(".")
 
 
-def method_presets(method: str) -> list[str]:
-    """The options of merge= that are a method with other settings, as ties_mergekit is of ties."""
-    return [option for option in options("merge") if option.startswith(f"{method}_") and option not in METHODS]
+def method_of(option: str | None) -> type[Merge] | None:
+    """The method of an option of merge=: of its name, of another package, or the one whose settings the option changes,
+    as ties_mergekit changes those of ties. None where there is none."""
+    if option is None or option in METHODS:
+        return METHODS.get(option or "")
+    if option_file("merge", option) is None:
+        return merge_method(option)
+    return next((kind for name, kind in METHODS.items() if option.startswith(f"{name}_")), None)
 
 
 def groups_read(stage: str) -> list[str]:

@@ -15,6 +15,10 @@ def below_float32(config: Eval) -> bool:
     return config.dtype != "float32"
 
 
+def is_sampled(config: Eval) -> bool:
+    return config.temperature > 0
+
+
 def with_exemplars(config: Eval) -> bool:
     return any(task.num_fewshot for task in config.tasks)
 
@@ -34,6 +38,8 @@ class EvalTask:
 class Eval:
     name: str = knob(hashed=False)
     tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
+    # folder of task files in lm-eval's format; the files enter as a parent
+    include_path: str | None = knob(None, hashed=False)
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, low=1)  # questions per task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
@@ -41,7 +47,10 @@ class Eval:
     # of MGSM; random: drawn by the harness for each question
     exemplars: str = knob("first_n", options=("first_n", "random"), hashed=with_exemplars)
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
-    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: the harness' own model class
+    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: in a process of its own, merges loaded live
+    vllm_python: str | None = knob(None, hashed=False)  # path of a Python that has vLLM; null: this one
+    # vLLM's drafts from all answers of its process (arctic-inference); hashed where they change answers
+    vllm_suffix: bool = knob(False, hashed=lambda config: config.vllm_suffix and below_float32(config))
     chat_template: bool = False  # the exemplars as turns of a conversation
     # the date printed by chat templates that print today's date
     template_date: str = knob("2024-07-26", hashed=lambda config: config.chat_template)
@@ -52,6 +61,11 @@ class Eval:
         0, low=0
     )  # prompts per task that may not fit: they are excluded from the score; more are an error
     spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent
+    temperature: float = knob(0.0, low=0)  # 0: greedy; above: tokens are drawn, MGSM and mbpp alone
+    top_p: float = knob(1.0, above=0, high=1, hashed=is_sampled)  # drawn among the likeliest tokens of this share
+    answers: int = knob(1, low=1, hashed=is_sampled)  # drawn for each question
+    sample_seed: int = knob(0, hashed=is_sampled)
+    think_end: str | None = None  # what ends the model's thoughts, such as </think>: what stands before is not scored
     # These three are hashed only below float32, where they change answers
     batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question

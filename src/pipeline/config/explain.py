@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
+from pipeline.config.harness_tasks import harness_index
 
 SYNONYMS = {  # another program's name of a knob -> ours
     **dict.fromkeys(("lr", "learning_rate"), "sft.learning_rate=..."),
@@ -83,6 +84,9 @@ def explain_error(error: Exception, words: list[str]) -> str:
 def _unknown_option(group: str, option: str) -> str:
     names = conf.options(group)
     close = get_close_matches(option, names, n=3, cutoff=0.5)
+    if group == "eval":
+        close += get_close_matches(option, harness_index().tasks, n=1, cutoff=0.8)
+        names = [*names, "and the tasks of the harness, such as arc_easy"]
     hint = f"did you mean {' or '.join(close)}? There" if close else "there"
     return f"{group}={option} is not an option: {hint} are {', '.join(names)}"
 
@@ -135,9 +139,8 @@ def _explain_key(key: str, stage: str, merge: str | None) -> str:
     if key.partition(".")[0] in conf.groups() and key.partition(".")[0] not in conf.groups_read(stage):
         return _not_read(key, stage)
     kind: Any = conf.STAGES.get(stage)
-    method = next((name for name in conf.METHODS if merge in (name, *conf.method_presets(name))), None)
     for name in key.split(".")[:-1]:
-        kind = conf.METHODS[method] if name == "merge" and method else type_inside(kind, name)
+        kind = (name == "merge" and conf.method_of(merge)) or type_inside(kind, name)
     if not is_dataclass(kind) and get_args(kind):
         kind = get_args(kind)[-1]
     names = sorted(getattr(kind, "__dataclass_fields__", {}))

@@ -64,9 +64,8 @@ def stage_parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:
     yield TOP_LEVEL, stage_class
     for item in fields(stage_class):
         kind: Any = type_inside(stage_class, item.name)
-        if item.name == "merge" and merge is not None:
-            method = next((name for name in conf.METHODS if merge in (name, *conf.method_presets(name))), None)
-            kind = conf.METHODS[method] if method else kind
+        if item.name == "merge":
+            kind = conf.method_of(merge) or kind
         if is_dataclass(kind) and isinstance(kind, type):
             yield item.name, kind
 

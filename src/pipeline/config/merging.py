@@ -31,15 +31,34 @@ class Merge:
     control: list[str] | None = None  # roles of experts that the base replaces, once weights are decided; null: none
 
     reads_partition: ClassVar[bool] = False
+    reads_adapters: ClassVar[bool] = True  # whether experts may be LoRA adapters
     fewest: ClassVar[int] = 2  # experts
+    package: ClassVar[str] = ""  # name and version of another package that the method is from, part of the hash
 
     def references(self) -> References:
-        """The sources in the order of the merge, without the base."""
+        """The sources in the order of the merge, without the base; the result is laid out as the first."""
+        raise PipelineError(f"merge.method={self.method} is not known")
+
+    def decide(self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None) -> Any:
+        """The merge, a merge.merge.Merging, of sources that were opened and fit each other: `linear_merge` of weights a
+        parameter, or a `Merging` with a formula of its own. Reads headers alone, but for weights by magnitude."""
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def needs_base(self) -> bool:
         """Whether it reads the base: for task vectors, or to weight experts by how far they moved from it."""
         return False
+
+    def base_reference(self) -> str | None:
+        """The RUN of the base; None: by the experts' manifests, where it is needed."""
+        return self.base
+
+    def result_dtype(self) -> str | None:
+        """torch's name of the dtype in which the result is stored; None: that of the sources."""
+        return self.dtype
+
+    def beyond_knobs(self) -> dict[str, Any]:
+        """What affects the hash next to the knobs: the version of another package, the content of a file."""
+        return {"packages": {self.method: self.package}} if self.package else {}
 
     def controlled_roles(self) -> list[str]:
         """The roles of `control`: of a side that is a list, all of its experts.
@@ -73,6 +92,15 @@ class Merge:
     def label(self, partition: Partition | None) -> str:
         """The beginning of its runs' names; the experts' labels follow."""
         return self.method
+
+
+def check_method(kind: type[Merge], name: str, place: str) -> None:
+    """Raise PipelineError, naming the place, for a class that is not the method of this name."""
+    if kind.method != name:
+        raise PipelineError(f'{place}: {kind.__name__} must have method: str = "{name}"')
+    for required in ("references", "decide"):
+        if getattr(kind, required) is getattr(Merge, required):
+            raise PipelineError(f"{place}: {kind.__name__} lacks {required}()")
 
 
 def numbered_references(experts: Sequence[Any]) -> References:

@@ -18,6 +18,7 @@ from pipeline.config.data import Data, Expert, Source, World
 from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
 from pipeline.config.knob import knob, part
 from pipeline.config.merging import Analyze, Merge
+from pipeline.config.search import Search
 from pipeline.config.training import Model, Partition, Sft
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "AnalyzeStage",
     "Clean",
     "CleanStage",
+    "CompareStage",
     "Data",
     "DataStage",
     "Eval",
@@ -46,6 +48,8 @@ __all__ = [
     "Report",
     "ReportStage",
     "RunStage",
+    "Search",
+    "SearchStage",
     "Select",
     "SelectStage",
     "Sft",
@@ -72,6 +76,7 @@ class Tracking:
     project: str = "cross-lingual-merging"  # in which runs are listed
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
+    weights: bool = False  # whether the weights of each model are logged, as a second artifact
     timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 
@@ -191,15 +196,11 @@ class AnalyzeStage(RunStage):
 
 
 @dataclass
-class SweepStage(Stage):
-    """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=...
-
-    The knobs that can be swept are added in stages/rows.py.
-    """
+class PointsStage(Stage):
+    """One merge with several values of its knobs, scored on one loaded model: each a run of stage=eval merge=..."""
 
     merge: Merge = MISSING
     partition: Partition | None = None
-    sweep: Any = MISSING
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
@@ -207,6 +208,20 @@ class SweepStage(Stage):
     deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
     threads: int | None = knob(None, low=1, hashed=False)
     redo: bool = knob(False, hashed=False)  # score finished points again
+
+
+@dataclass
+class SweepStage(PointsStage):
+    """One merge over a grid of its knobs. The knobs that can be swept are added in stages/rows.py."""
+
+    sweep: Any = MISSING
+
+
+@dataclass
+class SearchStage(PointsStage):
+    """A merge's configuration that scores best on development questions, looked for by Optuna; its test score."""
+
+    search: Search = part(Search)
 
 
 @dataclass
@@ -239,11 +254,14 @@ class ReportStage(TableStage):
 class Export:
     """What stage=export writes, and where. `format` is read with table=, all others but `to` with checkpoint=."""
 
-    to: str | None = None  # a file for a table; a folder, new or empty, or hub:org/name for a checkpoint
+    to: str | None = (
+        None  # a file for a table, for its figures a folder; a folder, new or empty, or hub:org/name for a checkpoint
+    )
     format: str = knob(
-        "archive", options=("archive", "latex", "markdown", "csv")
-    )  # archive: all results, others: cells
+        "archive", options=("archive", "latex", "markdown", "csv", "figures")
+    )  # archive: all results; figures: a folder of SVG and PDF; others: cells
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
+    adapter: bool = False  # a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32; else the whole model
     licence: str | None = None  # for the model card, as spelled on the Hub; null: the experts', which must have one
     private: bool = True  # on the Hub: whether only its owners see it
 
@@ -307,6 +325,13 @@ class Show:
 class ShowStage(Stage):
     run: str = knob(run=True)  # the finished run that is shown
     show: Show = part(Show)
+
+
+@dataclass
+class CompareStage(Stage):
+    """The report page of what `lm_eval --log_samples` and inspect_ai wrote, for two models or more."""
+
+    results: list[str] = knob()  # folders or files of these tools, the baseline first: [DIR_A, DIR_B]
 
 
 @dataclass

@@ -5,7 +5,6 @@ Composing takes tens of milliseconds, and a table's thousand runs differ in seed
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
@@ -15,8 +14,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, format_word
 from pipeline.config.explain import wrong_type_message
+from pipeline.config.harness_tasks import spell_out_tasks
 from pipeline.config.knob import check
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
@@ -33,7 +33,7 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     Raises:
         PipelineError: as compose does.
     """
-    groups = conf.groups()
+    groups, words = conf.groups(), spell_out_tasks(words, conf.options("eval"))
     if conf.is_checkpoint(str(words.get("model", ""))):
         words = {**words, "model": "trained", "model.path": words["model"]}
     options = {key: value for key, value in words.items() if key == "stage" or key in groups}
@@ -74,7 +74,7 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     changed = later | {key.lstrip("+"): value for key, value in changed.items()}
     if any(not is_settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
         return compose(as_words(words))
-    if any(not is_settable(stage, key) or reduce(getattr, key.split("."), stage) != {} for key in mappings):
+    if any(not is_settable(stage, key) or reduce(getattr, key.split("."), stage) not in ({}, None) for key in mappings):
         return compose(as_words(words))  # a mapping is merged into the existing one
     changed |= mappings
     return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
@@ -156,14 +156,3 @@ def is_plain(hint: Any, value: Any) -> bool:
         return hint == "list[str]" and all(is_plain("str", item) for item in value)
     special = type(value) is str and ("${" in value or value == "???")
     return not special and hint in (type(value).__name__, f"{type(value).__name__} | None")
-
-
-def format_word(value: Any) -> str:
-    """A value in Hydra's override grammar."""
-    if isinstance(value, list):
-        return "[" + ",".join(map(format_word, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{format_word(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
-        return "'" + value.replace("'", r"\'") + "'"
-    return "null" if value is None else str(value)

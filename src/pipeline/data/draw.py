@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
 
 from pipeline.config.stages import DataStage
 from pipeline.errors import PipelineError
+from pipeline.progress import say
 
 
 def draw_rows(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -86,7 +86,7 @@ def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int
             f"expert={config.expert.name}: {'; '.join(short)}: ask for fewer, or take those with data.allow_fewer=true"
         )
     for message in short:
-        print(f"expert={config.expert.name}: {message}; taken as they are (data.allow_fewer)", file=sys.stderr)
+        say(f"expert={config.expert.name}: {message}; taken as they are (data.allow_fewer)")
     return {name: min(want, available[name]) for name, want in quota.items()}
 
 

@@ -44,6 +44,7 @@ STEP = 0.04  # seconds of a step besides its products: Python, its log and the o
 READ_RATE, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared a second; rows of a small world written
 WORLD_ROW = 200  # bytes of a row of the small world
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
+VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
 DAY = 86400.0
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
 Kind = tuple[str, ...]
@@ -72,6 +73,10 @@ class History:
             if guessed:
                 self.ratios[kind].append(manifest.seconds / guessed)
         self.medians.clear()
+
+    def knows(self, stage: str) -> bool:
+        """Whether a run of the stage is finished."""
+        return (stage,) in self.seconds
 
     def predict(self, run: Run) -> float | None:
         """Seconds: what is guessed of its work, times what finished runs like it took over theirs, else those of its
@@ -248,17 +253,18 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
     if is_bundle(run):
         return 0.2
     config, shape, dtype = run.config, shape_for(run), dtype_of(run)
+    vllm = config.eval.backend == "vllm"
     seconds = 0.3 + (0.0 if on_gpu else FILES * shape.parameters)
     for task in config.eval.tasks:
         for language in config.languages:
             kinds = kinds_of(run, task, language)
             if on_gpu:
-                seconds += sum(scoring_seconds(shape, kinds, ON_GPU, dtype, config.eval.batch_size))
+                seconds += sum(scoring_seconds(shape, kinds, ON_GPU, dtype, config.eval.batch_size, vllm))
                 written = sum(kind.questions * min(kind.room, LONGEST * kind.answer) for kind in kinds)
                 seconds += 2 * shape.parameters * written / ON_GPU.rate(dtype)
             else:
                 how = threads_of(config), dtype, config.eval.batch_size, config.eval.share_prefix
-                seconds += sum(cpu.scoring_seconds(shape, kinds, *how))
+                seconds += sum(cpu.scoring_seconds(shape, kinds, *how)) * (VLLM if vllm else 1)
     return seconds
 
 

@@ -174,22 +174,25 @@ def question_sets(
     if benchmark.kind == "translation":
         english, pair = benchmark.tokens, shots * (each + benchmark.tokens)
         return [QuestionSet(questions, pair, english + 10, each), QuestionSet(questions, pair, each + 10, english)]
+    if benchmark.kind == "answer":
+        return [QuestionSet(questions, shots * each, each, benchmark.tokens)]
     if benchmark.kind == "program":
         return [QuestionSet(questions, shots * (each + 160), each + 90, 70)]
     return [QuestionSet(questions, shots * each, each, prefixes=benchmark.exemplar_sets, logits=max(1, alike))]
 
 
 def scoring_seconds(
-    shape: Shape, kinds: list[QuestionSet], gpu: Gpu, dtype: str = "float32", batch_size: int = 32
+    shape: Shape, kinds: list[QuestionSet], gpu: Gpu, dtype: str = "float32", batch_size: int = 32, vllm: bool = False
 ) -> tuple[float, float]:
     """(prefill, decode) of one model, exemplars computed once.
 
     Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the dtype; letters need one
     pass. Decode: a step reads the weights and the batch's keys and values once, the exemplars' in each row, from the
-    card's memory. Neither is faster than Python launches layers. A batch is what fits, as in scoring.
+    card's memory. Neither is faster than Python launches layers, which CUDA graphs of `vllm` spare it. A batch is what
+    fits, as in scoring.
     """
     prefill = decode = 0.0
-    launch, size = LAUNCH * shape.layers, WIDTH[dtype]
+    launch, size = (0.0 if vllm else LAUNCH) * shape.layers, WIDTH[dtype]
     weights = (shape.layers * shape.layer + shape.embedding) * size / gpu.bandwidth
     each = 2.0 * shape.layers * (shape.attention + shape.mlp)
     core = 4.0 * shape.layers * shape.heads * shape.head_width

@@ -222,7 +222,8 @@ def row_tokens(expert: Expert, side: str, sft: Sft) -> float:
 def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
     config, dtype, shape = run.config, dtype_of(run), shape_for(run)
-    seconds = sum(scoring_seconds(shape, question_sets_of(run), gpu, dtype, config.eval.batch_size))
+    how = gpu, dtype, config.eval.batch_size, config.eval.backend == "vllm"
+    seconds = sum(scoring_seconds(shape, question_sets_of(run), *how))
     return Cost(run, shape, seconds / 3600, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
 
 

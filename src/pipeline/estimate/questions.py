@@ -35,7 +35,12 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
         shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer)) if exemplars.is_file() else question
         kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
     return [
-        replace(kind, questions=min(kind.questions, count), room=room or kind.room, prefixes=min(kind.prefixes, count))
+        replace(
+            kind,
+            questions=config.eval.answers * min(kind.questions, count),
+            room=room or kind.room,
+            prefixes=config.eval.answers * min(kind.prefixes, count),
+        )
         for kind in kinds
     ]
 

@@ -29,16 +29,22 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 
+SAMPLED = ("number", "program")  # kinds of benchmarks of which several answers can be drawn
+WRITTEN = (*SAMPLED, "translation", "answer")
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
+
+
 def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
 
-    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only answers
-    that are letters can be texts, so that a scoring run is the same whatever else is requested with it.
+    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, only answers that
+    are letters can be texts, only numbers and programs are sampled, and only what is written has thoughts, so that a
+    scoring run is the same whatever else is requested with it. A task of the harness stands under the first language.
     """
     settings, configs = config.eval, {}
     for task in settings.tasks:
         name, benchmark = f"{task.task}_{task.num_fewshot}shot", benchmark_of(task.task)
-        for language in dict.fromkeys(config.languages):
+        for language in dict.fromkeys(config.languages[:1] if benchmark.one_set else config.languages):
             is_translation = benchmark.kind == "translation"
             if is_translation and language == "en" and len(set(config.languages)) > 1:
                 continue
@@ -47,6 +53,8 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
                 max_gen_toks=settings.max_gen_toks_of.get(language, settings.max_gen_toks),
                 spm_model=settings.spm_model if is_translation else None,
                 options=settings.options if benchmark.letters else "letters",
+                think_end=settings.think_end if benchmark.kind in WRITTEN else None,
+                **({} if benchmark.kind in SAMPLED else GREEDY),
             )  # fmt: skip
             configs[f"{name}.{language}"] = replace(config, eval=part, languages=[language])
     return configs

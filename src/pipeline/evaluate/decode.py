@@ -1,4 +1,4 @@
-"""Greedy generation in slots: an answer that ends makes room for the next prompt at once (continuous batching).
+"""Generation in slots: an answer that ends makes room for the next prompt at once (continuous batching).
 
 Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
 another: a key is visible to the queries at its position and after it, as far as a sliding window reaches. Rows are
@@ -6,15 +6,17 @@ dropped when no prompt waits, and attention reads no further than the longest ro
 and read once for all rows.
 
 At each step a draft (drafts.py) is tried and kept as far as the model's own choices agree (speculative decoding,
-Leviathan et al. 2023), so that drafts change no answer.
+Leviathan et al. 2023), so that drafts change no answer. What is drawn depends on the question, the answer's number and
+the token's place in it alone (`Sampling`), so that batches, drafts and shards change no sample either.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,11 +40,16 @@ NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choic
 
 def can_decode(model: Any) -> bool:
     """Whether `decode` chooses the tokens that transformers' greedy generate() would, from a mask of its own."""
+    replaceable = model._supports_attention_backend and model.config._attn_implementation == "sdpa"
+    return replaceable and takes_own_masks(model.config) and not settings_beyond_greedy(model)
+
+
+def settings_beyond_greedy(model: Any) -> list[str]:
+    """Settings of a model's generation config that change which token is chosen, such as repetition_penalty."""
     defaults = GenerationConfig._get_default_generation_params()
     settings = model.generation_config.to_dict().items()
     changed = {name for name, value in settings if value not in (None, False, defaults.get(name))}
-    replaceable = model._supports_attention_backend and model.config._attn_implementation == "sdpa"
-    return replaceable and takes_own_masks(model.config) and changed <= NOT_FOR_GREEDY
+    return sorted(changed - NOT_FOR_GREEDY)
 
 
 @dataclass
@@ -61,6 +68,36 @@ class Ending:
     def look_back(self) -> int:
         """Tokens that a stop string may extend over: a byte each, and one that loses a leading space."""
         return 1 + max((len(string.encode()) for string in self.stop), default=0)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Tokens drawn with probability softmax(logits / temperature), among the likeliest ones, which have a share of
+    `top_p` together (nucleus sampling, Holtzman et al. 2020). keys: of each prompt, what its draws depend on."""
+
+    temperature: float
+    top_p: float
+    keys: Sequence[str]
+
+    def of(self, places: Sequence[int]) -> Sampling:
+        return replace(self, keys=[self.keys[place] for place in places])
+
+    def number(self, place: int, position: int) -> float:
+        """The number in [0, 1) that decides about a token of a prompt's answer."""
+        digest = hashlib.sha256(f"{self.keys[place]} {position}".encode()).digest()
+        return int.from_bytes(digest[:6], "big") / 2**48
+
+    def choose(self, logits: torch.Tensor, numbers: Sequence[Sequence[float]]) -> torch.Tensor:
+        """[rows, tokens, vocabulary] -> [rows, tokens]: by inverting the distribution at `numbers` [rows, tokens]."""
+        probabilities, tokens = (
+            (logits.float() / self.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        )
+        upto = probabilities.cumsum(dim=-1)
+        kept = upto - probabilities < self.top_p  # the first always
+        mass = (probabilities * kept).sum(dim=-1, keepdim=True)
+        target = torch.tensor(numbers, device=logits.device)[..., None] * mass
+        place = ((upto <= target) & kept).sum(dim=-1, keepdim=True).clamp(max=kept.sum(dim=-1, keepdim=True) - 1)
+        return tokens.gather(-1, place).squeeze(-1)
 
 
 class _Row(drafts.Seen):
@@ -204,14 +241,17 @@ class Slots(Cache):
         masks = self._masks(places[None], len(prompt)) if self.shared or SLIDING in self.kinds else None
         self._run(torch.tensor([prompt]), places, masks)
 
-    def step(self, inputs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
+    def step(
+        self, inputs: Sequence[Sequence[int]], starts: Sequence[int],
+        choose: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits.argmax(dim=-1),
+    ) -> list[list[int]]:  # fmt: skip
         """The model's choice after each token of `inputs`, written to the first rows from positions `starts` on."""
         width = max(map(len, inputs))
         ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in inputs])
         places = torch.tensor(starts)[:, None] + torch.arange(width)
         rows = torch.arange(len(ids))[:, None]
         self.reads, self.written = max(starts) + width, (rows.to(self.device), places.to(self.device))
-        return self._run(ids, places, self._masks(places, self.reads), width).argmax(dim=-1).tolist()
+        return choose(self._run(ids, places, self._masks(places, self.reads), width)).tolist()
 
     def move(self, source: int, target: int) -> None:
         layer: Any
@@ -301,12 +341,14 @@ def decode(
     answered: Callable[[int, list[int]], None],
     neighbours: Sequence[Sequence[Sequence[int]]] = (),
     counts: Counter[str] | None = None,
+    sampling: Sampling | None = None,
 ) -> None:
     """Answer the prompts `prefix` + rest, at most `slots` at a time, the longest first.
 
     answered: is given the index of a rest and the tokens of its answer, the end token included, when the answer ends.
     neighbours: for each rest, answers of other models, the newest first. counts: to which steps, tokens of answers and
-    drafts (`lookup_proposed`, `lookup_accepted`, `neighbours_proposed`, `neighbours_accepted`) are added.
+    drafts (`lookup_proposed`, `lookup_accepted`, `neighbours_proposed`, `neighbours_accepted`) are added. sampling: how
+    tokens are drawn; None: the likeliest.
     """
     beginning, counts = drafts.Seen(), Counter() if counts is None else counts
     for token in prefix:
@@ -326,7 +368,8 @@ def decode(
                 others = drafts.Neighbours(neighbours[index], vocabulary) if neighbours else None
                 rows.append(_Row(index, beginning, rests[index], others))
             inputs = [[row.tokens[-1], *row.draft()] for row in rows]
-            chosen = cache.step(inputs, [len(row.tokens) - len(prefix) - 1 for row in rows])
+            starts = [len(row.tokens) - len(prefix) - 1 for row in rows]
+            chosen = cache.step(inputs, starts, *([] if sampling is None else [drawing(sampling, rows)]))
             counts["steps"] += 1
             over = [row.extend(tried, best, ending) for row, tried, best in zip(rows, inputs, chosen, strict=True)]
             for place in reversed([place for place, ended in enumerate(over) if ended]):
@@ -336,3 +379,16 @@ def decode(
                 if place < len(rows):
                     cache.move(len(rows), place)
                     rows[place] = last
+
+
+def drawing(sampling: Sampling, rows: Sequence[_Row]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Draws the next tokens of the rows: each depends on its place in the answer, whether it was drafted or not."""
+
+    def choose(logits: torch.Tensor) -> torch.Tensor:
+        width = logits.shape[1]
+        numbers = [
+            [sampling.number(row.index, len(row.tokens) - row.start + ahead) for ahead in range(width)] for row in rows
+        ]
+        return sampling.choose(logits, numbers)
+
+    return choose

@@ -47,6 +47,19 @@ def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict
     }
 
 
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """The probability that one of k answers is right, where `correct` of n are: the unbiased estimator of Chen et al.
+    (2021, Evaluating Large Language Models Trained on Code)."""
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def majority(extracted: Sequence[str]) -> int:
+    """The place of the most frequent answer, the first of equally frequent ones; 0 if all are unparsed."""
+    parsed = [text.strip() for text in extracted if not is_unparsed(text)]
+    best = max(parsed, key=parsed.count, default=None)
+    return next((place for place, text in enumerate(extracted) if text.strip() == best), 0)
+
+
 def is_unparsed(extracted: str) -> bool:
     """Whether the filter found no answer in the response."""
     return extracted == INVALID

@@ -7,6 +7,7 @@ which were cut off. Tokens, stop strings and scores are the harness' own.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 from collections import Counter
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     GenKwargs,
@@ -28,13 +28,12 @@ from lm_eval.models.utils import (
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.backend import Backend
-from pipeline.evaluate.decode import Ending
+from pipeline.evaluate.decode import Ending, Sampling
 from pipeline.evaluate.shards import Helpers
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
-    from pipeline.config.evaluation import Eval
     from pipeline.config.stages import EvalStage
     from pipeline.evaluate.score_cache import Answers
     from pipeline.runs.run import Run
@@ -42,13 +41,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
 GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a request
+DRAW = "draw"  # setting of a sampled request: the seed and the number of the answer
 
 
-def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
-    """The model that answers: `load()`, with helpers on other GPUs for eval.shards, or the harness' vLLM."""
+def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> Answering:
+    """The model that answers: `load()`, with helpers on other GPUs for eval.shards."""
     settings = run.config.eval
-    if settings.backend == "vllm":
-        return vllm_model(run.parents["checkpoint"].folder, settings)
     helpers = Helpers(load, settings.shards - 1) if settings.shards > 1 else None
     lm = load()
     if lm.tokenizer.eos_token_id is None:
@@ -59,24 +57,23 @@ def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
     return lm
 
 
-def vllm_model(checkpoint: Path, settings: Eval) -> LM:
-    """The harness' own vLLM model of a folder. It shares prefixes by itself, and does not say which answers ran out."""
-    from lm_eval.models.vllm_causallms import VLLM
-
-    gpus = {"data_parallel_size": settings.shards} if settings.shards > 1 else {}
-    return VLLM(pretrained=str(checkpoint), dtype=settings.dtype, batch_size="auto", enable_prefix_caching=True, **gpus)
-
-
-def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
-    """The model of a run's checkpoint or merge, or of a folder, as `TorchBackend.load` has it."""
-    backend = TorchBackend(batch_size, dtype)
-    backend.load(source)
-    return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
+def load_model(
+    source: Run | Path, batch_size: int, dtype: str = "auto", backend: Callable[[int, str], Backend] = TorchBackend
+) -> Answering:
+    """The model of a run's checkpoint or merge, or of a folder, as the backend loads it."""
+    engine = backend(batch_size, dtype)
+    engine.load(source)
+    return Answering(engine, pretrained=engine.model, tokenizer=engine.tokenizer)
 
 
 def request_key(request: Sequence[Any]) -> tuple[str, str]:
     """What `Answering.ran_out` knows a generation request (prompt, settings) by."""
-    return request[0], json.dumps(request[1], sort_keys=True)
+    return request[0], json.dumps(request[1:], sort_keys=True)
+
+
+def is_reproducible(settings: GenKwargs) -> bool:
+    """Whether a request has one answer: the greedy one, or that of its draw."""
+    return is_greedy(settings) or settings.keys() == {*GREEDY, "top_p", DRAW}
 
 
 def is_greedy(settings: GenKwargs) -> bool:
@@ -90,7 +87,8 @@ class Answering(HFLM):
     `engine`: the backend, by default torch. `share_prefix`: compute what prompts have in common once; `unshared`: the
     model did not allow it. `helpers`: processes that answer a part of the questions. `kept`: answers stored before,
     which are not computed again; further ones are added when they end. `bar`: counts questions; of several `processes`
-    this one counts for all. `drafts`: how many tokens were proposed and accepted (decode.py), without its helpers'.
+    this one counts for all. `think_end`: what ends the model's thoughts, which are no part of the answer; `thoughts`:
+    those of each request. `drafts`: how many tokens were proposed and accepted (decode.py), without its helpers'.
     """
 
     def __init__(self, backend: Backend | None = None, batch_size: int = 1, **kwargs: Any) -> None:
@@ -104,6 +102,8 @@ class Answering(HFLM):
         self.helpers: Helpers | None = None
         self.bar: Bar | None = None
         self.kept: Answers | None = None
+        self.think_end: str | None = None
+        self.thoughts: dict[tuple[str, str], str] = {}
         self.drafts = Counter[str]()
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
@@ -144,7 +144,7 @@ class Answering(HFLM):
         return list(self._encoded[string])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        if not all(is_greedy(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests):
+        if not all(is_reproducible(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests):
             self.kept = None  # samples differ each time
         answers: dict[int, str] = {}
         for place, request in enumerate(requests):
@@ -156,7 +156,16 @@ class Answering(HFLM):
             if self.bar:
                 self.bar.update(len(answers))
         answers |= zip(left, self._generate([requests[place] for place in left]) if left else (), strict=True)
-        return [answers[place] for place in range(len(requests))]
+        return [self._without_thoughts(request, answers[place]) for place, request in enumerate(requests)]
+
+    def _without_thoughts(self, request: Instance, text: str) -> str:
+        """The text after the model's thoughts, as the harness cuts it; all of it where they do not end."""
+        if self.think_end is None:
+            return text
+        thoughts, ended, answer = text.rpartition(self.think_end)
+        if ended:
+            self.thoughts[request_key(request.args)] = thoughts
+        return answer.lstrip()
 
     def _generate(self, requests: list[Instance]) -> list[str]:
         if self.helpers:
@@ -167,13 +176,18 @@ class Answering(HFLM):
         self._count(requests)
         settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
         alike = all(request.args[1] == requests[0].args[1] for request in requests)
-        if alike and is_greedy(settings) and self.engine.can_generate():
-            return self._greedy(requests, settings)
+        if alike and is_reproducible(settings) and self.engine.can_generate():
+            return self._decoded(requests, settings)
+        if DRAW in settings:
+            raise PipelineError(
+                f"eval.temperature={settings['temperature']:g}: {self.model.config.model_type} cannot draw each "
+                "token by itself, so that answers would differ each time: give eval.temperature=0"
+            )
         self._shares(possible=False)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
-    def _greedy(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
-        """As HFLM's, for requests of the same greedy settings."""
+    def _decoded(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
+        """As HFLM's, for requests of the same settings, but for the draws of a sample."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(settings.get("until"), eos=eos)
         to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
@@ -189,7 +203,12 @@ class Answering(HFLM):
             self._answered(1)
 
         neighbours = [self.kept.of_neighbours(request.args) for request in requests] if self.kept else []
-        self.engine.generate(prompts, ending, self._shares(possible=True), ended, neighbours, self.drafts)
+        sampling = None
+        if DRAW in settings:
+            questions = [hashlib.sha256(request.args[0].encode()).hexdigest() for request in requests]
+            keys = [f"{settings[DRAW]} {question}" for question in questions]
+            sampling = Sampling(settings["temperature"], settings["top_p"], keys)
+        self.engine.generate(prompts, ending, self._shares(possible=True), ended, neighbours, self.drafts, sampling)
         return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
@@ -210,6 +229,8 @@ class Answering(HFLM):
         """A question of four choices is four requests."""
         questions = len({request.doc_id for request in requests})
         self._each = self.processes * questions / max(len(requests), 1)
+        if self.bar:
+            self.bar.at_once = self.batch_size * self._each
 
     def _answered(self, requests: float) -> None:
         if self.bar:

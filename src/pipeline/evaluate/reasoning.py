@@ -199,6 +199,11 @@ class Share:
     each: tuple[bool, ...]
 
 
+def language_share(answers: Sequence[str], code: str) -> Share:
+    languages = [in_language(answer, code) for answer in answers]
+    return Share("other_language", told_by(code), tuple(not item for item in languages if item is not None))
+
+
 def answer_shares(answers: Sequence[str], code: str, solutions: Sequence[str | None]) -> Iterator[Share]:
     """Beside a math score: answers without any equation; equations that hold; answers that are not in the language
     asked for, of those long enough to tell; plans that are right, of problems that have a worked solution.
@@ -208,7 +213,6 @@ def answer_shares(answers: Sequence[str], code: str, solutions: Sequence[str | N
     by_answer = [equations(answer) for answer in answers]
     yield Share("no_equation", "none", tuple(not item for item in by_answer))
     yield Share("equations_true", "none", tuple(item.holds for equations_of in by_answer for item in equations_of))
-    languages = [in_language(answer, code) for answer in answers]
-    yield Share("other_language", told_by(code), tuple(not item for item in languages if item is not None))
+    yield language_share(answers, code)
     pairs = [(answer, item) for answer, item in zip(answers, solutions, strict=True) if item]
     yield Share("plan", "none", tuple(same_plan(*pair) for pair in pairs))

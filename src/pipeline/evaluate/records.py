@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
-from pipeline.evaluate.reasoning import answer_shares
+from pipeline.evaluate.reasoning import answer_shares, language_share
 from pipeline.evaluate.tasks import LeftOut
 from pipeline.languages import TEN
 
@@ -31,7 +31,7 @@ class ScoreRow:
     language: str
     pair: str | None
     subject: str | None
-    num_fewshot: int
+    num_fewshot: int | None  # None where the log of another tool does not tell
     metric: str
     filter: str
     value: float | None
@@ -96,14 +96,16 @@ def score_row(
 ) -> ScoreRow:
     """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
     is computed; anything else for corpus scores, which have none."""
+    if benchmark_of(definition.task).of_harness and any(not isinstance(item, int | float) for item in item_values):
+        item_values = [None] * len(item_values)  # parts of a score over all documents, such as a perplexity
     if item_values and all(isinstance(item, tuple) and isinstance(item[1], int | float) for item in item_values):
         is_sum = metric in benchmark_of(definition.task).measures
         item_values = list(metrics.value_per_question(item_values, is_sum).values())
     single = all(isinstance(item, int | float) for item in item_values)
     return ScoreRow(
-        task=definition.task, language=definition.language, pair=definition.pair, subject=subject,
-        num_fewshot=definition.num_fewshot, metric=metric, filter=filter_name,
-        value=None if value is None else float(value),
+        task=definition.task, language=definition.language, pair=definition.pair,
+        subject=subject or definition.part or None, num_fewshot=definition.num_fewshot,
+        metric=metric, filter=filter_name, value=None if value is None else float(value),
         stderr=metrics.mean_stderr(item_values) if single else None, n=len(item_values),
     )  # fmt: skip
 
@@ -159,6 +161,9 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         if benchmark.group:
             sample[benchmark.group] = record["doc"][benchmark.group]
     elif benchmark.kind == "text":
+        scores = {
+            name: score for name, score in scores.items() if not (benchmark.of_harness and isinstance(score, tuple))
+        }
         sample |= {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
     else:
         sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
@@ -169,6 +174,9 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             sample["number"] = None if number is None else str(number)
             if record["doc"].get("equation_solution"):
                 sample["equation_solution"] = record["doc"]["equation_solution"]
+        elif benchmark.kind == "answer":
+            score = scores[benchmark.metric]
+            sample |= {"extracted": str(answer[0]), "correct": bool(score) if score in (0, 1) else None}
         elif benchmark.kind == "program":
             sample["extracted"] = str(answer[0])  # an Execution
             sample["correct"] = bool(scores[benchmark.metric])
@@ -178,6 +186,62 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         if cut_off is not None:
             sample["cut_off"] = cut_off
     return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
+
+
+def answers_of(sample: Sample) -> list[Sample]:
+    """The answers to a question: several where it was sampled, else the sample itself."""
+    answers: list[Sample] = sample.get("answers", [sample])
+    return answers
+
+
+def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskResult:
+    """Several answers to each question as one result. A question's scores are means over its answers; further ones are
+    `majority`, whether the most frequent extracted answer is right (the first of equally frequent ones), and `pass@k`
+    (`metrics.pass_at_k`). Standard errors are over questions."""
+    metric, chief = primary_metric(definition.task)
+    samples = []
+    for answers in zip(*(result.samples for result in results), strict=True):
+        right = [bool(answer["correct"]) for answer in answers]
+        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in answers[0]["scores"]}
+        scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
+        first = answers[0]
+        if "number" in first:
+            first = answers[metrics.majority([answer["extracted"] for answer in answers])]
+            scores["majority"] = float(first["correct"])
+        varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
+        samples.append({**first, "scores": scores, "answers": varying})
+    rows = []
+    for parts in zip(*(result.rows for result in results), strict=True):
+        each = answers_per_question(samples, parts[0].metric) if parts[0].filter == chief else None
+        value = metrics.mean([part.value for part in parts if part.value is not None])
+        rows.append(replace(parts[0], value=value, stderr=metrics.mean_stderr(each) if each else None))
+    further = (
+        [name for name in samples[0]["scores"] if name == "majority" or name.startswith("pass@")] if samples else []
+    )
+    for name in further:
+        each = [sample["scores"][name] for sample in samples]
+        rows.append(score_row(definition, name, chief, metrics.mean(each), each))
+    return replace(results[0], rows=rows, samples=samples)
+
+
+# What differs between the answers to a question
+VARYING = ("response", "extracted", "correct", "number", "cut_off", "thinking")
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4 and so on, and `most`."""
+    return sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
+
+
+def answers_per_question(samples: Sequence[Sample], metric: str) -> list[float] | None:
+    """A mean over the answers to each question; None of a metric that samples do not hold."""
+    if metric == "unparsed":
+        return [
+            metrics.mean([metrics.is_unparsed(one["extracted"]) for one in answers_of(sample)]) for sample in samples
+        ]
+    if metric == "cut_off":
+        return [metrics.mean([one["cut_off"] for one in answers_of(sample)]) for sample in samples]
+    return [sample["scores"][metric] for sample in samples] if metric in samples[0]["scores"] else None
 
 
 def is_right(score: Any) -> bool:
@@ -194,7 +258,7 @@ def further_rows_of(
         task_samples = samples[definition.name]
         if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in task_samples]
-            lost = [sample["number"] is None for sample in task_samples]
+            lost = [metrics.mean([one["number"] is None for one in answers_of(sample)]) for sample in task_samples]
             rows.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
             rows.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
             rows += reasoning_rows(definition, task_samples)
@@ -212,8 +276,12 @@ def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sc
     has no row.
     """
     language = answer_language(definition.task, definition.language)
-    answers = [str(sample["response"]) for sample in samples]
-    computed = answer_shares(answers, language, [sample.get("equation_solution") for sample in samples])
+    answers = [
+        (str(one["response"]), sample.get("equation_solution")) for sample in samples for one in answers_of(sample)
+    ]
+    computed = list(answer_shares([text for text, _ in answers], language, [solution for _, solution in answers]))
+    if thoughts := [one["thinking"] for sample in samples for one in answers_of(sample) if "thinking" in one]:
+        computed.append(replace(language_share(thoughts, language), metric="thinking_other_language"))
     return [
         score_row(definition, share.metric, share.how, metrics.mean(share.each), share.each)
         for share in computed

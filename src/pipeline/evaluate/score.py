@@ -6,11 +6,11 @@ import contextlib
 import functools
 import logging
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
+from numbers import Real
 from typing import Any
 
 import torch
@@ -24,17 +24,17 @@ from lm_eval.utils import hash_string
 
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
-from pipeline.config.evaluation import Eval, below_float32
+from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
-from pipeline.evaluate.before import Lengths, too_long
+from pipeline.evaluate.before import Lengths, too_long, vllm_versions
 from pipeline.evaluate.drafts import LOOKUP
-from pipeline.evaluate.model import Answering, request_key
-from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
+from pipeline.evaluate.model import DRAW, Answering, request_key
+from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
 from pipeline.models.load import date_of_templates
-from pipeline.progress import Bar, say
+from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
@@ -62,7 +62,30 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
+        if benchmark_of(definition.task).of_harness:
+            _refuse_no_number(definition, tasks[-1])
     return tasks
+
+
+def _refuse_no_number(definition: Definition, task: Any) -> None:
+    """Raise PipelineError for a task without questions, or with a metric that is not a number: an empty answer to the
+    first question is scored. What cannot be scored so is found when the answers are."""
+    if not len(task.eval_docs):
+        raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
+    doc = task.eval_docs[0]
+    try:
+        choices = len(task.doc_to_choice(doc)) if task.OUTPUT_TYPE == "multiple_choice" else 1
+        answers = {"generate_until": [""], "loglikelihood_rolling": [-1.0]}
+        scores = task.process_results(doc, answers.get(task.OUTPUT_TYPE, [(-1.0, False)] * choices))
+        values = {metric: task.aggregation()[metric]([score]) for metric, score in scores.items()}
+    except Exception:  # of the task's own functions, which may not take an empty answer
+        return
+    for metric, value in values.items():
+        if not isinstance(value, Real):
+            raise PipelineError(
+                f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out of "
+                "metric_list, or give it an aggregation that returns a number"
+            )
 
 
 def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
@@ -97,6 +120,13 @@ def score_tasks(
     settings |= rounding_settings(settings_asked) | (
         {"template_date": settings_asked.template_date} if settings_asked.chat_template else {}
     )
+    if is_sampled(settings_asked):
+        sampling = ("temperature", "top_p", "answers", "sample_seed")
+        settings["sampling"] = {name: getattr(settings_asked, name) for name in sampling}
+    if settings_asked.think_end is not None:
+        settings["think_end"] = settings_asked.think_end
+    if settings_asked.backend == "vllm":
+        settings["engine"] = vllm_versions(settings_asked.vllm_python, settings_asked.vllm_suffix)
     put = list(zip(definitions, tasks, strict=True))
     rows_of_task = {definition.name: rows_asked(definition, task, settings_asked) for definition, task in put}
     keys: dict[str, score_cache.Key] = {}
@@ -108,27 +138,32 @@ def score_tasks(
             again = cache.look_up(keys[definition.name])
             if again and again.too_long <= settings_asked.too_long:
                 results[definition.name] = again
-                print(f"{definition.name}: found again, scored before on these weights", file=sys.stderr)
+                say(f"{definition.name}: found again, scored before on these weights")
     found_again = list(results)
     unscored = [(definition, task) for definition, task in put if definition.name not in results]
     with harness_tamed():
-        lm = load() if unscored else None
+        with announced(f"{', '.join(definition.name for definition, _ in unscored)}: loading the model"):
+            lm = load() if unscored else None
         if lm and settings_asked.chat_template:
             set_template_date(lm, settings_asked)
-        fitting = {
-            d.name: _fitting_rows(lm, d, task, rows_of_task[d.name], settings_asked) for d, task in unscored if lm
-        }
-        with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if unscored else nullcontext() as bar:
+        with announced("tokenizing the questions"):
+            fitting = {
+                d.name: _fitting_rows(lm, d, task, rows_of_task[d.name], settings_asked) for d, task in unscored if lm
+            }
+        asked = settings_asked.answers * sum(map(len, fitting.values()))
+        with Bar(", ".join(fitting), asked, "question") if unscored else nullcontext() as bar:
             for definition, task in unscored:
                 assert lm
                 put_now = fitting[definition.name]
                 if isinstance(lm, Answering):  # below float32, an answer depends on those computed together with it
                     apart = cache and not below_float32(settings_asked)
                     lm.kept = cache.answers(definition.name, settings) if cache and apart else None
-                result = replace(
-                    score_one(lm, definition, task, put_now, settings_asked, bar),
-                    too_long=len(rows_of_task[definition.name]) - len(put_now),
-                )
+                scored = [
+                    score_one(lm, definition, task, put_now, settings_asked, bar, answer)
+                    for answer in range(settings_asked.answers)
+                ]
+                result = join_answers(definition, scored) if len(scored) > 1 else scored[0]
+                result = replace(result, too_long=len(rows_of_task[definition.name]) - len(put_now))
                 results[definition.name] = result
                 _report_endless_answers(definition, result, settings_asked)
                 if cache and not (below_float32(settings_asked) and was_halved(lm, settings_asked)):
@@ -159,7 +194,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if not below_float32(settings):
         return {}
     shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
-    shared |= {"draft": LOOKUP}
+    shared |= {"draft": LOOKUP} | ({"suffix": True} if settings.vllm_suffix else {})
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
@@ -187,9 +222,11 @@ def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
 
 
 def score_one(
-    lm: LM, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, bar: Bar | None = None
-) -> TaskResult:
-    """One task put to a model: the inner half of the harness' simple_evaluate. `bar` counts its questions.
+    lm: LM, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, bar: Bar | None = None,
+    answer: int = 0,
+) -> TaskResult:  # fmt: skip
+    """One task put to a model: the inner half of the harness' simple_evaluate. `bar` counts its questions; `answer`:
+    the number of the sampled answer to each.
 
     The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
     as scoring a small task does.
@@ -198,11 +235,14 @@ def score_one(
         benchmark = benchmark_of(definition.task)
         texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
         lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
-        lm.bar = bar
+        lm.bar, lm.think_end = bar, settings.think_end
+    if is_sampled(settings):
+        draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
+        task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
     how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": settings.chat_template}
-    if settings.exemplars == "random":
+    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
         task.set_fewshot_seed(FEWSHOT_SEED)
     bar_before = bar.done if bar else 0
     output = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
@@ -210,12 +250,13 @@ def score_one(
         bar.to(bar_before + len(rows))
     records = output["samples"][definition.name]
     _, chief = primary_metric(definition.task)
-    ran_out = lm.ran_out if isinstance(lm, Answering) else {}
-    task_samples = [
-        sample_of(definition, record, ran_out.get(request_key(record["arguments"][0])))
-        for record in records
-        if record["filter"] == chief
-    ]
+    ran_out, thoughts = (lm.ran_out, lm.thoughts) if isinstance(lm, Answering) else ({}, {})
+    task_samples = []
+    for record in records:
+        if record["filter"] == chief:
+            key = request_key(record["arguments"][0])
+            thinking = {"thinking": thoughts[key]} if key in thoughts else {}
+            task_samples.append(sample_of(definition, record, ran_out.get(key)) | thinking)
     return TaskResult(
         rows=rows_of(definition, output["results"][definition.name], records, task_samples),
         samples=task_samples,
@@ -259,12 +300,14 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
             raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
         how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
-    if settings.exemplars == "random":
+    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
         task.set_fewshot_seed(FEWSHOT_SEED)
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     answer = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in task.instances:
+        if request.request_type == "loglikelihood_rolling":
+            continue  # the harness scores it in windows
         prompt, after = request.args
         if request.request_type == "generate_until":
             answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
@@ -282,6 +325,6 @@ def _fitting_rows(lm: Any, definition: Definition, task: Task, rows: range, sett
     lengths = lengths_of(lm, definition, task, rows, settings)
     excluded = too_long(definition.name, lengths, len(rows), lm.max_length, settings.too_long)
     if excluded:
-        print(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score", file=sys.stderr)
+        say(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score")
         return [row for row in rows if row not in excluded]
     return rows

@@ -19,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks.task_files import Definition, merge_includes
+from pipeline.benchmarks.task_files import Definition
+from pipeline.config.harness_tasks import merge_includes
 from pipeline.evaluate.records import TaskResult
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local_folder

@@ -20,8 +20,10 @@ from lm_eval.api.model import LM
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records, score_cache
+from pipeline.evaluate.backend import Backend
 from pipeline.evaluate.before import define_tasks, refuse_early
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
+from pipeline.evaluate.groups import join_groups
 from pipeline.evaluate.model import answering_model, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score_tasks
 from pipeline.evaluate.tasks import LeftOut
@@ -55,10 +57,11 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        load = functools.partial(load_model, run, settings.batch_size, settings.dtype)
+        load = functools.partial(load_model, run, settings.batch_size, settings.dtype, *other_backend(settings))
         model = functools.cache(functools.partial(answering_model, run, load))
         cache = kept_scores(run, model)
         result = score_tasks(model, definitions, tasks, settings, cache)
+        definitions, result = join_groups(definitions, result)
     spm_model = Path(settings.spm_model) if settings.spm_model else None
     further_rows = records.further_rows_of(definitions, result.samples, spm_model)
     result = replace(result, beside=further_rows + [records.missing_row(skipped) for skipped in left_out])
@@ -75,6 +78,16 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge, **drafts}
 
 
+def other_backend(settings: Eval) -> list[Callable[[int, str], Backend]]:
+    """The backend that eval.backend names, unless it is torch."""
+    if settings.backend == "hf":
+        return []
+    from pipeline.evaluate.vllm_backend import VllmBackend
+
+    share, suffix = settings.share_prefix, settings.vllm_suffix
+    return [functools.partial(VllmBackend, python=settings.vllm_python, share_prefix=share, suffix=suffix)]
+
+
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
     """The run with the dtype that it is scored in: of weights on the Hub that were not known when it was built, that of
     their headers. Raises PipelineError where weights are stored in another dtype than was planned for them."""
@@ -83,7 +96,7 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
         return run
     model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
     folder = local_folder(model.folder) if config.merge else model.folder
-    stored = (config.merge and config.merge.dtype) or one_dtype(dtypes_in(folder), model.name)
+    stored = (config.merge and config.merge.result_dtype()) or one_dtype(dtypes_in(folder), model.name)
     if stored is None:
         return run  # no safetensors: refused when they are loaded
     if config.eval.dtype not in ("auto", stored):

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
-from pipeline.benchmarks.task_files import Ask, Definition, merge_includes
+from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.evaluation import EvalTask
+from pipeline.config.harness_tasks import merge_includes
 from pipeline.errors import PipelineError, suggest
 from pipeline.languages import language
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History, guess
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
+from pipeline.progress import say
 from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
 from pipeline.runs.adopt import adoptable_run
@@ -97,13 +98,16 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
 
 
 def execute(
-    targets: list[Run], earlier_failures: Mapping[str, str] | None = None, aloud: bool = True
+    targets: list[Run],
+    earlier_failures: Mapping[str, str] | None = None,
+    aloud: bool = True,
+    later: Callable[[], Sequence[Run]] = tuple,
 ) -> dict[str, str]:
     """Compute the unfinished runs in order; after a failure, continue with the runs that do not depend on it.
 
     Returns the failures: run name -> reason. An unexpected exception is a failure too, after its traceback.
     earlier_failures: failures of an earlier call, which are not retried; aloud: print each failure, where the caller
-    does not.
+    does not; later: runs of a later call, which count for the remaining time.
 
     Raises:
         Held: when all else is done, for a run that another process holds.
@@ -114,6 +118,7 @@ def execute(
     remaining = [run for run in runs if run.hash in reasons]
     if remaining:
         check_writable(runs[0].runs_dir)
+    later_runs = later() if remaining else ()
     refuse_without_gpus(remaining)
     failed: dict[str, str] = dict(earlier_failures or {})
     held_runs: dict[str, Held] = {}  # run hash -> who holds its lease
@@ -139,20 +144,21 @@ def execute(
                 continue
             begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
-            estimate, comma, omitted = history.sum(remaining).partition(", ")
-            print(f"{head} {run.name} ({run.config.stage}), {estimate} left in all{comma}{omitted}", file=sys.stderr)
+            estimate, comma, omitted = history.sum([*remaining, *later_runs]).partition(", ")
+            following = next((f"; next {one.name}" for one in remaining if one.hash != run.hash), "")
+            say(f"{head} {run.name} ({run.config.stage}), {estimate} left in all{comma}{omitted}{following}")
             make_run(run, None if seconds is None else round(seconds, 1))
-            print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+            say(f"{head} done in {time.perf_counter() - begun:.1f} s")
             if manifest := read_manifest(run.folder):
                 history.add(manifest)
         except Held as error:
             held_runs[run.hash] = error
             if aloud:
-                print(error, file=sys.stderr)
+                say(str(error))
         except Exception as error:
             failed[run.name] = reason_of(error)
             if aloud:
-                print(f"{run.name} failed: {failed[run.name]}", file=sys.stderr)
+                say(f"{run.name} failed: {failed[run.name]}")
         finally:
             remaining = [later for later in remaining if later.hash != run.hash]
     if held_runs:
@@ -198,7 +204,7 @@ def reason_of(error: Exception) -> str:
     """Why a run failed, in one sentence; prints the traceback of an unexpected exception."""
     text = error_sentence(error)
     if text is None:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
     return text or without_credentials(f"{type(error).__name__}: {error}")
 
 

@@ -13,10 +13,16 @@ Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failur
 
 
 @contextmanager
-def executor_for(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Execute]:
+def executor_for(
+    launcher: Launcher,
+    targets: Sequence[Run],
+    again: Sequence[str] | None = None,
+    later: Callable[[], Sequence[Run]] = tuple,
+) -> Iterator[Execute]:
     """A function that computes targets, given earlier failures, and returns the failures: run name -> reason.
 
     again: the arguments of the command that a last Slurm job runs when the others are done; None: no such job.
+    later: runs that a later call will compute, as far as known now; they count for the remaining time shown here.
     """
     if launcher.name == "slurm":
         from pipeline.launch.slurm_arrays import execute
@@ -25,5 +31,5 @@ def executor_for(launcher: Launcher, targets: Sequence[Run], again: Sequence[str
         return
     from pipeline.launch.local_pool import local_executor
 
-    with local_executor(launcher, targets) as make:
+    with local_executor(launcher, targets, later) as make:
         yield make

@@ -11,12 +11,14 @@ import json
 import os
 import selectors
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
@@ -25,7 +27,7 @@ from pipeline.estimate.durations import History, cores, visible_gpus
 from pipeline.launch import in_process, plan_files
 from pipeline.launch.run_json import element_of
 from pipeline.launch.worker import log_of
-from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say
+from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say, shorten, terminal_columns
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
@@ -91,6 +93,7 @@ class Pool:
 
     gpus: Sequence[str | None]
     workers: list[Worker] = field(default_factory=list)
+    later: Callable[[], Sequence[Run]] = tuple  # runs of later calls, as far as known now
 
     def execute(self, targets: list[Run], earlier_failures: Mapping[str, str] | None = None) -> dict[str, str]:
         """As in_process.execute: computes the unfinished runs and returns the failures, run name -> reason."""
@@ -138,21 +141,25 @@ class Round:
             check_writable(self.runs[0].runs_dir)
         self.waiting = dict(self.remaining)
         self.tries: dict[str, int] = {}
+        self.beside: list[float] = []  # seconds of a worker on a run, beside those that the run records
         self.begun = len(self.runs) - len(self.remaining)
-        self.longest_path: dict[str, float] = {}  # seconds on the longest path from a run's start to the end
-        for run in reversed(self.runs):
-            self.longest_path[run.hash] = self.longest_path.get(run.hash, 0.0) + self.expected_seconds(run)
-            for parent in parent_runs(run.parents):
-                self.longest_path[parent.hash] = max(
-                    self.longest_path.get(parent.hash, 0.0), self.longest_path[run.hash]
-                )
+        self.later = pool.later() if self.remaining else ()
+        self.longest_path = self.longest_paths({run.hash: self.expected_seconds(run) or 0.0 for run in self.runs})
         for run in self.runs:
             if run.hash not in self.remaining and run.name not in self.failed:
                 self.check_finished(run)
 
-    def expected_seconds(self, run: Run) -> float:
-        """Expected seconds of a run; 0 if it cannot be estimated."""
-        return self.history.predict(run) or 0.0
+    def expected_seconds(self, run: Run) -> float | None:
+        return self.history.predict(run)
+
+    def longest_paths(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Run hash -> seconds on the longest path from the run's start to the end, from those of each run."""
+        paths: dict[str, float] = {}
+        for run in reversed(self.runs):
+            paths[run.hash] = paths.get(run.hash, 0.0) + seconds.get(run.hash, 0.0)
+            for parent in parent_runs(run.parents):
+                paths[parent.hash] = max(paths.get(parent.hash, 0.0), paths[run.hash])
+        return paths
 
     def check_finished(self, run: Run) -> None:
         """Mark a finished run as failed if its files were changed since."""
@@ -163,7 +170,7 @@ class Round:
 
     def mark_failed(self, run: Run, reason: str) -> None:
         self.failed[run.name] = reason
-        print(f"{run.name} failed: {reason}", file=sys.stderr)
+        say(f"{run.name} failed: {reason}")
         self.drop_run(run)
 
     def drop_run(self, run: Run) -> None:
@@ -193,32 +200,85 @@ class Round:
                 run = next((candidate for candidate in ready if source_models(candidate) == worker.models), run)
             del self.waiting[run.hash]
             self.begun += 1
-            worker.start_run(run, self.expected_seconds(run))
-            head = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage})"
-            say(f"{head}, about {format_duration(self.seconds_left())} left in all")
+            worker.start_run(run, self.expected_seconds(run) or 0.0)
+            say(f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage}), {self.time_left()} left in all")
 
-    def seconds_left(self) -> float:
-        """Expected seconds until the end: the remaining work divided among workers, at least the longest path."""
-        remaining = self.remaining.values()
-        shared = sum(map(self.expected_seconds, remaining)) / len(self.pool.gpus)
-        return max(shared, max((self.longest_path[run.hash] for run in remaining), default=0.0))
+    def time_left(self) -> str:
+        seconds = self.seconds_left()
+        return "?" if seconds is None else f"about {format_duration(seconds)}"
+
+    def seconds_left(self) -> float | None:
+        """Expected seconds until the end: the remaining work divided among workers, at least the longest path; then the
+        runs of later calls. None if some run cannot be estimated.
+
+        A training that runs is measured by its steps. How much slower than expected it is also holds for the stages of
+        which no run is finished. What a worker needs beside a run's own seconds is the median of those finished here.
+        """
+        beside = statistics.median(self.beside) if self.beside else 0.0
+        expected = {
+            run.hash: None if (seconds := self.expected_seconds(run)) is None else seconds + beside
+            for run in [*self.remaining.values(), *self.later]
+        }
+        left: dict[str, float] = {}
+        paces = []
+        for worker in self.pool.workers:
+            if (run := worker.run) is None:
+                continue
+            elapsed, seconds = time.monotonic() - worker.begun, expected.get(run.hash)
+            measured = seconds_of_steps_left(run)
+            if measured is not None:
+                paces += [(elapsed + measured) / seconds] if seconds else []
+                left[run.hash] = measured
+            elif seconds is not None:
+                left[run.hash] = max(seconds - elapsed, 0.0)
+        pace = statistics.median(paces) if paces else 1.0
+
+        def still_needed(run: Run) -> float:
+            seconds = expected[run.hash] or 0.0
+            return left.get(run.hash, seconds * (1.0 if self.history.knows(run.config.stage) else pace))
+
+        if any(seconds is None and name not in left for name, seconds in expected.items()):
+            return None
+        remaining = {run.hash: still_needed(run) for run in self.remaining.values()}
+        shared = sum(remaining.values()) / len(self.pool.gpus)
+        longest = max(self.longest_paths(remaining).values(), default=0.0)
+        return max(shared, longest) + sum(map(still_needed, self.later)) / len(self.pool.gpus)
+
+    def progress_line(self, columns: int | None = None) -> str:
+        """One line of text: the run and step of each busy worker, and what is next; names are shortened to fit."""
+        named = []
+        for worker in self.pool.workers:
+            if worker.run is not None:
+                now = state.read_state(worker.run.workplace)
+                step = f" {now['step']}/{now['steps']}" if now.get("step") and now.get("steps") else ""
+                named.append(("", worker.run.label, f"{step} {time.monotonic() - worker.begun:.0f} s"))
+        waiting = [*self.ready_runs(), *self.waiting.values()]
+        named += [("next ", run.label, "") for run in waiting[:1]]
+        head = f"{len(self.remaining)} runs and {self.time_left()} left"
+        room = columns - len(head) - sum(len(f" | {before}{after}") for before, _, after in named) if columns else 10**9
+        each = max(12, room // max(1, len(named)))
+        return " | ".join([head, *(f"{before}{shorten(label, each)}{after}" for before, label, after in named)])
 
     def finish(self) -> dict[str, str]:
-        printed_at = time.monotonic()
-        self.hand_out()
-        while busy := [worker for worker in self.pool.workers if worker.run is not None]:
-            with selectors.DefaultSelector() as selector:
-                for worker in busy:
-                    selector.register(Worker.pipe(worker.process.stdout), selectors.EVENT_READ, worker)
-                answering = [key.data for key, _ in selector.select(1.0)]
-            for worker in answering:
-                self.handle_answer(worker)
+        try:
+            printed_at = time.monotonic()
             self.hand_out()
+            while busy := [worker for worker in self.pool.workers if worker.run is not None]:
+                with selectors.DefaultSelector() as selector:
+                    for worker in busy:
+                        selector.register(Worker.pipe(worker.process.stdout), selectors.EVENT_READ, worker)
+                    answering = [key.data for key, _ in selector.select(1.0)]
+                for worker in answering:
+                    self.handle_answer(worker)
+                self.hand_out()
+                if sys.stderr.isatty():
+                    draw_line(self.progress_line(terminal_columns()))
+                elif time.monotonic() - printed_at >= LOG_SECONDS:
+                    printed_at = time.monotonic()
+                    say(self.progress_line())
+        finally:
             if sys.stderr.isatty():
-                draw_line(progress_line(self.pool.workers, len(self.remaining)))
-            elif time.monotonic() - printed_at >= LOG_SECONDS:
-                printed_at = time.monotonic()
-                say(progress_line(self.pool.workers, len(self.remaining)))
+                draw_line("")
         if self.held:
             error = Held(next(iter(self.held.values())))
             error.failed = self.failed
@@ -256,6 +316,7 @@ class Round:
             self.drop_run(run)
             if manifest := read_manifest(run.folder):
                 self.history.add(manifest)
+                self.beside.append(max(0.0, time.monotonic() - worker.begun - manifest.seconds))
 
     def print_warnings(self, worker: Worker, run: Run) -> None:
         """Print the warnings of the run's log here too."""
@@ -266,25 +327,25 @@ class Round:
                     say(f"{run.name}: {line.rstrip()}")
 
 
-def progress_line(workers: Sequence[Worker], remaining: int) -> str:
-    """One line of text: the run and step of each busy worker."""
-    parts = []
-    for worker in workers:
-        if worker.run is not None:
-            now = state.read_state(worker.run.workplace)
-            step = f" {now['step']}/{now['steps']}" if now.get("step") and now.get("steps") else ""
-            parts.append(f"{worker.run.label}{step} {time.monotonic() - worker.begun:.0f} s")
-    return f"{remaining} left | " + " | ".join(parts)
+def seconds_of_steps_left(run: Run) -> float | None:
+    """Seconds of the steps that a training has left, by those that it has done; None where none is measured."""
+    now = state.read_state(run.workplace)
+    if now.get("state") != "running" or not now.get("seconds_a_step"):
+        return None
+    return (now["steps"] - now["step"]) * now["seconds_a_step"]
 
 
 # ---------------------------------------------------------------------------------------------------- how many
 
 
 @contextmanager
-def local_executor(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
+def local_executor(
+    launcher: Launcher, targets: Sequence[Run], later: Callable[[], Sequence[Run]] = tuple
+) -> Iterator[Any]:
     """A function that computes targets on this machine, given earlier failures, and returns the failures.
 
-    A single worker is this process; several are subprocesses.
+    later: runs of later calls, which count for the remaining time. A single worker is this process; several are
+    subprocesses.
     """
     plan_files.write_plan(plan_files.plan_name(targets), order_runs(list(targets)), {})
     gpus = visible_gpus()
@@ -293,11 +354,11 @@ def local_executor(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
         from pipeline.merge.resident import keep_models_resident
 
         with keep_models_resident():
-            yield in_process.execute
+            yield partial(in_process.execute, later=later)
         return
     if gpus:
         refuse_several_gpus(targets, count)
-    pool = Pool([gpus[index % len(gpus)] if gpus else None for index in range(count)])
+    pool = Pool([gpus[index % len(gpus)] if gpus else None for index in range(count)], later=later)
     gently = False
     try:
         yield pool.execute

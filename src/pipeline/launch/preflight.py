@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.benchmarks.task_files import Definition, merge_includes
+from pipeline.benchmarks.task_files import Definition
+from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.models import models_of

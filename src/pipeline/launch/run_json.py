@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import conf
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.merge.methods import METHODS
 from pipeline.runs.find import from_folder
 from pipeline.runs.folders import folder_of
 from pipeline.runs.run import External, Folder, Parent, Run, Snapshot
@@ -71,4 +71,8 @@ def parent_of(role: str, entry: dict[str, Any], element: Element, runs_dir: Path
 
 def merge_class(kind: Any, value: dict[str, Any]) -> Any:
     """The class of a merge's knobs, by its method."""
-    return METHODS[value["method"]] if kind is Merge else kind
+    if kind is not Merge:
+        return kind
+    if method := conf.method_of(value["method"]):
+        return method
+    raise PipelineError(f"merge={value['method']} is of a package that is not installed here: install it")

@@ -63,7 +63,7 @@ def trained_dtype(sft: Mapping[str, Any]) -> str:
 
 def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) -> str | None:
     """The dtype of a merge, written or in memory: merge.dtype, else that of its first expert, which all share."""
-    return merge.dtype or stored_dtype(parents[next(iter(merge.references()))], runs_dir)
+    return merge.result_dtype() or stored_dtype(parents[next(iter(merge.references()))], runs_dir)
 
 
 def dtypes_in(folder: Path) -> list[str]:

@@ -127,34 +127,35 @@ def _compute_run(
     begun, started = time.perf_counter(), datetime.now(UTC)
     with track_run(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
-    resume.remove_resume_point(run.work)
-    for parent in run.parents.values():
-        if isinstance(parent, Folder) and parent.has_changed:
-            raise PipelineError(f"{parent.folder} was changed while {run.label} read it: rerun the same command")
-    manifest = Manifest(
-        name=run.name,
-        hash=run.hash,
-        attempt=attempt,
-        decided_by=run.decided_by,
-        config=recorded_config(run.config),
-        parents={
-            role: Ancestor(parent.name, parent.hash, content_digest(parent)) for role, parent in run.parents.items()
-        },
-        facts=facts,
-        files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
-        git=git_state(),
-        versions=package_versions(),
-        machine=machine_facts(),
-        environment=recorded_environment(),
-        started=started.isoformat(timespec="seconds"),
-        cost={
-            "seconds": round(earlier_seconds + time.perf_counter() - begun, 3),
-            "predicted_seconds": expected[0],
-            "guessed_seconds": expected[1],
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        },
-    )
-    manifest.write(run.work)
+        resume.remove_resume_point(run.work)
+        for parent in run.parents.values():
+            if isinstance(parent, Folder) and parent.has_changed:
+                raise PipelineError(f"{parent.folder} was changed while {run.label} read it: rerun the same command")
+        manifest = Manifest(
+            name=run.name,
+            hash=run.hash,
+            attempt=attempt,
+            decided_by=run.decided_by,
+            config=recorded_config(run.config),
+            parents={
+                role: Ancestor(parent.name, parent.hash, content_digest(parent)) for role, parent in run.parents.items()
+            },
+            facts=facts,
+            files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
+            git=git_state(),
+            versions=package_versions(),
+            machine=machine_facts(),
+            environment=recorded_environment(),
+            started=started.isoformat(timespec="seconds"),
+            cost={
+                "seconds": round(earlier_seconds + time.perf_counter() - begun, 3),
+                "predicted_seconds": expected[0],
+                "guessed_seconds": expected[1],
+                "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            },
+        )
+        manifest.write(run.work)
+        tracker.finished(run, manifest, run.config.tracking.weights)
     publish_run(lease, run.folder)
 
 

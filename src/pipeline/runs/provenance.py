@@ -52,6 +52,11 @@ def package_version(package: str) -> str:
         return "absent"
 
 
+def environment_for(python: str | None) -> dict[str, str]:
+    """Environment variables of a process in another Python (None: this one): without this one's packages there."""
+    return {name: value for name, value in os.environ.items() if not (python and name == "PYTHONPATH")}
+
+
 def machine_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {"system": platform.system(), "processor": processor_model(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")

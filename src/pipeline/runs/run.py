@@ -15,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pipeline.benchmarks import find_benchmark
 from pipeline.config.knob import identity
-from pipeline.config.stages import RunStage
+from pipeline.config.merging import Merge
+from pipeline.config.stages import EvalStage, RunStage
 from pipeline.files import FileState
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.identity import folder_digest
@@ -124,6 +126,7 @@ class Run(Generic[Config]):
             "version": self.version,
             "config": identity(self.config),
             "parents": {role: parent.hash for role, parent in sorted(self.parents.items())},
+            **decided_beyond_knobs(self.config),
         }
 
     @cached_property
@@ -152,6 +155,15 @@ class Run(Generic[Config]):
     def work(self) -> Path:
         """Where it is computed: the folder of the lease; without one, that of an interrupted attempt."""
         return self.workplace / self.lease if self.lease else latest_work_folder(self.workplace)
+
+
+def decided_beyond_knobs(config: Any) -> dict[str, Any]:
+    """What affects the hash next to knobs and parents: `packages`, name and version of the other packages that a method
+    or tasks are from, and what the method adds. Empty for those of this program."""
+    merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
+    decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
+    found = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
+    return {**decided, "packages": decided.get("packages", {}) | found} if found else decided
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:

@@ -1,19 +1,25 @@
-"""W&B: opens, tags and finishes a run; no other module uses W&B.
+"""W&B: opens, tags and finishes a run, and logs its artifact; no other module uses W&B.
 
 The W&B id is run hash + attempt, so that a requeued job resumes its own run; the group is the table, the job type
-the stage. Online where a key is configured, offline otherwise; it never prompts. Each call of W&B runs in a daemon
-thread with a deadline: neither its service nor its server can keep a run or the process from ending.
+the stage. The configuration names the parents' ids. The artifact of a finished run holds its manifest and scores, and
+has those of its parents as inputs, from which W&B draws the lineage. Online where a key is configured, offline
+otherwise; it never prompts. Each call of W&B runs in a daemon thread with a deadline: neither its service nor its
+server can keep a run or the process from ending.
 """
 
 from __future__ import annotations
 
 import atexit
+import csv
+import hashlib
 import netrc
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,18 +27,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.errors import PipelineError
+from pipeline.files import link_or_copy
 from pipeline.progress import say
+from pipeline.runs.manifest import MANIFEST, SNAPSHOTS, Malformed, Manifest, read_manifest
 
 if TYPE_CHECKING:
     from pipeline.config.stages import Tracking
-    from pipeline.runs.run import Run
+    from pipeline.runs.run import Parent, Run
 
 T = TypeVar("T")
 MODES = ("online", "offline", "disabled")
+ARTIFACT_TYPES = {"cpt": "expert", "sft": "expert", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
+RESULTS = (MANIFEST, "scores.json", "choice.json", "facts.json", "delta.csv", "pairs.csv")  # files of a run's artifact
+UPLOAD_SPEED = 1e7  # bytes a second: at least this is expected when weights are hashed and uploaded
 
 
 class Tracker:
-    """Logs numbers over steps, a summary, tables and plots of a stage.
+    """Logs numbers over steps, a summary, tables, plots and artifacts of a run.
 
     W&B works in a process of its own, which may die, stop responding, or wait for a server. Each call has a deadline of
     `seconds`, and a failure ends no run: one line reports it, and the rest of the run is not logged.
@@ -50,8 +61,47 @@ class Tracker:
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         self._call(lambda run: run.log({name: wandb_module().Table(columns=list(columns), data=rows)}))
 
-    def image(self, name: str, path: Path) -> None:
-        self._call(lambda run: run.log({name: wandb_module().Image(str(path))}))
+    def figure(self, path: Path) -> None:
+        """Log an image file, or an SVG, which W&B shows as HTML, under the name of the file."""
+
+        def log_figure(run: Any) -> None:
+            wandb = wandb_module()
+            is_svg = path.suffix == ".svg"
+            shown = wandb.Html(path.read_text(encoding="utf-8"), inject=False) if is_svg else wandb.Image(str(path))
+            run.log({path.stem: shown})
+
+        self._call(log_figure)
+
+    def finished(self, run: Run, manifest: Manifest, weights: bool) -> None:
+        """Log the artifact of a run that has its manifest, its parents' as inputs, and on request its weights.
+
+        Offline, use_artifact is an error; the call that it makes online stores the input for `wandb sync`, too.
+        """
+        if self._run is None:
+            return
+        inputs = [described for parent in run.parents.values() if (described := parent_manifest(parent))]
+        files = sorted(name for name in manifest.files if not name.startswith(f"{SNAPSHOTS}/"))
+        files = files if weights and manifest.weights else []
+        self._seconds += sum(manifest.files[name]["bytes"] for name in files) / UPLOAD_SPEED
+        offline = self._mode == "offline"
+        copies = run.work / "wandb" / "artifacts"
+        published = (run.folder if offline else run.work) / "wandb" / "artifacts"
+
+        def log_artifacts(wandb_run: Any) -> None:
+            try:
+                for folder, parent in inputs:
+                    artifact = build_artifact(folder, parent, copies, published)
+                    if offline:
+                        wandb_run._log_artifact(artifact, use_after_commit=True)
+                    else:
+                        wandb_run.use_artifact(artifact)
+                wandb_run.log_artifact(build_artifact(run.work, manifest, copies, published))
+                if files:
+                    wandb_run.log_artifact(build_artifact(run.work, manifest, copies, published, files))
+            except Exception as error:
+                say(f"warning: W&B has no artifact of {run.name}: {describe_error(error)}")
+
+        self._call(log_artifacts)
 
     def finish(self, exit_code: int) -> None:
         self._call(lambda run: run.finish(exit_code=exit_code))
@@ -65,6 +115,55 @@ class Tracker:
         except Exception as error:
             self._run = None
             say(f"warning: {give_up(error, self._mode, self._seconds)}")
+
+
+def build_artifact(folder: Path, manifest: Manifest, copies: Path, published: Path, weights: Iterable[str] = ()) -> Any:
+    """The artifact of the run in `folder`: copies of its files, for `wandb sync` deletes what it has uploaded.
+
+    It is named by the run, and depends on the files alone: W&B makes no second version of equal ones, whichever run
+    logs it. copies: where they are written; published: where they will be when W&B reads them; weights: files of an
+    artifact of type weights instead, which are linked.
+    """
+    name = re.sub(r"[^\w.-]", "-", manifest.name)
+    kind = ARTIFACT_TYPES.get(manifest.stage, manifest.stage)
+    if weights:
+        name, kind = f"{name[-120:]}-weights", "weights"
+    artifact = wandb_module().Artifact(
+        name,
+        type=kind,
+        metadata={
+            "run": wandb_id(manifest),
+            "hash": manifest.hash,
+            "parents": {role: parent.name for role, parent in manifest.parents.items()},
+        },
+    )
+    for file in weights or (file for file in RESULTS if (folder / file).is_file()):
+        copy = copies / name / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.unlink(missing_ok=True)  # of an interrupted attempt
+        (link_or_copy if weights else shutil.copyfile)(folder / file, copy)
+        entry = artifact.add_file(str(copy), name=file, policy="immutable", skip_cache=True)
+        entry.local_path = str((published / name / file).absolute())
+    return artifact
+
+
+def wandb_id(manifest: Manifest) -> str:
+    return f"{manifest.hash[:32]}-{manifest.attempt}"
+
+
+def parent_manifest(parent: Parent) -> tuple[Path, Manifest] | None:
+    """Folder and manifest of a parent that is a run; of a snapshot, those of its training; else None."""
+    folder = parent.folder.parents[1] if parent.folder.parent.name == SNAPSHOTS else parent.folder
+    with suppress(Malformed):  # a file of this name in the folder of an external model
+        if manifest := read_manifest(folder):
+            return folder, manifest
+    return None
+
+
+def parent_id(parent: Parent) -> str:
+    """The W&B id of a parent, or its hash if it has no W&B run."""
+    folder, manifest = parent_manifest(parent) or (parent.folder, None)
+    return wandb_id(manifest) if manifest and (folder / "wandb").is_dir() else parent.hash
 
 
 _mode_after_failure: str | None = None  # for the rest of this process, once W&B failed online or did not respond
@@ -252,7 +351,7 @@ def track_run(run: Run, attempt: int) -> Iterator[Tracker]:
     from pipeline.runs.run import recorded_config
 
     config = run.config
-    parents = {role: parent.name for role, parent in run.parents.items()}
+    parents = {role: {"name": parent.name, "id": parent_id(parent)} for role, parent in run.parents.items()}
     described = {
         "id": f"{run.hash[:32]}-{attempt}",
         "name": run.name,
@@ -262,3 +361,24 @@ def track_run(run: Run, attempt: int) -> Iterator[Tracker]:
     }
     with open_run(run.work, config.tracking, **described) as tracker:
         yield tracker
+
+
+def track_report(
+    folder: Path, tracking: Tracking, job_type: str, name: str, parents: Iterable[Parent], **config: Any
+) -> None:
+    """Log the report of a table or a sweep as one W&B run: its CSV files as tables, its plots as figures.
+
+    Its id covers the runs that it reports, so that the same report, written again, is the same W&B run.
+    """
+    ids = {parent.name: parent_id(parent) for parent in parents}
+    described = {
+        "id": hashlib.sha256(" ".join([job_type, name, *sorted(ids.values())]).encode()).hexdigest()[:32],
+        "name": f"{job_type}-{name}", "group": name, "job_type": job_type, "config": {**config, "parents": ids},
+    }  # fmt: skip
+    with open_run(folder, tracking, **described) as tracker:
+        for path in sorted(folder.glob("*.csv")):
+            with open(path, encoding="utf-8", newline="") as file:
+                head, *rows = csv.reader(file)
+            tracker.table(path.stem, head, rows)
+        for path in sorted([*folder.glob("*.png"), *folder.glob("plots/*.svg"), *folder.glob("plots/*.png")]):
+            tracker.figure(path)

@@ -9,10 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks import benchmark_of, kind_of
+from pipeline.config.evaluation import Eval
+from pipeline.config.harness_tasks import include, included_folder
 from pipeline.config.stages import EvalStage, EvalTask
 from pipeline.errors import PipelineError
-from pipeline.evaluate.bundle import scoring_runs
+from pipeline.evaluate.bundle import SAMPLED, scoring_runs
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
@@ -26,9 +28,14 @@ from pipeline.stages.world import refuse_another_world
 
 
 def build(config: EvalStage, resolver: Resolver) -> Draft:
+    if config.eval.include_path is not None:
+        include(config.eval.include_path)
     for code in config.languages:
         if language(code).constructed and config.data_root is None:
             raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
+    refuse_sampling(config.eval)
+    if config.eval.vllm_suffix and config.eval.backend != "vllm":
+        raise PipelineError(f"eval.vllm_suffix=true is vLLM's, with eval.backend={config.eval.backend}: leave it out")
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
     if config.checkpoint is None:
@@ -62,8 +69,30 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
                 "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
+    if folder := included_folder(config.eval.tasks[0].task):
+        parents["include_path"] = External(folder[0].name, folder[1], folder[0])
     (code,) = config.languages
     return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
+
+
+def refuse_sampling(settings: Eval) -> None:
+    """Raise PipelineError for sampled answers that cannot be drawn or scored."""
+    if settings.temperature == 0:
+        for name in ("answers", "top_p", "sample_seed"):
+            if getattr(settings, name) != getattr(Eval, name):
+                raise PipelineError(
+                    f"eval.{name}={getattr(settings, name)} is read with eval.temperature above 0 alone: give "
+                    "eval.temperature=0.7, or leave it out"
+                )
+        return
+    kinds = {task.task: kind_of(task.task) for task in settings.tasks}
+    if not {*SAMPLED} & {*kinds.values()}:
+        raise PipelineError(
+            f"eval.temperature={settings.temperature:g} is read by tasks whose answers are numbers or programs, not by "
+            f"{', '.join(kinds)}: leave it out"
+        )
+    if settings.backend == "vllm":
+        raise PipelineError("eval.backend=vllm answers greedily: give eval.backend=hf with eval.temperature above 0")
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
@@ -101,7 +130,8 @@ def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dic
         return {config.checkpoint: parents["checkpoint"]}
     assert config.merge is not None
     models = {str(reference): parents[role] for role, (_, reference) in config.merge.references().items()}
-    return models | ({config.merge.base: parents["base"]} if config.merge.base else {})
+    base = config.merge.base_reference()
+    return models | ({base: parents["base"]} if base else {})
 
 
 def check_tasks(config: EvalStage, resolver: Resolver) -> None:

@@ -13,6 +13,7 @@ from pipeline.config.knob import part
 from pipeline.config.stages import (
     AnalyzeStage,
     CleanStage,
+    CompareStage,
     DataStage,
     EvalStage,
     ExportStage,
@@ -21,6 +22,7 @@ from pipeline.config.stages import (
     PrefetchStage,
     ReportStage,
     RunStage,
+    SearchStage,
     SelectStage,
     ShowStage,
     Stage,
@@ -100,10 +102,12 @@ RUN_STAGES = {
 }
 STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
+    "search": Row(SearchStage, "pipeline.commands.search:make_search"),
     "plan": Row(PlanStage, "pipeline.commands.table:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
     "report": Row(ReportStage, "pipeline.commands.table:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
+    "compare": Row(CompareStage, "pipeline.commands.compare:compare"),
     "status": Row(StatusStage, "pipeline.commands.status:show_status"),
     "show": Row(ShowStage, "pipeline.commands.show:show_run"),
     "prefetch": Row(PrefetchStage, "pipeline.commands.prefetch:prefetch"),

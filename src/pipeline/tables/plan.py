@@ -45,13 +45,18 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
 
 @dataclass
 class Choice:
-    """The best value of some axes of a run: the one with the largest mean over its scores, the first of equal ones."""
+    """The best value of some axes of a run: the one with the largest value by its rule, the first of equal ones.
+
+    rule: `scores`, the mean over its scores; `consistency`, how much the answers of these scores' evaluations agree
+    with those of neighbouring candidates; `norms`, how near the norm of its task vector is to the experts' mean norm.
+    """
 
     key: str
     run: str
     axes: tuple[str, ...]
     at: At
     candidates: dict[Candidate, tuple[ScoreRef, ...]]
+    rule: str = "scores"
 
 
 @dataclass
@@ -174,5 +179,6 @@ def item_value(plan: TablePlan, item: Item, values: Values) -> float:
     """The mean over the item's readings, of the chosen candidate if there is a choice; or a fact."""
     if item.model is not None:
         return values(item.model)
-    candidate = best_candidate(plan.choices[item.choice], values) if item.choice else ()
+    is_open = item.choice is not None and any(() not in reading for reading in item.readings)
+    candidate = best_candidate(plan.choices[item.choice or ""], values) if is_open else ()
     return statistics.fmean(values(reading[() if () in reading else candidate]) for reading in item.readings)
