@@ -110,7 +110,7 @@ REFUSED = {
     "stage=null": "stage=null is not an option: give one of analyze, clean, compare, cpt,",
     "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
-    "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
+    "stage=eval checkpoint=x": "stage=eval needs eval=...: one of afrimgsm, belebele_0shot,",
     "stage=merge merge=tie": "merge=tie is not an option: did you mean ties",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is not an option: give one of bn,",
     SFT + "sft=null": "sft=null is not an option: give one of full",

@@ -297,6 +297,7 @@ def test_questions_without_a_development_half(call, words: list[str]) -> None:
 
 def test_two_objectives_give_a_front(call, words: list[str]) -> None:
     both = [
+        "languages=[qac,en]",
         "search.objectives=[{task:mgsm,language:qac},{task:mgsm,language:en}]",
         "search.space={scale:[0.5,1.0,1.5]}",
     ]
