@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.benchmarks import benchmark_of
 from pipeline.config import harness_tasks
 from pipeline.config.compose import compose
-from pipeline.config.harness_tasks import harness_index, include, members
+from pipeline.config.harness_tasks import harness_index, include, members, merge_includes
 from pipeline.config.words import stage_of
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
@@ -44,6 +44,13 @@ def gsm8k(number: int) -> dict[str, Any]:
     return {"question": f"What is {number} and 1?", "answer": f"<<{number}+1={number + 1}>>\n#### {number % 4}"}
 
 
+def mmlu_prox(number: int) -> dict[str, Any]:
+    subject = members("mmlu_prox_sw")[number % 14].removeprefix("mmlu_prox_sw_").replace("_", " ")
+    options = {f"option_{place}": f"{number + place}" if place < 3 else None for place in range(10)}
+    thoughts = {"cot_content": f"Jibu: {number}. Jibu ni (A)."}
+    return {"question": f"Ni {number}?", "category": subject, "answer": LETTERS[number % 3], **options, **thoughts}
+
+
 ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, and what makes a row
     "arc_easy": ({"test": 7, "train": 3, "validation": 2}, arc),
     "gsm8k": ({"test": 6, "train": 6}, gsm8k),
@@ -53,6 +60,26 @@ ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, a
         {"validation": 5, "train": 3},
         lambda number: {"premise": f"Ni {number}.", "hypothesis": f"Si {number}.", "label": number % 3},
     ),
+    "xcopa_sw": (
+        {"test": 6, "validation": 3},
+        lambda number: {
+            **{"premise": f"Ni {number}.", "choice1": f"Si {number}.", "choice2": "Ndiyo.", "label": number % 2},
+            "question": ["cause", "effect"][number % 2],
+        },
+    ),
+    "afrimgsm_swa_prompt_1": (
+        {"test": 5},
+        lambda number: {"question": f"{number} na 1?", "answer": None, "answer_number": number + 1},
+    ),
+    "global_piqa_nonparallel_cloze_swh_latn": (
+        {"test": 6},
+        lambda number: {"prompt": f"Ni {number}", "solution0": "moja", "solution1": "mbili zaidi", "label": number % 2},
+    ),
+    "mmlu_prox_sw": ({"test": 42, "validation": 42}, mmlu_prox),
+}
+FAMILIES = {  # family -> its Swahili task or group
+    **{"xcopa": "xcopa_sw", "afrimgsm": "afrimgsm_swa_prompt_1", "mmlu_prox": "mmlu_prox_sw"},
+    "global_piqa": "global_piqa_nonparallel_cloze_swh_latn",
 }
 
 
@@ -77,22 +104,23 @@ def stock_model(checkpoint: Path) -> HFLM:
 
 
 def stock_scores(task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path) -> dict[str, float]:
-    """What the harness says of its own file, with the place of the rows alone replaced."""
+    """What the harness says of its own files, with the place of the rows alone replaced."""
     files = {split: str(data_root / f"harness/{task}/{split}.jsonl") for split in ROWS[task][0]}
-    body = {
-        **{
-            "include": str(harness_index().tasks[task]),
-            "task": f"{task}_here",
-            "dataset_path": "json",
-            "dataset_name": None,
-        },
-        "dataset_kwargs": {"data_files": files},
-    }
-    absent = {"arc_easy": {}, "gsm8k": {}, "xnli_sw": {"test_split": None}}
-    body |= absent.get(task, {"training_split": None, "validation_split": None})
-    body |= {"generation_kwargs": {"until": ["Question:"], "max_gen_toks": 12}} if task == "gsm8k" else {}
+    here = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+    absent: dict[str, Any] = {"xnli_sw": {"test_split": None}, "wikitext": {"training_split": None}}
+    absent["wikitext"] |= {"validation_split": None}
+    absent["lambada_openai"] = absent["wikitext"]
     folder.mkdir()
-    (folder / "here.yaml").write_text(yaml.safe_dump(body))
+    for part in members(task):
+        stock = merge_includes(harness_index().tasks[part])
+        body = {"include": str(harness_index().tasks[part]), "task": f"{part}_here", **here, **absent.get(task, {})}
+        if stock["output_type"] == "generate_until":
+            body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
+        (folder / f"{part}.yaml").write_text(yaml.safe_dump(body))
+    if task in harness_index().groups:
+        group = merge_includes(harness_index().groups[task])
+        group |= {"group": f"{task}_here", "task": [f"{part}_here" for part in members(task)]}
+        (folder / "group.yaml").write_text(yaml.safe_dump(group))
     lm = stock_model(checkpoint)
     manager = TaskManager(include_defaults=False, include_path=str(folder))
     tasks: Any = [f"{task}_here"]
@@ -103,24 +131,30 @@ def stock_scores(task: str, shots: int, data_root: Path, checkpoint: Path, folde
 
 
 @pytest.mark.parametrize(
-    ("task", "shots"), [("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)]
+    ("task", "shots"),
+    [
+        *[("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)],
+        *[("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
+    ],
 )
 def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
-    knobs: dict[str, Any] = {"dtype": "float32", "languages": ["en"]}
-    knobs |= {"max_gen_toks": 12} if task == "gsm8k" else {}
+    where = "sw" if task in FAMILIES else "en"
+    knobs: dict[str, Any] = {"dtype": "float32", "languages": [where], "max_gen_toks": 12}
     work = tmp_path / "work"
     work.mkdir()
     make(run_of(tmp_path, tiny, rows, asked(task, shots), **knobs), work, Notes())  # type: ignore[arg-type]
     scored = json.loads((work / "scores.json").read_text())["rows"]
-    ours = {f"{row['metric']},{row['filter']}": row["value"] for row in scored if row["metric"] != "cut_off"}
-    stock = stock_scores(task, shots, rows, tiny, tmp_path / "stock")
+    whole = [row for row in scored if row["metric"] != "cut_off" and not row["subject"]]
+    ours = {f"{row['metric']},{row['filter']}": row["value"] for row in whole}
+    folder = FAMILIES.get(task, task)
+    stock = stock_scores(folder, shots, rows, tiny, tmp_path / "stock")
     assert ours.keys() == stock.keys()
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
     first = scored[0]
-    assert (first["task"], first["language"], first["n"]) == (task, "en", 7 if task == "arc_easy" else first["n"])
+    assert (first["task"], first["language"], first["n"]) == (task, where, 7 if task == "arc_easy" else first["n"])
     assert (first["stderr"] is None) == (task in ("wikitext",))
-    lines = (work / f"samples/{task}.en.jsonl").read_text().splitlines()
-    assert len(lines) == max(count for split, count in ROWS[task][0].items() if split != "train")
+    lines = (work / f"samples/{task}.{where}.jsonl").read_text().splitlines()
+    assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
 
 
 @pytest.mark.parametrize("by_size", [True, False])
@@ -197,9 +231,7 @@ def test_what_cannot_be_scored_is_refused(
 
 def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
     """Each language's task of the four families, and the rows of a group's tasks from one file."""
-    data = {"xcopa": "xcopa_sw", "afrimgsm": "afrimgsm_swa_prompt_1", "mmlu_prox": "mmlu_prox_sw"}
-    data["global_piqa"] = "global_piqa_nonparallel_cloze_swh_latn"
-    for family, folder in data.items():
+    for family, folder in FAMILIES.items():
         for split in ("test", "validation"):
             write_rows(tmp_path / f"rows/harness/{folder}/{split}.jsonl", [{"question": "?"}])
         config: Any = compose(["stage=eval", "checkpoint=X", "languages=[sw]", f"eval={family}"])
