@@ -103,8 +103,11 @@ def stock_model(checkpoint: Path) -> HFLM:
     return HFLM(model, tokenizer=AutoTokenizer.from_pretrained(checkpoint), batch_size=2)
 
 
-def stock_scores(task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path) -> dict[str, float]:
-    """What the harness says of its own files, with the place of the rows alone replaced."""
+def stock_scores(
+    task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path
+) -> tuple[dict[str, float], list[tuple[str, Any]]]:
+    """What the harness says of its own files, with the place of the rows alone replaced: scores, and each question's
+    prompt and response."""
     files = {split: str(data_root / f"harness/{task}/{split}.jsonl") for split in ROWS[task][0]}
     here = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
     absent: dict[str, Any] = {"xnli_sw": {"test_split": None}, "wikitext": {"training_split": None}}
@@ -127,7 +130,13 @@ def stock_scores(task: str, shots: int, data_root: Path, checkpoint: Path, folde
     found = simple_evaluate(lm, tasks=tasks, num_fewshot=shots, task_manager=manager, bootstrap_iters=0)
     assert found is not None
     numbers = found["results"][f"{task}_here"]
-    return {name: value for name, value in numbers.items() if "," in name and "_stderr" not in name}
+    scores = {name: value for name, value in numbers.items() if "," in name and "_stderr" not in name}
+    questions = {
+        (place, one["doc_id"]): (one["arguments"][0][0], one["resps"][0][0])
+        for place, part in enumerate(members(task))
+        for one in found["samples"][f"{part}_here"]
+    }
+    return scores, [questions[key] for key in sorted(questions)]
 
 
 @pytest.mark.parametrize(
@@ -147,13 +156,16 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     whole = [row for row in scored if row["metric"] != "cut_off" and not row["subject"]]
     ours = {f"{row['metric']},{row['filter']}": row["value"] for row in whole}
     folder = FAMILIES.get(task, task)
-    stock = stock_scores(folder, shots, rows, tiny, tmp_path / "stock")
+    stock, questions = stock_scores(folder, shots, rows, tiny, tmp_path / "stock")
     assert ours.keys() == stock.keys()
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
     first = scored[0]
     assert (first["task"], first["language"], first["n"]) == (task, where, 7 if task == "arc_easy" else first["n"])
     assert (first["stderr"] is None) == (task in ("wikitext",))
-    lines = (work / f"samples/{task}.{where}.jsonl").read_text().splitlines()
+    lines = read_jsonl(work / f"samples/{task}.{where}.jsonl")
+    assert [line["prompt"] for line in lines] == [prompt for prompt, _ in questions]
+    if first["metric"] == "exact_match":
+        assert [line["response"] for line in lines] == [response for _, response in questions]
     assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
 
 
