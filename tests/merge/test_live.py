@@ -23,7 +23,7 @@ from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
 from pipeline.merge.resident import keep_models_resident
 from pipeline.models import floats
-from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.checkpoint import Checkpoint, digest_tensors
 
 METHODS = ["layer_swap", "soup", "ties", "task_arithmetic", "reset"]
 OWNERS = ["average", "magnitude", "math", "language"]
@@ -135,12 +135,24 @@ def test_only_what_changes_is_copied_and_there_is_a_way_back(models, load, kind)
     assert places == {name: one.data_ptr() for name, one in live.model.named_parameters()}
 
 
-def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_path):
-    merge = open_any(models, "llama", 1)
-    merge.write(tmp_path)
-    live = load(open_any(models, "llama", 1), "float32")
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_path, stored, dtype):
+    """Its digests, with which scores are kept, are those of the written merge, of whatever dtype it is in memory."""
+
+    def soup():
+        roles = zip("01", map(Checkpoint.open, models["llama"][1:]), strict=True)
+        return open_merge(Soup(experts=["a", "b"], dtype=stored), dict(roles))
+
+    soup().write(tmp_path)
+    live = load(soup(), dtype)
     written = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(one, written[name].float()) for name, one in live.model.named_parameters())
+    memory = dict(live.model.named_parameters())
+    assert all(
+        one.dtype == getattr(torch, dtype) and torch.equal(one, written[name].to(one.dtype))
+        for name, one in memory.items()
+    )
+    assert live.digests(soup(), {}) == digest_tensors(tmp_path)
 
 
 @pytest.mark.gpu

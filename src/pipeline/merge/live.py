@@ -95,13 +95,14 @@ class Live:
 
 
 def _parameter_pieces(merge: Merging, name: str, parameter: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor as the merge stores it: the parameter's own, unless the model is of another dtype."""
-    if parameter.dtype != torch_dtype(merge.stored_dtype(name)):
+    """The bytes of a tensor as the merge stores it: from the parameter, unless its dtype cannot hold them all."""
+    stored = torch_dtype(merge.stored_dtype(name))
+    if torch.promote_types(parameter.dtype, stored) != parameter.dtype:
         for piece in _stored_pieces(merge, name, parameter.view(-1)):
             yield piece.reshape(-1).view(np.uint8).data
         return
     for part in parameter.view(-1).split(COPY):
-        yield part.cpu().view(torch.uint8).numpy().data
+        yield part.to(stored).cpu().view(torch.uint8).numpy().data
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor) -> None:

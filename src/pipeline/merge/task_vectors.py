@@ -117,6 +117,7 @@ class MatrixTaskVectors(TaskVectors):
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Merging:
         import numpy as np
+        from threadpoolctl import threadpool_limits
 
         from pipeline.merge.formulas import WholeTensor, onto_base, task_vectors, whole_task_vectors
         from pipeline.merge.merge import Merging
@@ -125,6 +126,7 @@ class MatrixTaskVectors(TaskVectors):
 
         assert base is not None
         self.refuse(partition, None)
+        threadpool_limits(1, "blas")  # the same bits for any `threads`, which compute matrices side by side
         experts, weights = list(sources.values()), np.array(expert_weights(self.weights, len(sources)))
         in_layers = {name for name, site in anatomy(base.names).items() if site.layer is not None}
 
