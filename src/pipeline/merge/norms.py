@@ -13,6 +13,7 @@ from pipeline.merge.formulas import by_size, weighted_sum
 from pipeline.merge.merge import Merging
 from pipeline.merge.stage import merge_of
 from pipeline.models.floats import buffers, in_threads, pieces
+from pipeline.progress import say
 from pipeline.runs.lineage import base_of, one_base
 from pipeline.runs.run import Run
 
@@ -23,6 +24,7 @@ def relative_norm(run: Run[Any]) -> float:
     """
     stored = run.runs_dir / ".norms" / run.hash
     if not stored.is_file():
+        say(f"{run.label}: computing the norm of its task vector")
         value = measure_relative_norm(run)
         stored.parent.mkdir(exist_ok=True)
         write_atomically(stored, f"{value!r}\n")
