@@ -32,6 +32,7 @@ from pipeline.commands.study import (
 )
 from pipeline.config.compose import compose
 from pipeline.errors import Held, PipelineError
+from pipeline.report.html.sweep import scores_in
 
 optuna = pytest.importorskip("optuna")
 
@@ -334,3 +335,12 @@ def test_a_given_configuration_that_is_all_right_leaves_no_room(call, words, mon
     monkeypatch.setattr(search.Points, "on_development", lambda *_: [[[100.0, 100.0]]])
     done = call(*words, "search.space={scale:[0.5,1.0]}")
     assert done.status == 1 and "answers all questions that choose: search with harder ones" in done.err
+
+
+def test_steps_of_a_question_are_one_score(tmp_path: Path) -> None:
+    """By hand: steps right of 2 of 2, 0 of 1, 1 of 3: 50 % of six; shares 50 + (200 - 100) / 2 and so on."""
+    steps = [(0, 1.0), (0, 1.0), (1, 0.0), (2, 1.0), (2, 0.0), (2, 0.0)]
+    lines = [{"doc_id": number, "correct": bool(one[1]), "scores": {"acc": one}} for number, one in enumerate(steps)]
+    file = tmp_path / "mgsm_steps.sw.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scores_in(file) == [100.0, 25.0, 25.0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, Kind
@@ -32,6 +33,7 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "loglikelihood": ("text", "acc"),
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
+MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
 FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
@@ -125,7 +127,8 @@ def missing_language(family: str, spoken: Language) -> str:
 def check_group(group: str) -> None:
     """Raise PipelineError for a group that has no score of its own."""
     bodies = [merge_includes(harness_index().tasks[part]) for part in members(group)]
-    remedy = f"list its tasks, eval.tasks=[{members(group)[0]}, ...]"
+    parts = members(group)
+    remedy = f"list its tasks, eval.tasks=[{','.join(parts[:MOST_NAMED])}{',...' if len(parts) > MOST_NAMED else ''}]"
     metrics = group_metrics(group)
     if not metrics:
         raise PipelineError(f"the group {group} has no score of its own: {remedy}")
@@ -163,6 +166,8 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
                 f"{task} of eval.include_path={included[0]} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
+        if not ask.data_root:
+            refuse_files_outside(task, stock, included[0])
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": included[1]}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         body["generation_kwargs"] = {**(stock.get("generation_kwargs") or {}), "max_gen_toks": ask.max_gen_toks}
@@ -174,6 +179,18 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
             f"harness/{task}/{scored_split(stock)}.jsonl"
         )
     return body
+
+
+def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
+    """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
+    named = (stock.get("dataset_kwargs") or {}).get("data_files") or []
+    for value in named.values() if isinstance(named, dict) else [named]:
+        for file in [value] if isinstance(value, str) else value:
+            if "://" not in file and folder not in Path(file).resolve().parents:
+                raise PipelineError(
+                    f"{task} reads {file}, outside of eval.include_path={folder}, whose content identifies a run: "
+                    f"move it there, or give data_root with harness/{task}/{scored_split(stock)}.jsonl"
+                )
 
 
 def scored_split(stock: Row) -> Any:
@@ -197,7 +214,8 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
         needed.append(next(named[key] for key in ("fewshot_split", "training_split", *SPLITS) if key in named))
     if absent := [split for split in needed if split not in files]:
         raise Missing(
-            f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there, or leave it out"
+            f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there, give {task} a "
+            "data_root of its own (null: the Hub), or leave it out"
         )
     rows_of(files[scored_split(stock)], {})  # or an error
     body: Row = {"include": [str(harness_index().tasks[task])]}

@@ -39,6 +39,7 @@ from pipeline.merge.methods import NOT_SWEPT
 from pipeline.report.html.page import environment
 from pipeline.report.html.sweep import point_name, point_scores, scores_in, split_half_summary
 from pipeline.report.render.sheets import comma_separated
+from pipeline.report.render.text import align_columns
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 
@@ -213,7 +214,7 @@ class Outcome:
         template = environment().get_template("search.html.j2")
         html = template.render(title=title, sentences=sentences, tables=tables)
         write_atomically(folder / "index.html", html)
-        print("\n".join(sentences), file=sys.stderr)
+        print("\n".join([*sentences, *align_columns([titles, *map(result_line, rows)])]), file=sys.stderr)
         return folder / "index.html"
 
     def test_rows(self, found: Mapping[str, list[tuple[Point, tuple[float, ...]]]]) -> list[dict[str, Any]]:
@@ -245,8 +246,11 @@ class Outcome:
     def describe_search(self) -> list[str]:
         """How many configurations were tried, how far ended early, and what choosing among them adds."""
         distinct = len({json.dumps(trial.point) for trial in self.trials})
-        stopped = sum(trial.stopped for trial in self.trials)
+        reasons = [trial.reason for trial in self.trials if trial.reason]
+        stopped = sum(trial.stopped and not trial.reason for trial in self.trials)
         lines = [f"{len(self.trials)} trials of {distinct} configurations, {stopped} of them ended early."]
+        if reasons:
+            lines.append(f"{len(reasons)} of them were no valid merge: {reasons[0]}")
         if self.points.config.search.split == "test":
             lines.append("The test questions chose: the split-half score alone is free of the choice.")
         values = {trial.values for trial in self.finished}
@@ -265,7 +269,7 @@ class Outcome:
 def result_line(row: Mapping[str, Any]) -> list[str]:
     """One row of `Outcome.test_rows` as the page shows it."""
     beyond = [
-        f"{one['difference']:+.1f}" + ("" if one["error"] is None else f" ± {1.96 * one['error']:.1f}")
+        f"{round(one['difference'], 1) + 0.0:+.1f}" + ("" if one["error"] is None else f" ± {1.96 * one['error']:.1f}")
         for one in row["beyond_given"]
     ]
     numbers = map(one_decimal, [*row["choosing"], *row["test"]])

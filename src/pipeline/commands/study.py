@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Held, PipelineError
+from pipeline.progress import say
+from pipeline.report.html.sweep import point_name
 
 Point = dict[str, Any]  # knob -> value
 Scores = list[list[float]]  # of one objective: tasks x questions
@@ -211,6 +213,8 @@ def run_study(
         study.sampler = sampler(len(ended))
         trial = study.ask()
         point = {name: one.suggest(trial, name) for name, one in space.items()}
+        before = f", best so far {best.values[0]:.1f}" if best and len(best.values) == 1 else ""
+        say(f"trial {len(ended) + 1} of {trials}: {point_name(point)}{before}")
         found = score_trial(trial, point, evaluate, best, sets, stop_at)
         for name in ("values", "questions", "reason"):
             trial.set_user_attr(name, getattr(found, name))

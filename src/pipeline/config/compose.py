@@ -184,7 +184,10 @@ def to_stage(config: DictConfig) -> Stage:
     if missing:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
-        examples = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
+        examples = " ".join(
+            re.sub(r"\[\d+\]\.(\w+)$", r"=[{\1: ...}, ...]", key) if "[" in key else f"{key}={example.get(key, '...')}"
+            for key in missing
+        )
         raise Incomplete(f"stage={config.stage} needs {' and '.join(missing)}: give {examples}")
     try:
         stage: Any = OmegaConf.to_object(config)
@@ -257,6 +260,8 @@ def parse_override(word: str, sweep: bool = False) -> Override:
         quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
         if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
             raise PipelineError(f"{word!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
+        if value[:1] not in ("[", "{", "") and is_override(f'{key}="{value}"'):
+            raise PipelineError(f"""{word!r} is not an override: quote the value too, '{key}="{value}"'""") from error
         raise PipelineError(
             f"{word!r} is not an override: write key=value, for example stage=sft expert=math; quote a value with "
             "brackets or spaces, 'languages=[en,sw]'"

@@ -59,6 +59,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
             if sets and (gated := benchmark_of(definition.task).gated):
                 remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
+            elif benchmark_of(definition.task).of_harness:
+                remedy = f"give its rows the columns that the harness' {definition.task} reads"
             problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])

@@ -60,7 +60,9 @@ def task_definitions(
     for task, count in counts.items():
         benchmark_of(task)  # or an error
         if count > 1:
-            raise PipelineError(f"{task} stands {count} times in one evaluation: give each number of shots its own")
+            raise PipelineError(
+                f"{task} stands {count} times in one evaluation: score each number of shots in one of its own"
+            )
     if data_root is None and split != "test":
         raise PipelineError(f"eval.split={split} has no items on the Hub: set data_root to a folder that has them")
     if exemplars == "random" and (without_drawn := [task for task in counts if not benchmark_of(task).exemplars_drawn]):
@@ -85,7 +87,7 @@ def task_definitions(
                 split=split, max_gen_toks=room, run_code=run_code, folder=folder, exemplars=exemplars, options=options,
             )  # fmt: skip
             try:
-                if data_root and target.constructed:
+                if data_root and target.constructed and not benchmark.one_set:
                     refuse_unspoken(data_root, target.code)
                 definitions += benchmark.define(ask)
             except Missing as error:

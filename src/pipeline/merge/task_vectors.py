@@ -46,7 +46,9 @@ class TaskVectors(Merge):
         expert_weights(self.weights, len(self.experts))
 
     def formula(self, roles: Sequence[str]) -> str:
-        """What is added to the base, in words, for the printed plan."""
+        """What is added to the base, in words, for the printed plan. Of a method of another package: its name."""
+        if not type(self).__module__.startswith("pipeline."):
+            return f"{self.method}({', '.join(f'task vector {role}' for role in roles)})"
         return sum_text(dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True)))
 
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:

@@ -46,7 +46,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     config = with_dtype(config, parents)
     name, configs = config.eval.name, scoring_runs(config)
     in_table = bool(resolver.references)  # which checks each evaluation when it runs
-    if len(configs) > 1 or (config.data_root is not None and not in_table):
+    of_harness = any(benchmark_of(task.task).of_harness for task in config.eval.tasks)
+    if len(configs) > 1 or ((config.data_root is not None or of_harness) and not in_table):
         check_tasks(config, resolver)
     if len(configs) > 1:
         references = models_by_reference(config, parents)
@@ -76,7 +77,9 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
 
 
 def refuse_sampling(settings: Eval) -> None:
-    """Raise PipelineError for sampled answers that cannot be drawn or scored."""
+    """Raise PipelineError for answers that cannot be drawn or scored so."""
+    if settings.think_end == "":
+        raise PipelineError("eval.think_end is empty: give what ends the model's thoughts, or leave it out")
     if settings.temperature == 0:
         for name in ("answers", "top_p", "sample_seed"):
             if getattr(settings, name) != getattr(Eval, name):

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
-from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.metrics import mean, value_per_question
 from pipeline.files import write_atomically
 from pipeline.report.html.page import environment
 from pipeline.report.render.sheets import comma_separated
@@ -69,10 +69,14 @@ def point_scores(run: Run) -> list[list[float]] | None:
 
 
 def scores_in(path: Path) -> list[float]:
-    """Scores of the questions of one samples file, in percent."""
+    """Scores of the questions of one samples file, in percent; of questions with several steps the share of each in the
+    mean over all steps."""
     samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     samples.sort(key=lambda sample: sample["doc_id"])
     metric, _ = primary_metric(path.name.partition(".")[0])
+    parts = [sample["scores"].get(metric) for sample in samples]
+    if metric == "acc" and parts and all(isinstance(part, list) for part in parts):
+        return [*value_per_question(((question, 100.0 * value) for question, value in parts), is_sum=False).values()]
     return [_percent_of_sample(sample, metric) for sample in samples]
 
 
@@ -131,7 +135,7 @@ def split_half_summary(
 
 
 def point_name(point: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in point.items())
+    return ", ".join(f"{key} = {f'{value:.4g}' if isinstance(value, float) else value}" for key, value in point.items())
 
 
 def as_csv(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:

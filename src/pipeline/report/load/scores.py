@@ -119,13 +119,15 @@ def title_of(task: str) -> str:
 
 
 def score_lines(folder: Path) -> list[str]:
-    """The primary score of each task and language of an evaluation in percent, or why it was skipped."""
+    """The primary score of each task and language of an evaluation in percent, or why it was skipped; of sampled
+    answers also their majority and pass@k."""
     path = folder / "scores.json"
     if not path.is_file():
         return []
     written, _ = read_scores(path)
     rows = [("  task", "language", "metric", "score", "n")]
-    rows += [score_line(row) for row in primary_of(written)]
+    sampled = [row for row in written if row.metric == "majority" or row.metric.startswith("pass@")]
+    rows += [score_line(row) for row in [*primary_of(written), *sampled]]
     return ["scores:", *align_columns(rows, right={3, 4})]
 
 
