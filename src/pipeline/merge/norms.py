@@ -24,7 +24,7 @@ def relative_norm(run: Run[Any]) -> float:
     """
     stored = run.runs_dir / ".norms" / run.hash
     if not stored.is_file():
-        say(f"{run.label}: computing the norm of its task vector")
+        say("computing the norm of a merge's task vector")
         value = measure_relative_norm(run)
         stored.parent.mkdir(exist_ok=True)
         write_atomically(stored, f"{value!r}\n")
