@@ -279,12 +279,14 @@ def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch
     lines = (page.parent / "trials.csv").read_text().splitlines()
     assert lines[0].startswith("trial,scale,weights,score,questions,ended") and len(lines) == 4
     assert "What was chosen" in page.read_text()
-    settings = [json.loads(path.read_text())["decided_by"]["config"] for path in runs_dir.glob("*/manifest.json")]
-    splits = {(one["eval"].get("split", "test"), one["eval"].get("limit")) for one in settings if "eval" in one}
+    settings = [
+        json.loads(path.read_text())["decided_by"]["config"] for path in runs_dir.glob("eval-mgsm*/manifest.json")
+    ]
+    splits = {(one["eval"].get("split", "test"), one["eval"].get("limit")) for one in settings}
     assert {("dev", 4), ("test", 4)} <= splits
-    before = set(runs_dir.glob("mgsm*"))
+    before = set(runs_dir.glob("eval-mgsm*"))
     again = call(*words, *space, "search.trials=3")
-    assert again.status == 0 and again.out == first.out and set(runs_dir.glob("mgsm*")) == before
+    assert again.status == 0 and again.out == first.out and set(runs_dir.glob("eval-mgsm*")) == before
     more = call(*words, *space, "search.trials=4")
     assert more.status == 0 and (page.parent / "trials.csv").read_text().splitlines()[:4] == lines
 
