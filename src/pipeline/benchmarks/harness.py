@@ -126,15 +126,15 @@ def missing_language(family: str, spoken: Language) -> str:
 
 def check_group(group: str) -> None:
     """Raise PipelineError for a group that has no score of its own."""
-    bodies = [merge_includes(harness_index().tasks[part]) for part in members(group)]
     parts = members(group)
+    bodies = [merge_includes(harness_index().tasks[part]) for part in parts]
     remedy = f"list its tasks, eval.tasks=[{','.join(parts[:MOST_NAMED])}{',...' if len(parts) > MOST_NAMED else ''}]"
     metrics = group_metrics(group)
     if not metrics:
         raise PipelineError(f"the group {group} has no score of its own: {remedy}")
     if len({body.get("output_type", "generate_until") for body in bodies}) > 1:
         raise PipelineError(f"the group {group} has tasks of several kinds: {remedy}")
-    for part, body in zip(members(group), bodies, strict=True):
+    for part, body in zip(parts, bodies, strict=True):
         names = [one["metric"] for one in body.get("metric_list") or []]
         if names and "process_results" not in body and (lost := {one["metric"] for one in metrics} - {*names}):
             raise PipelineError(f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}")

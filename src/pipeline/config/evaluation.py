@@ -65,9 +65,7 @@ class Eval:
     top_p: float = knob(1.0, above=0, high=1, hashed=is_sampled)  # drawn among the likeliest tokens of this share
     answers: int = knob(1, low=1, hashed=is_sampled)  # drawn for each question
     sample_seed: int = knob(0, hashed=is_sampled)
-    think_end: str | None = (
-        None  # what ends the model's thoughts: 'eval.think_end="</think>"'; what stands before is not scored
-    )
+    think_end: str | None = None  # ends the model's thoughts, which are not scored: 'eval.think_end="</think>"'
     # These three are hashed only below float32, where they change answers
     batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question

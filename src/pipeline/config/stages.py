@@ -254,9 +254,7 @@ class ReportStage(TableStage):
 class Export:
     """What stage=export writes, and where. `format` is read with table=, all others but `to` with checkpoint=."""
 
-    to: str | None = (
-        None  # a file for a table, for its figures a folder; a folder, new or empty, or hub:org/name for a checkpoint
-    )
+    to: str | None = None  # of a table a file, of its figures a folder; of a checkpoint a new folder or hub:org/name
     format: str = knob(
         "archive", options=("archive", "latex", "markdown", "csv", "figures")
     )  # archive: all results; figures: a folder of SVG and PDF; others: cells

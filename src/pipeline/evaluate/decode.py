@@ -242,9 +242,8 @@ class Slots(Cache):
         self._run(torch.tensor([prompt]), places, masks)
 
     def step(
-        self, inputs: Sequence[Sequence[int]], starts: Sequence[int],
-        choose: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits.argmax(dim=-1),
-    ) -> list[list[int]]:  # fmt: skip
+        self, inputs: Sequence[Sequence[int]], starts: Sequence[int], choose: Callable[[torch.Tensor], torch.Tensor]
+    ) -> list[list[int]]:
         """The model's choice after each token of `inputs`, written to the first rows from positions `starts` on."""
         width = max(map(len, inputs))
         ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in inputs])
@@ -369,7 +368,7 @@ def decode(
                 rows.append(_Row(index, beginning, rests[index], others))
             inputs = [[row.tokens[-1], *row.draft()] for row in rows]
             starts = [len(row.tokens) - len(prefix) - 1 for row in rows]
-            chosen = cache.step(inputs, starts, *([] if sampling is None else [drawing(sampling, rows)]))
+            chosen = cache.step(inputs, starts, drawing(sampling, rows) if sampling else likeliest)
             counts["steps"] += 1
             over = [row.extend(tried, best, ending) for row, tried, best in zip(rows, inputs, chosen, strict=True)]
             for place in reversed([place for place, ended in enumerate(over) if ended]):
@@ -379,6 +378,10 @@ def decode(
                 if place < len(rows):
                     cache.move(len(rows), place)
                     rows[place] = last
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(dim=-1)
 
 
 def drawing(sampling: Sampling, rows: Sequence[_Row]) -> Callable[[torch.Tensor], torch.Tensor]:

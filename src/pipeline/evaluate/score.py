@@ -244,8 +244,7 @@ def score_one(
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
     how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": settings.chat_template}
-    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
-        task.set_fewshot_seed(FEWSHOT_SEED)
+    seed_exemplars(task, definition, settings)
     bar_before = bar.done if bar else 0
     output = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
     if bar:
@@ -290,6 +289,12 @@ def harness_tamed() -> Iterator[None]:
         random.setstate(state)
 
 
+def seed_exemplars(task: Task, definition: Definition, settings: Eval) -> None:
+    """As the harness' command line does, where exemplars are drawn."""
+    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
+        task.set_fewshot_seed(FEWSHOT_SEED)
+
+
 def set_template_date(lm: Any, settings: Eval) -> None:
     lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
@@ -302,8 +307,7 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
             raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
         how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
-    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
-        task.set_fewshot_seed(FEWSHOT_SEED)
+    seed_exemplars(task, definition, settings)
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     answer = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it

@@ -27,6 +27,7 @@ from pipeline.evaluate.groups import join_groups
 from pipeline.evaluate.model import answering_model, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score_tasks
 from pipeline.evaluate.tasks import LeftOut
+from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.models import local_folder
 from pipeline.merge.stage import measure_merge
 from pipeline.runs.dtypes import dtypes_in, one_dtype
@@ -57,7 +58,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        load = functools.partial(load_model, run, settings.batch_size, settings.dtype, *other_backend(settings))
+        load = functools.partial(load_model, run, settings.batch_size, settings.dtype, backend_of(settings))
         model = functools.cache(functools.partial(answering_model, run, load))
         cache = kept_scores(run, model)
         result = score_tasks(model, definitions, tasks, settings, cache)
@@ -78,14 +79,14 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge, **drafts}
 
 
-def other_backend(settings: Eval) -> list[Callable[[int, str], Backend]]:
-    """The backend that eval.backend names, unless it is torch."""
+def backend_of(settings: Eval) -> Callable[[int, str], Backend]:
+    """What eval.backend names."""
     if settings.backend == "hf":
-        return []
+        return TorchBackend
     from pipeline.evaluate.vllm_backend import VllmBackend
 
     share, suffix = settings.share_prefix, settings.vllm_suffix
-    return [functools.partial(VllmBackend, python=settings.vllm_python, share_prefix=share, suffix=suffix)]
+    return functools.partial(VllmBackend, python=settings.vllm_python, share_prefix=share, suffix=suffix)
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
