@@ -2,8 +2,8 @@
 
 Each trial has a sampler of its own, seeded by the study's seed and the number of trials that ended before it: no random
 state has to survive. A trial that was running when its process died is marked as failed, which no sampler reads, and
-asked again: with the same number of ended trials it gets the same configuration. One process at a time proposes
-trials, as what another one is about to find would depend on time.
+retried: with the same number of ended trials it gets the same configuration. One process at a time runs a study, as
+proposals of several would depend on the order in which their trials end.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def grid_of(space: Space, budget: int) -> list[Point]:
 @contextmanager
 def open_study(journal: Path, objectives: int) -> Iterator[Any]:
     """The study in a journal file, which other processes may not have open. What a killed process left is cleared: half
-    a line, Optuna's lock, and trials that still count as running, which fail and so are asked again.
+    a line, Optuna's lock, and trials that still count as running, which are marked as failed and so retried.
 
     Raises Held where another process has it open.
     """
