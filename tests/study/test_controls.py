@@ -46,6 +46,17 @@ def test_every_merge_has_its_control() -> None:
     assert words == {"swap, control": ["language"], "soup, control": ["1"]}
 
 
+def test_a_merge_that_is_written_has_its_control_too() -> None:
+    live = plan(TABLE)
+    made = plan(TABLE.replace("{merge: ", "{stage: merge, merge: "))
+    assert made.rows == live.rows and made.controls == live.controls
+    one, other = (
+        {key: spec.words["merge.control"] for key, spec in found.specs.items() if "control" in key}
+        for found in (made, live)
+    )
+    assert one == other
+
+
 def test_a_control_of_the_best_swap_has_the_swaps_counts() -> None:
     """Chosen by the swap's development questions, once; of the control only the chosen one is scored."""
     made = plan(TABLE)

@@ -8,6 +8,7 @@ from planned import canonical, plan
 from pipeline.errors import PipelineError
 from pipeline.tables.plan import ScoreRef, best_candidate, cell_value
 from pipeline.tables.run_specs import Ref
+from pipeline.tables.schema import read_table
 
 TABLE = """
 name: small
@@ -372,3 +373,39 @@ def test_equal_words_are_one_run_under_any_name() -> None:
 def test_the_same_text_is_the_same_plan() -> None:
     one, other = plan(TABLE), plan(TABLE)
     assert (one.specs, one.scores, one.cells, one.choices) == (other.specs, other.scores, other.cells, other.choices)
+
+
+NESTED = {  # written with dots -> nested
+    "every: {model: base_model, mixture: small, eval.dtype: float32}":
+        "every: {model: base_model, mixture: small, eval: {dtype: float32, limit: 5}, sft: {steps: 8}}",
+    "{merge: layer_swap, merge.math: math, merge.language: language, merge.bottom_layers: \"{b}\"}":
+        "{merge: {name: layer_swap, math: math, language: {run: language, l: 1}, bottom_layers: \"{b}\"}}",
+    "{run: swap, best: [b]}": "{run: swap, best: [b], by: {eval: {split: dev}}, eval: {exemplars: random}}",
+}  # fmt: skip
+
+
+def test_nested_keys_mean_what_dotted_ones_mean() -> None:
+    nested, dotted = TABLE, TABLE
+    for written, other in NESTED.items():
+        nested = nested.replace(written, other)
+    assert nested.count("{split: dev}") == 1
+    dotted = dotted.replace("eval.dtype: float32}", "eval.dtype: float32, eval.limit: 5, sft.steps: 8}")
+    dotted = dotted.replace("merge.language: language,", "merge.language: {run: language, l: 1},")
+    dotted = dotted.replace("best: [b]}", "best: [b], by: {eval.split: dev}, eval.exemplars: random}")
+    for text in (nested, nested + "trials: {sft: {learning_rate: [0.1, 0.2]}}\n"):
+        other = dotted + "trials: {sft.learning_rate: [0.1, 0.2]}\n" * ("trials" in text)
+        assert canonical(plan(text)) == canonical(plan(other)) and plan(text).scores == plan(other).scores
+    assert plan(nested).specs["math m=1"].words["sft.steps"] == 8
+    assert all(("eval.limit", 5) in score.words for score in plan(nested).scores)
+
+
+def test_a_nested_key_of_every_overrides_the_dotted_one_it_inherits() -> None:
+    derived = "name: own\ndefaults: [below]\nevery: {eval: {dtype: bfloat16}}\ncolumns: {math: math}\n"
+    found = read_table(derived, "own.yaml", lambda name: (TABLE, f"{name}.yaml"), {"eval": {"limit": 3}})
+    assert found.every["eval.dtype"] == "bfloat16" and found.every["eval.limit"] == 3 and "eval" not in found.every
+
+
+def test_a_key_in_both_forms_is_refused() -> None:
+    text = changed("eval.dtype: float32}", "eval.dtype: float32, eval: {dtype: bfloat16}}")
+    with pytest.raises(PipelineError, match="every: eval.dtype is given twice, nested and with a dot"):
+        plan(text)

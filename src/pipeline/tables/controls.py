@@ -75,7 +75,7 @@ def name_pattern(text: str) -> str:
 
 def controlled_roles(table: Table, run: TableRun, experts: list[str]) -> list[str]:
     """The roles in a merge of the runs `experts`: language, or their places in merge.experts."""
-    if run.kind != "merge":
+    if run.stage != "merge":
         return []
 
     def is_controlled(item: Reference | str) -> bool:

@@ -165,16 +165,16 @@ def read_table(
     Raises:
         PipelineError: anything that is not in the format, naming file and row.
     """
-    raw = merge_inherited(text, file, find, ())
+    raw, every = merge_inherited(text, file, find, ()), dotted(every or {}, file, "every")
     for key in ("name", "runs", "columns"):
         if not raw.get(key):
             raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
-    table = Reader(file, raw, run_keys).build_table({**raw["every"], **(every or {})})
+    table = Reader(file, raw, run_keys).build_table({**raw["every"], **every})
     written = parsed_yaml(text, file)
     own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
-    shared = {*table.axes, *table.every} - own_keys - {*(every or ())} | {"published"} - written.keys()
-    return replace(table, override_keys=tuple(every or ()), inherited=frozenset(shared))
+    shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
+    return replace(table, override_keys=tuple(every), inherited=frozenset(shared))
 
 
 def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
@@ -222,7 +222,34 @@ def parsed_yaml(text: str, file: str) -> Words:
         raise table_error(file, "", " ".join(str(error).split())) from error
     if not isinstance(content, dict):
         raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
-    return {str(key): value for key, value in content.items()}
+    words = {str(key): value for key, value in content.items()}
+    for key in ("every", "trials", "score"):
+        words |= {key: dotted(words[key], file, key)} if isinstance(words.get(key), dict) else {}
+    for key in ("runs", "columns", "rows"):
+        if isinstance(words.get(key), dict):
+            words[key] = {name: dotted(value, file, f"{key}: {name}") for name, value in words[key].items()}
+    return words
+
+
+def dotted(words: Any, file: str, place: str) -> Any:
+    """Words with nested keys written with dots: sft: {steps: 8} is sft.steps: 8, and merge: {name: ties, density: 0.2}
+    is merge: ties, merge.density: 0.2. A RUN may be a mapping, and so may the value of a key with a dot.
+
+    Raises:
+        PipelineError: a key that is given in both forms.
+    """
+    flat: Words = {}
+    for key, value in words.items() if isinstance(words, dict) else ():
+        nests = isinstance(value, dict) and "." not in str(key) and list(value.values()) != [None]
+        if key == "by" or key in RUN_KEYS or not nests:
+            inner: Words = {key: dotted(value, file, f"{place}, by") if key == "by" else value}
+        else:
+            inner = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
+        for name, item in inner.items():
+            if name in flat:
+                raise table_error(file, place, f"{name} is given twice, nested and with a dot: give it once")
+            flat[name] = item
+    return flat if isinstance(words, dict) else words
 
 
 @lru_cache
