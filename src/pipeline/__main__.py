@@ -27,6 +27,7 @@ from pipeline.config.compose import (
     Incomplete,
     compose,
     parse_override,
+    refuse_idle,
     spelled_out,
     split_every,
     split_folders,
@@ -144,11 +145,8 @@ def run_multirun(words: list[str]) -> int:
     unfinished.
     """
     try:
-        words, run_overrides = split_every(spelled_out(words))
-        first, *later_jobs = sweep_jobs(words)
-        configs: list[Any] = [
-            with_every(config, run_overrides) for config in (compose(first), *map(compose_cached, later_jobs))
-        ]
+        first, *later_jobs = sweep_jobs(spelled_out(words))
+        configs: list[Any] = [compose(first), *map(compose_cached, later_jobs)]
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
@@ -176,9 +174,12 @@ def run_multirun(words: list[str]) -> int:
 
 def compose_cached(words: list[str]) -> Stage:
     """As compose, but faster for a thousand commands that differ in few options."""
-    if any(word.startswith(("+", "~")) or "@" in word.partition("=")[0] for word in words):
+    if any(word.startswith(("+", "~", "every.")) or "@" in word.partition("=")[0] for word in words):
         return compose(words)
-    return stage_of({override.key_or_group: override.value() for override in map(parse_cached, words)})
+    given = [(override.key_or_group, override.value()) for override in map(parse_cached, words)]
+    stage = stage_of(dict(given))
+    refuse_idle(stage, given)
+    return stage
 
 
 parse_cached = lru_cache(maxsize=4096)(parse_override)

@@ -172,7 +172,7 @@ REFUSED = {
     SFT + "sft.separator=[1]": "sft.separator must be text, got [1]",
     SFT + "deterministic=maybe": "deterministic must be true or false, got 'maybe'",
     SFT + "model.architecture=3": "model.architecture=3: Cannot assign int to Dict",
-    SFT + "sft.separator=${foo}": "sft.separator=${foo}: Interpolation key 'foo' not found",
+    SFT + "sft.separator=${foo}": "sft.separator holds an interpolation, ${...}: write the value itself",
     "stage=data expert=sandbox expert.world=3": "expert.world=3: it is a mapping, give expert.world.KEY=...",
     EVAL + "languages=en": "languages=en: write a list, languages=[en]",
     SOUP + "merge.experts=a": "merge.experts=a: write a list, merge.experts=[a]",
@@ -215,6 +215,27 @@ REFUSED = {
     "stage=data expert=own expert.sources.own.language=klingon": "unknown language 'klingon': ",
     "stage=sft expert=own expert.sources.own.rows=poems": "expert.sources.own.rows must be one of ",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
+    # what nothing reads, and what is given twice
+    SFT + "sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora, partial_lora, mixed_lora or simultaneous_lora alone",
+    SFT + "sft.steps_per_switch=2": "sft.steps_per_switch=2 is read with sft=simultaneous alone",
+    SFT + "model=./x model.revision=v2": "model.revision=v2 is read with model=hub:org/name alone",
+    EVAL + "eval.template_date=2024-13-45": "eval.template_date=2024-13-45 is read with eval.chat_template=true alone",
+    EVAL + "eval.spm_model=x": "eval.spm_model=x is read with eval=flores_Nshot alone",
+    "stage=eval eval=mgsm_0shot checkpoint=x eval.exemplars=random": "is read with a task with exemplars, eval=TASK_N",
+    "-m " + SFT + "seed=0,1 sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora,",
+    "stage=plan every.sft.lora_rank=4": "sandbox.yaml: sft.lora_rank is read with sft=lora, partial_lora, mixed_lora or",
+    SFT + "launcher.partition=gpu": "launcher.partition=gpu is read with launcher=slurm alone: give that, or leave it",
+    SFT + "launcher=slurm launcher.time=soon": "launcher.time=soon is not of the form 24:00:00 or 2-12",
+    SFT + "launcher=slurm launcher.memory=lots": "launcher.memory=lots is not of the form 64G",
+    SFT + "seed=1 seed=2": "seed is given twice, 1 and 2: give it once",
+    "every.seed=1 every.seed=2": "every.seed is given twice, 1 and 2: give it once",
+    SFT + "deterministic=7": "deterministic must be true or false, got 7",
+    "stage=plan every.deterministic=7": "deterministic must be true or false, got 7",
+    # interpolations, which could carry a token of the environment into manifests
+    SFT + "group=${oc.env:HOME}": "group holds an interpolation, ${...}: write the value itself",
+    "every.group=${oc.env:HOME}": "every.group holds an interpolation",
+    "stage=merge merge=slerp merge.experts=${seed} merge.t=0.3": "merge.experts holds an interpolation",
+    "stage=data expert=math data.validatioon=10": "unknown key data.validatioon: did you mean data.validation?",
     # no key=value at all
     "expert": "'expert' is not an override: write key=value",
     "launcher.options=[--constraint=a100,-x]": "quote an = inside brackets, "
@@ -386,7 +407,9 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, ca
 
 def test_an_equals_sign_inside_brackets_is_read_in_quotes_of_its_own() -> None:
     """As the comment of the knob has it."""
-    assert compose(["stage=plan", 'launcher.options=["--constraint=a100"]']).launcher.options == ["--constraint=a100"]
+    assert compose(["stage=plan", "launcher=slurm", 'launcher.options=["--constraint=a100"]']).launcher.options == [
+        "--constraint=a100"
+    ]
 
 
 def test_a_table_of_another_kind_of_file_is_refused_by_its_name(call: Any, tmp_path: Path) -> None:

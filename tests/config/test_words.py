@@ -69,7 +69,7 @@ CHANGED = {  # key -> values, of one training
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_changed_value_is_what_composing_it_gives(key: str) -> None:
     for value in CHANGED[key]:
-        line = {"stage": "sft", "expert": "math", key: value}
+        line = {"stage": "sft", "expert": "math", "sft": "lora" if "lora" in key else "full", key: value}
         words = [f"{name}={format_word(one)}" for name, one in line.items()]
         assert stage_of(line) == compose(words), value
 

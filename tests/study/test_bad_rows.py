@@ -81,6 +81,7 @@ def refused(text: str, **every: Any) -> str:
         (ROWS, "compare: {best: [maths]}\nrows:", "compare: 'maths' is no column or row: did you mean math?"),
         (ROWS, "free_snapshots: maybe\nrows:", "mine.yaml: free_snapshots=maybe: give true or false"),
         ("best: [b]", "best: [b], by: {run: math}", "column 'best', by: it says what is scored: leave run"),
+        ('in: "{language}"', "in: no", 'mine.yaml, score: in: no is false in YAML: write Norwegian as in: "no"'),
         ("best: [b]", "best: [[b]]", "column 'best': best names ['b'], which is no axis"),
         ("{mean: [m, l]}", "{mean: [{m: l}]}", "row '{language}.avg', mean: {'m': 'l'} is no value"),
         (UNUSED, "unused: {checkpoint: null}", "run 'unused' is neither a stage"),

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.__main__ import compose_cached
+from pipeline.config.compose import spelled_out, sweep_jobs
 from pipeline.errors import Held
 from pipeline.launch import in_process
 
@@ -45,3 +47,22 @@ def test_a_wrong_one_stops_all_before_the_first(call: Callable[..., SimpleNamesp
     told = call("-m", "stage=data", "expert=math", "seed=0,-1", f"runs_dir={tmp_path}")
     assert told.status == 1 and told.err == "error: seed must be at least 0 and at most 4294967295, got -1\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_evaluations_and_keys_of_every_take_several_values(
+    call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-m eval=a,b, a task of the harness among them, and -m stage=plan every.KEY=a,b."""
+    composed: list[Any] = []
+
+    def run_stage(make: Callable[[], Any], *more: Any) -> int:
+        composed.append(make())
+        return 0
+
+    monkeypatch.setattr("pipeline.__main__.run_stage", run_stage)
+    assert call("-m", "stage=plan", "table=real_smoke", "every.sft.learning_rate=1e-4,2e-4").status == 0
+    assert [config.every for config in composed] == [{"sft.learning_rate": 1e-4}, {"sft.learning_rate": 2e-4}]
+    monkeypatch.undo()
+    words = spelled_out(["stage=eval", "checkpoint=x", "eval=mgsm_2shot,arc_easy", "seed=0,1"])
+    tasks = [compose_cached(job).eval.tasks[0].task for job in sweep_jobs(words)]  # type: ignore[attr-defined]
+    assert tasks == ["mgsm", "mgsm", "arc_easy", "arc_easy"]

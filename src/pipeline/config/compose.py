@@ -23,7 +23,7 @@ from yaml import YAMLError
 from pipeline.config import conf
 from pipeline.config.explain import explain_error, options_in, unknown_key
 from pipeline.config.harness_tasks import INCLUDED, TASKS, include, spell_out_tasks
-from pipeline.config.knob import check
+from pipeline.config.knob import check, fields_of_key, refuse_number, unread_knobs
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, TableStage
 from pipeline.errors import PipelineError
@@ -67,21 +67,38 @@ def hydra_on_conf() -> Iterator[None]:
         instance.hydra = outer
 
 
-def compose(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
-    """The stage that these overrides describe, every knob checked; no option is chosen for groups in `omitted`.
+def compose(words: list[str]) -> Stage:
+    """The stage that a command's overrides describe.
 
     Raises:
-        PipelineError: a wrong key, option, type or range, or a missing value.
+        PipelineError: a wrong key, option, type or range, a missing value, a key that is given twice, or one without
+            effect.
     """
+    stage = compose_words(words)
+    refuse_idle(stage, [(override.key_or_group, override.value()) for override in map(parse_override, words)])
+    return stage
+
+
+def refuse_idle(stage: Stage, given: Sequence[tuple[str, Any]]) -> None:
+    """Raise PipelineError for a key that a command gives twice, or a knob that is not read."""
+    for key, value in given:
+        if values := [other for name, other in given if name == key][1:]:
+            raise PipelineError(f"{key} is given twice, {value} and {values[-1]}: give it once")
+    for key, remedy in unread_knobs(stage, [key for key, _ in given]).items():
+        raise PipelineError(f"{key}={dict(given)[key]} is read with {remedy} alone: give that, or leave it out")
+
+
+def compose_words(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
+    """As compose, for the words of a run of a table, which has keys of `every` that this run may not read; no option is
+    chosen for groups in `omitted`."""
     words, run_overrides = split_every(spelled_out(words))
-    for word in words:
-        parse_override(word)
+    given = {override.key_or_group: override for override in map(parse_override, words)}
     register_installed(options_in(words).get("merge"))
     overrides = [*words, *(f"~{group}" for group in omitted), *conf.searchpath_override()]
     try:
         with hydra_on_conf():
             check_optional_groups(words)
-            return with_every(to_stage(hydra_compose("config", overrides=overrides)), run_overrides)
+            stage = to_stage(hydra_compose("config", overrides=overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain_error(error, words)) from error
     except YAMLError as error:  # names the file and the line
@@ -90,6 +107,10 @@ def compose(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
         raise PipelineError(
             f"a file below {' or '.join(map(str, conf.folders()))} is not UTF-8 ({error}): save it as UTF-8"
         ) from error
+    for key, override in given.items():
+        if found := [*fields_of_key(stage, key)]:
+            refuse_number(key, found[-1][1].type, override.value())
+    return with_every(stage, run_overrides)
 
 
 def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -119,7 +140,7 @@ def spelled_out(words: Sequence[str]) -> list[str]:
         expanded += ["eval=mgsm_0shot", "eval.name=tasks"]
     for word in words:
         key, _, value = word.partition("=")
-        if key in ("eval", TASKS):
+        if key in ("eval", TASKS) and not parse_override(word, sweep=True).is_sweep_override():  # -m: each job's, later
             parsed = parse_override(word).value()
             spelled = spell_out_tasks({key: parsed}, conf.options("eval"))
             expanded += (
@@ -251,8 +272,11 @@ def parse_override(word: str, sweep: bool = False) -> Override:
     """A `key=value`. sweep: allow `key=a,b`, as for `-m`.
 
     Raises:
-        PipelineError: not an override, or one of Hydra's that has no meaning here.
+        PipelineError: not an override, one of Hydra's that has no meaning here, or an interpolation, which could carry
+            a token of the environment into manifests.
     """
+    if conf.INTERPOLATION.search(word):
+        raise PipelineError(f"{word.partition('=')[0]} holds an interpolation, ${{...}}: write the value itself")
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:

@@ -22,6 +22,7 @@ from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: claims of papers, by table
+INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf: read in shipped files alone
 FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of conf/ that are read as files, not Hydra groups
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
@@ -57,7 +58,10 @@ def add_folder(name: str) -> None:
             hint = suggest(f"{path.name}/", [f"{group}/" for group in names])
             raise PipelineError(f"--config-dir={name}: {path.name}/ is not a group of options: {hint}")
         for option in path.glob("*.yaml"):
-            check_yaml_size(option.read_text(encoding="utf-8", errors="replace"), option)
+            text = option.read_text(encoding="utf-8", errors="replace")
+            check_yaml_size(text, option)
+            if path.name not in FILES and INTERPOLATION.search(text):
+                raise PipelineError(f"{option} holds an interpolation, ${{...}}: write the value itself")
         if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"
@@ -123,9 +127,11 @@ def method_of(option: str | None) -> type[Merge] | None:
     as ties_mergekit changes those of ties. None where there is none."""
     if option is None or option in METHODS:
         return METHODS.get(option or "")
-    if option_file("merge", option) is None:
+    path = option_file("merge", option)
+    if path is None:
         return merge_method(option)
-    return next((kind for name, kind in METHODS.items() if option.startswith(f"{name}_")), None)
+    starts_from = _option_defaults(path, path.stat().st_mtime_ns)
+    return next((kind for name in starts_from if name != option and (kind := method_of(name))), None)
 
 
 def groups_read(stage: str) -> list[str]:
@@ -179,6 +185,16 @@ def _values_of(path: Path, _: int) -> dict[str, Any] | None:
         return None
     values = {f"{package[1]}.{key!s}": node[key] for key in node}
     return None if any(OmegaConf.is_config(value) for value in values.values()) else values
+
+
+@lru_cache(maxsize=256)
+def _option_defaults(path: Path, _: int) -> tuple[str, ...]:
+    """The options of the same group that an option starts from, or whose schema it names."""
+    node = OmegaConf.load(path)
+    entries = node.get("defaults", ()) if isinstance(node, DictConfig) else ()
+    return tuple(
+        str(entry).removesuffix("_schema") for entry in entries if isinstance(entry, str) and entry != "_self_"
+    )
 
 
 @lru_cache(maxsize=64)

@@ -23,8 +23,15 @@ def with_exemplars(config: Eval) -> bool:
     return any(task.num_fewshot for task in config.tasks)
 
 
+def is_flores(config: Eval) -> bool:
+    return any(task.task == "flores" for task in config.tasks)
+
+
 def runs_programs(config: Eval) -> bool:
     return any(task.task == "mbpp" for task in config.tasks)
+
+
+SAMPLED = (is_sampled, "eval.temperature above 0")
 
 
 @dataclass
@@ -45,7 +52,9 @@ class Eval:
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
     max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> overrides max_gen_toks: scripts differ in tokens
     # of MGSM; random: drawn by the harness for each question
-    exemplars: str = knob("first_n", options=("first_n", "random"), hashed=with_exemplars)
+    exemplars: str = knob(
+        "first_n", options=("first_n", "random"), read=(with_exemplars, "a task with exemplars, eval=TASK_Nshot")
+    )
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: in a process of its own, merges loaded live
     vllm_python: str | None = knob(None, hashed=False)  # path of a Python that has vLLM; null: this one
@@ -53,18 +62,19 @@ class Eval:
     vllm_suffix: bool = knob(False, hashed=lambda config: config.vllm_suffix and below_float32(config))
     chat_template: bool = False  # the exemplars as turns of a conversation
     # the date printed by chat templates that print today's date
-    template_date: str = knob("2024-07-26", hashed=lambda config: config.chat_template)
+    template_date: str = knob("2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true"))
     # Belebele, Global MMLU: options listed with letters and answered by one, or unlisted and answered by their text
     options: str = knob("letters", options=("letters", "text"))
     run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs written by the model, each in a sandbox
     too_long: int = knob(
         0, low=0
     )  # prompts per task that may not fit: they are excluded from the score; more are an error
-    spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent
+    # SentencePiece model of spBLEU; its content enters as a parent
+    spm_model: str | None = knob(None, hashed=False, read=(is_flores, "eval=flores_Nshot"))
     temperature: float = knob(0.0, low=0)  # 0: greedy; above: tokens are drawn, MGSM and mbpp alone
-    top_p: float = knob(1.0, above=0, high=1, hashed=is_sampled)  # drawn among the likeliest tokens of this share
-    answers: int = knob(1, low=1, hashed=is_sampled)  # drawn for each question
-    sample_seed: int = knob(0, hashed=is_sampled)
+    top_p: float = knob(1.0, above=0, high=1, read=SAMPLED)  # drawn among the likeliest tokens of this share
+    answers: int = knob(1, low=1, read=SAMPLED)  # drawn for each question
+    sample_seed: int = knob(0, read=SAMPLED)
     think_end: str | None = None  # ends the model's thoughts, which are not scored: 'eval.think_end="</think>"'
     # These three are hashed only below float32, where they change answers
     batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out

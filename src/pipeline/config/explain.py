@@ -136,9 +136,10 @@ def _not_read(word: str, stage: str) -> str:
 
 
 def _explain_key(key: str, stage: str, merge: str | None) -> str:
-    if key.partition(".")[0] in conf.groups() and key.partition(".")[0] not in conf.groups_read(stage):
-        return _not_read(key, stage)
     kind: Any = conf.STAGES.get(stage)
+    group = key.partition(".")[0]
+    if group in conf.groups() and group not in (*conf.groups_read(stage), *getattr(kind, "__dataclass_fields__", ())):
+        return _not_read(key, stage)
     for name in key.split(".")[:-1]:
         kind = (name == "merge" and conf.method_of(merge)) or type_inside(kind, name)
     if not is_dataclass(kind) and get_args(kind):

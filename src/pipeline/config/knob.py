@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.errors import PipelineError
+
+# whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
+Condition = tuple[Callable[[Any], bool], str]
 
 
 def knob(
@@ -26,14 +30,19 @@ def knob(
     high: float | None = None,
     below: float | None = None,
     hashed: bool | Callable[[Any], bool] = True,
+    read: Condition | None = None,
+    form: tuple[str, str] | None = None,
     run: bool = False,
 ) -> Any:
     """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, `above` < value < `below`.
 
     hashed: whether the field affects the run hash; a function decides it from the dataclass that holds the field.
+    read: where the field has an effect, for one that has none elsewhere; there alone it is hashed. form: of text, a
+    regular expression and examples.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below}
-    meta = {"options": options, **bounds, "hashed": False if run else hashed, "run": run}
+    hashed = read[0] if read and hashed is True else hashed
+    meta = {"options": options, **bounds, "hashed": False if run else hashed, "read": read, "form": form, "run": run}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -83,6 +92,8 @@ def _check_value(name: str, value: Any, item: Any) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_value(f"{name}.{key}", inner, item)
+    if isinstance(value, str) and (form := meta.get("form")) and not re.fullmatch(form[0], value):
+        raise PipelineError(f"{name}={value} is not of the form {form[1]}: write it so")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if not math.isfinite(value):
@@ -99,6 +110,29 @@ def _check_value(name: str, value: Any, item: Any) -> None:
         words += [f"at most {high}"] if high is not None else []
         words += [f"below {below}"] if below is not None else []
         raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
+
+
+def fields_of_key(config: Any, key: str) -> Iterator[tuple[Any, Any]]:
+    """(dataclass, field) of each name of a dotted key, as far as dataclasses reach."""
+    for name in key.split("."):
+        item = next((item for item in fields(config) if item.name == name), None) if is_dataclass(config) else None
+        if item is None:
+            return
+        yield config, item
+        config = getattr(config, name)
+
+
+def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
+    """Of the keys that set a knob which this configuration does not read: key -> what would make it read it."""
+    last = {key: found[-1] for key in keys if len(found := [*fields_of_key(config, key)]) == len(key.split("."))}
+    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in last.items()}
+    return {key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)}
+
+
+def refuse_number(key: str, hint: Any, value: Any) -> None:
+    """Raise PipelineError for a number where the type is bool: OmegaConf would take any but 0 as true."""
+    if str(hint).partition(" ")[0] == "bool" and isinstance(value, int | float) and value not in (0, 1):
+        raise PipelineError(f"{key} must be true or false, got {value}")
 
 
 def is_hashed(item: Any, config: Any) -> bool:

@@ -80,26 +80,34 @@ class Tracking:
     timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 
+BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
+
+
 @dataclass
 class Launcher:
     """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
     workers: int | None = knob(None, low=1)  # processes; null: cores // threads, or one per GPU
-    partition: str | None = None  # sbatch --partition
-    account: str | None = None  # sbatch --account
-    qos: str | None = None  # sbatch --qos
-    gpus: int | None = knob(None, low=0)  # per job, at most; null: as its runs request
-    time: str | None = None  # time limit of a job, in sbatch's format; null: the partition's
-    memory: str | None = None  # memory of a job, in sbatch's format, 64G
-    setup: list[str] | None = None  # lines of bash before the program: module load, source activate
-    wrap: str | None = None  # command prefix of the program: apptainer exec --nv IMAGE
-    scratch: str | None = None  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = None  # HF_HOME of a job: where the Hub's files are cached
-    options: list[str] | None = None  # further options of sbatch: '["--constraint=a100"]'
-    batch_minutes: float = knob(60.0, low=0)  # runs of a class share a job up to this expected duration
-    requeues: int = knob(20, low=0)  # per job, at most
-    retry_failed: bool = True  # whether failed runs are submitted again
+    partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
+    account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
+    qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
+    gpus: int | None = knob(None, low=0, read=BY_SLURM)  # per job, at most; null: as its runs request
+    # time limit of a job, in sbatch's format; null: the partition's
+    time: str | None = knob(
+        None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
+    )
+    memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
+    setup: list[str] | None = knob(
+        None, read=BY_SLURM
+    )  # lines of bash before the program: module load, source activate
+    wrap: str | None = knob(None, read=BY_SLURM)  # command prefix of the program: apptainer exec --nv IMAGE
+    scratch: str | None = knob(None, read=BY_SLURM)  # TMPDIR of a job, on the node: $SLURM_TMPDIR
+    hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: where the Hub's files are cached
+    options: list[str] | None = knob(None, read=BY_SLURM)  # further options of sbatch: '["--constraint=a100"]'
+    batch_minutes: float = knob(60.0, low=0, read=BY_SLURM)  # runs of a class share a job up to this expected duration
+    requeues: int = knob(20, low=0, read=BY_SLURM)  # per job, at most
+    retry_failed: bool = knob(True, read=BY_SLURM)  # whether failed runs are submitted again
 
 
 @dataclass

@@ -15,16 +15,16 @@ class Model:
     name: str = knob(hashed=False)
     path: str | None = knob(None, run=True)  # the model that is trained: a finished run, a folder, hub:org/name
     # of a model on the Hub
-    revision: str | None = knob(None, hashed=lambda model: str(model.path).startswith("hub:"))
+    revision: str | None = knob(None, read=(lambda model: str(model.path).startswith("hub:"), "model=hub:org/name"))
     licence: str = knob("", hashed=False)  # as spelled on the Hub; where it has none, that of the base's own model card
     init: str = knob("pretrained", options=("pretrained", "random"))
     # init=random: fields of transformers' config; model_type is one of them
-    architecture: dict[str, Any] = knob({}, hashed=lambda model: model.init == "random")
+    architecture: dict[str, Any] = knob({}, read=(lambda model: model.init == "random", "model.init=random"))
     tokenizer: str = knob(
         "own", options=("own", "bpe", "data_root")
     )  # own: next to the weights; data_root: data_root/tokenizer
     # tokenizer=bpe: pieces, the 256 bytes included
-    vocab_size: int = knob(4096, low=257, hashed=lambda model: model.tokenizer == "bpe")
+    vocab_size: int = knob(4096, low=257, read=(lambda model: model.tokenizer == "bpe", "model.tokenizer=bpe"))
     attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
 
 
@@ -47,8 +47,7 @@ class Partition:
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
 
 
-def with_adapter(sft: Sft) -> bool:
-    return sft.adapter == "lora"
+WITH_ADAPTER = (lambda sft: sft.adapter == "lora", "sft=lora, partial_lora, mixed_lora or simultaneous_lora")
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Sft:
     side: str | None = knob(None, options=("math", "language"))  # partial: the trained side; null: the expert's side
     # Knobs that only some training methods read are hashed only there
     steps_per_switch: int = knob(
-        1, low=1, hashed=lambda sft: sft.method == "simultaneous"
+        1, low=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
     )  # simultaneous: optimizer steps on one side before the other's turn
     learning_rate: float = knob(1e-5, above=0)
     batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
@@ -77,7 +76,7 @@ class Sft:
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
     # wsd: the share of steps that decays, linearly
-    decay_share: float = knob(0.1, low=0, high=1, hashed=lambda sft: sft.schedule == "wsd")
+    decay_share: float = knob(0.1, low=0, high=1, read=(lambda sft: sft.schedule == "wsd", "sft.schedule=wsd"))
     weight_decay: float = knob(0.1, low=0)
     adam_beta1: float = knob(0.9, low=0, below=1)
     adam_beta2: float = knob(0.99, low=0, below=1)
@@ -88,25 +87,32 @@ class Sft:
     prompt_weight: float = knob(0.0, low=0)  # loss_on=response: weight of a prompt's token relative to a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
     # the date printed by chat templates that print today's date
-    template_date: str = knob("2024-07-26", hashed=lambda sft: sft.template == "chat")
+    template_date: str = knob("2024-07-26", read=(lambda sft: sft.template == "chat", "sft.template=chat"))
     # between prompt and completion where sft.template=plain
-    separator: str = knob("\n", hashed=lambda sft: sft.template == "plain")
+    separator: str = knob("\n", read=(lambda sft: sft.template == "plain", "sft.template=plain"))
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
     weights: str = knob("float32", options=("float32", "bfloat16"))  # dtype of weights and gradients
     gradient_checkpointing: bool = False  # activations computed twice: less memory, a third more time
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
-    lora_rank: int = knob(64, low=1, hashed=with_adapter)
-    lora_alpha: float = knob(16.0, above=0, hashed=with_adapter)  # adapters are scaled by alpha / sqrt(rank)
-    lora_dropout: float = knob(0.0, low=0, below=1, hashed=with_adapter)
+    lora_rank: int = knob(64, low=1, read=WITH_ADAPTER)
+    lora_alpha: float = knob(16.0, above=0, read=WITH_ADAPTER)  # adapters are scaled by alpha / sqrt(rank)
+    lora_dropout: float = knob(0.0, low=0, below=1, read=WITH_ADAPTER)
     lora_targets: list[str] = knob(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], hashed=with_adapter
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], read=WITH_ADAPTER
     )
     validate_at_start: bool = False  # the validation loss before the first step, too
     snapshot_every: int | None = knob(None, low=1)  # keep a snapshot every N training samples (rounded up to a step)
     # number of snapshots kept; null: all
-    snapshot_keep: int | None = knob(None, low=1, hashed=lambda sft: sft.snapshot_every is not None)
+    snapshot_keep: int | None = knob(
+        None, low=1, read=(lambda sft: sft.snapshot_every is not None, "sft.snapshot_every=N")
+    )
     snapshot_keep_by: str = knob(  # which are kept: the last, or those of the lowest loss
-        "last", options=("last", "validation_loss"), hashed=lambda sft: bool(sft.snapshot_every and sft.snapshot_keep)
+        "last",
+        options=("last", "validation_loss"),
+        read=(
+            lambda sft: bool(sft.snapshot_every and sft.snapshot_keep),
+            "sft.snapshot_every=N and sft.snapshot_keep=N",
+        ),
     )
     resume_minutes: float | None = knob(
         30.0, low=0, hashed=False

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
-from pipeline.config.compose import compose, format_word
+from pipeline.config.compose import compose_words, format_word
 from pipeline.config.explain import wrong_type_message
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check
+from pipeline.config.knob import check, refuse_number
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 
@@ -64,7 +64,7 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
         ):
             _parts[part] = loaded
     if place not in _composed or not _parts.keys() >= set(parts.values()):
-        stage = compose(as_words({**options, **values}), inlined)
+        stage = compose_words(as_words({**options, **values}), inlined)
         _composed[place] = values, stage
         _parts.update({part: getattr(stage, group) for group, part in parts.items()})
     composed_values, stage = _composed[place]
@@ -73,9 +73,9 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     }
     changed = later | {key.lstrip("+"): value for key, value in changed.items()}
     if any(not is_settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
-        return compose(as_words(words))
+        return compose_words(as_words(words))
     if any(not is_settable(stage, key) or reduce(getattr, key.split("."), stage) not in ({}, None) for key in mappings):
-        return compose(as_words(words))  # a mapping is merged into the existing one
+        return compose_words(as_words(words))  # a mapping is merged into the existing one
     changed |= mappings
     return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
 
@@ -139,8 +139,12 @@ def _set_value(config: Any, path: list[str], value: Any, key: str) -> Any:
 
 def convert_value(kind: type, name: str, value: Any, key: str) -> Any:
     """A value converted to the type of a dataclass' field: an integer to a float, and so on."""
-    if is_plain(next(item.type for item in fields(kind) if item.name == name), value):
+    hint = next(item.type for item in fields(kind) if item.name == name)
+    if is_plain(hint, value):
         return value
+    refuse_number(key, hint, value)
+    if conf.INTERPOLATION.search(str(value)):
+        raise PipelineError(f"{key} holds an interpolation, ${{...}}: write the value itself")
     node = OmegaConf.structured(kind)
     try:
         OmegaConf.update(node, name, value)

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.config import conf
+from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError, suggest
@@ -79,6 +80,9 @@ class Planning:
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
     _winners: dict[str, Candidate] = field(default_factory=dict)
     _values: dict[str, dict[Candidate, float]] = field(default_factory=dict)  # of choices that are made
+    _read: dict[str, str] = field(
+        default_factory=dict
+    )  # knob that the table sets -> "", or what would make a run read it
 
     @classmethod
     def of(cls, config: TableStage) -> Planning:
@@ -107,7 +111,18 @@ class Planning:
             raise self.refuse_place("", str(error)) from error
         for run in (*scoring, *self.experts_of_norms()):
             runs.setdefault(run.hash, run)
+        self.refuse_idle()
         return list(runs.values())
+
+    def refuse_idle(self) -> None:
+        """Raise Refused for a knob that the table sets itself and none of its runs reads, as far as all are known."""
+        for score in self.waiting_scores():
+            self.representative_evaluation(score)
+        if self.problems:
+            return
+        for key, remedy in self._read.items():
+            if remedy and key not in self.plan.table.inherited:
+                raise self.refuse_place("", f"{key} is read with {remedy} alone, as in none of its runs: leave it out")
 
     def experts_of_norms(self) -> list[Run]:
         """The experts of merges that are chosen by norms: their evaluations, which would name them, are not run."""
@@ -290,6 +305,9 @@ class Planning:
         except PipelineError as error:
             raise self.refuse_place(place, str(error)) from error
         assert isinstance(config, RunStage)
+        idle = unread_knobs(config, words)
+        self._read = {**{key: idle.get(key, "") for key in words}, **self._read}
+        self._read |= dict.fromkeys(words.keys() - idle.keys(), "")
         shared_values: dict[str, Any] = {
             "runs_dir": self.config.runs_dir,
             "tracking": self.config.tracking,

@@ -416,6 +416,8 @@ class Reader:
                 side.words[key] = inner
             else:
                 side.at[key] = self.value_of(place, key, inner)
+            if key == "in" and any(isinstance(code, bool) for code in as_list(inner)):
+                raise table_error(self.file, place, 'in: no is false in YAML: write Norwegian as in: "no"')
         for key, axes in (("each", side.each), ("by", side.by), ("choose", side.choose)):
             if axes and not side.best:
                 raise table_error(self.file, place, f"{key} is about what best chooses: give best=[...] beside it")
