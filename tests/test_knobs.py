@@ -22,7 +22,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose_words
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, TrainStage
@@ -184,7 +184,7 @@ def configured(words: list[str]) -> Any:
     single = [word for word in single if not word.startswith(COMPOSED)]
     composed = tuple(word for word in words if word not in single)
     if composed not in CONFIGS:
-        CONFIGS[composed] = compose(list(composed))
+        CONFIGS[composed] = compose_words(list(composed))
     config = copy.deepcopy(CONFIGS[composed])
     for word in single:
         key, _, text = word.partition("=")

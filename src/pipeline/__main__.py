@@ -27,7 +27,8 @@ from pipeline.config.compose import (
     Incomplete,
     compose,
     parse_override,
-    refuse_idle,
+    refuse_repeated,
+    refuse_unread,
     spelled_out,
     split_every,
     split_folders,
@@ -176,9 +177,9 @@ def compose_cached(words: list[str]) -> Stage:
     """As compose, but faster for a thousand commands that differ in few options."""
     if any(word.startswith(("+", "~", "every.")) or "@" in word.partition("=")[0] for word in words):
         return compose(words)
-    given = [(override.key_or_group, override.value()) for override in map(parse_cached, words)]
-    stage = stage_of(dict(given))
-    refuse_idle(stage, given)
+    given = {override.key_or_group: override.value() for override in map(parse_cached, words)}
+    stage = stage_of(given)
+    refuse_unread(stage, given)
     return stage
 
 
@@ -269,6 +270,7 @@ def main(words: list[str] | None = None) -> int:
         os.environ.pop(ADDED_CONF, None)
         for folder in folders:
             conf.add_folder(folder)
+        refuse_repeated(words)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

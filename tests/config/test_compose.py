@@ -424,7 +424,7 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., Simple
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert told.out.count("11 of 11 runs to compute") == 2
+    assert told.out.count("11 of 11 runs to compute") == 4  # in each plan first and last
     assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from small_runs import a_run, never, writes
 
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, compose_words
 from pipeline.config.data import World
 from pipeline.config.knob import is_hashed
 from pipeline.config.stages import RunStage
@@ -150,11 +150,12 @@ def test_a_knob_at_its_default_adds_nothing() -> None:
     ],
 )
 def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str | None) -> None:
-    """reader: the words with which it is read, and hashed."""
+    """As in a table, whose `every` reaches runs that do not read it; alone it is refused. reader: the words with which
+    it is read, and hashed."""
 
     def hash_of(*more: str) -> str:
         found = dict(word.split("=", 1) for one in (words, *more) for word in one.split())
-        return build(compose([f"{key}={value}" for key, value in found.items()])).hash  # type: ignore[arg-type]
+        return build(compose_words([f"{key}={value}" for key, value in found.items()])).hash  # type: ignore[arg-type]
 
     if reader != "":
         assert hash_of(change) == hash_of()

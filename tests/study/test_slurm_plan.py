@@ -373,7 +373,7 @@ def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Pat
     with pytest.raises(PipelineError, match="give launcher.gpus=0 and your site's own option, ") as refused:
         slurm_arrays.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
     (word,) = shlex.split(str(refused.value).partition("own option, ")[2].partition(" (")[0])
-    assert compose(["stage=plan", word]).launcher.options == ["--gpus-per-node=1"]  # as it is pasted into a shell
+    assert compose(["stage=plan", "launcher=slurm", word]).launcher.options == ["--gpus-per-node=1"]  # as it is pasted into a shell
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])

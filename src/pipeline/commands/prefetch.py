@@ -28,14 +28,19 @@ from pipeline.runs.dtypes import dtypes_in
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
+
+TIMEOUT = 60.0  # seconds without an answer, or without a byte of it, after which a download fails
 
 
 def prefetch(config: PrefetchStage) -> Path:
-    """Fetch and lock the inputs of a table. Returns the lock file.
+    """Fetch and lock the inputs of a table, or of a single command. Returns the lock file.
 
     Evaluations of models that are still to be selected need the same inputs for each candidate.
     """
+    if config.command is not None:
+        return fetch_and_lock(order_runs([build_single(config.command)]), config)
     planning = Planning.of(config)
     likely = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
     return fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
@@ -192,7 +197,7 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
-        with urllib.request.urlopen(source.url) as response, open(temporary, "wb") as file:
+        with urllib.request.urlopen(source.url, timeout=TIMEOUT) as response, open(temporary, "wb") as file:
             shutil.copyfileobj(response, file)
     lock.urls[locked_as] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
 

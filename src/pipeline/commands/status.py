@@ -53,9 +53,13 @@ def show_status(config: StatusStage) -> str:
     if not runs_dir.is_dir():
         raise PipelineError(f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another")
     statuses = all_statuses(runs_dir)
-    of_table = f" of table={config.table}" if config.table is not None else ""
-    if config.table is not None:
-        hashes = hashes_of(config.table, config.runs_dir)
+    of_table = f" of table={config.table}" if config.table else ""
+    if not config.table and config.every:
+        raise PipelineError(
+            f"every.{next(iter(config.every))} is of the runs of a table: give table=T, or leave it out"
+        )
+    if config.table:
+        hashes = hashes_of(config)
         statuses = [status for status in statuses if status.hash in hashes]
     if config.status.json:
         return json.dumps([asdict(status) for status in statuses], indent=1)
@@ -71,13 +75,12 @@ def show_status(config: StatusStage) -> str:
     return "\n".join([*align_columns(rows, right={2, 3}), ", ".join(counts)])
 
 
-def hashes_of(table: str, runs_dir: str) -> set[str]:
-    """Hashes of a table's runs, with the settings of the last stage=table."""
+def hashes_of(config: TableStage) -> set[str]:
+    """Hashes of a table's runs, with the settings of the last stage=table unless the command has its own."""
     from pipeline.results.report_state import Reported
     from pipeline.runs.graph import order_runs
     from pipeline.tables.planned_runs import Planning
 
-    config = TableStage(stage="table", runs_dir=runs_dir, table=table)
     return {run.hash for run in order_runs(Planning.of(Reported.of(config).asked_again(config)).targets())}
 
 

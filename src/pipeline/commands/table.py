@@ -10,12 +10,21 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.clean import free_ranked, missing_snapshots
-from pipeline.config.stages import EvalStage, PlanStage, Report, ReportStage, SelectStage, TableStage, TrainStage
+from pipeline.config.stages import (
+    EvalStage,
+    PlanStage,
+    Report,
+    ReportStage,
+    SelectStage,
+    TableStage,
+    TrainStage,
+)  # fmt: skip
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
+from pipeline.launch.local_pool import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.render.text import align_columns, pluralize
@@ -31,6 +40,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
@@ -43,14 +53,15 @@ def show_plan(config: PlanStage) -> str:
         PipelineError: some runs cannot be planned, evaluated, or fit plan.gpu and plan.gpus; one sentence per cause,
             with the shown text.
     """
+    if config.command is not None:
+        runs = order_runs([build_single(config.command)])
+        return plan_text(config, runs, [], [*evaluation_problems(runs, config.plan.prompts)])
     planning = Planning.of(config)
     check_claims(planning)
     runs = order_runs(planning.targets())
-    lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
     waiting = waiting_evaluations(planning)
-    cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
-    lines += [
-        *(cost.lines() if cost else []),
+    lines = [
+        *count_kinds(planning, runs),
         *describe_every_keys(planning),
         *published_lines(planning.plan),
         *detectable_differences(planning),
@@ -59,14 +70,32 @@ def show_plan(config: PlanStage) -> str:
     lines += [
         f"cannot be computed: {name} was deleted, train it again with redo=true" for name in missing_snapshots(runs)
     ]
-    causes = [
-        *not_planned(planning),
-        *evaluation_problems([*runs, *waiting], config.plan.prompts),
-        *(cost.causes if cost else []),
-    ]
+    causes = [*not_planned(planning), *evaluation_problems([*runs, *waiting], config.plan.prompts)]
+    return plan_text(config, runs, lines, causes, planning.plan.table.free_snapshots, waiting)
+
+
+def plan_text(
+    config: PlanStage, runs: list[Run], more: list[str], causes: list[str], free_snapshots: bool = False,
+    waiting: Sequence[Run] = (),
+) -> str:  # fmt: skip
+    """A plan of runs as text: what it takes, first and last; the runs, their cost, and `more`.
+
+    Raises:
+        PipelineError: there are causes why it cannot be computed; with the text.
+    """
+    cost = estimate_costs(runs, config.plan, free_snapshots, waiting) if config.plan.gpu else None
+    causes = [*causes, *(cost.causes if cost else [])]
+    history, reasons = History(finished_manifests(Path(config.runs_dir))), reasons_unfinished(runs)
+    workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
+    time = history.sum([run for run in runs if run.hash in reasons], workers)
+    parts = [f"{len(reasons)} of {len(runs)} runs to compute here: {time}", cost.headline() if cost else ""]
+    head = "; ".join([*filter(None, parts), *([pluralize(len(causes), "problem")] if causes else [])])
+    text = "\n".join(
+        [head, show_runs(runs, history, reasons, config.plan.lines), *(cost.lines() if cost else []), *more, head]
+    )
     if causes:
-        raise PipelineError("\nerror: ".join(causes), output="\n".join(lines))
-    return "\n".join(lines)
+        raise PipelineError("\nerror: ".join(causes), output=text)
+    return text
 
 
 def waiting_evaluations(planning: Planning) -> list[Run]:
@@ -85,11 +114,10 @@ def not_planned(planning: Planning) -> list[str]:
     return [*lines[:-1], f"{lines[-1]}, and {dependents} parts that depend on these"] if lines and dependents else lines
 
 
-def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
-    """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs, memory
-    and the total time."""
-    history = History(finished_manifests(runs[0].runs_dir) if runs else ())
-    rows, reasons = [("run", "stage", "seconds", "state")], reasons_unfinished(runs)
+def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> str:
+    """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs and
+    memory."""
+    rows = [("run", "stage", "seconds", "state")]
     for run in runs:
         if run.hash in reasons:
             rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
@@ -107,7 +135,7 @@ def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
         lines += inputs.problems
     remaining = [run for run in runs if run.hash in reasons]
     lines += memory_lines(remaining) if not visible_gpus() else []
-    return "\n".join([*lines, f"{len(remaining)} of {len(runs)} runs to compute here: {history.sum(remaining)}"])
+    return "\n".join(lines)
 
 
 def memory_lines(runs: Sequence[Run]) -> list[str]:

@@ -25,7 +25,7 @@ from pipeline.config.explain import explain_error, options_in, unknown_key
 from pipeline.config.harness_tasks import INCLUDED, TASKS, include, spell_out_tasks
 from pipeline.config.knob import check, fields_of_key, refuse_number, unread_knobs
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, TableStage
+from pipeline.config.stages import EvalStage, ExportStage, PlanStage, PrefetchStage, RunStage, Stage, TableStage
 from pipeline.errors import PipelineError
 
 
@@ -71,21 +71,43 @@ def compose(words: list[str]) -> Stage:
     """The stage that a command's overrides describe.
 
     Raises:
-        PipelineError: a wrong key, option, type or range, a missing value, a key that is given twice, or one without
-            effect.
+        PipelineError: a wrong key, option, type or range, a missing value, or a knob that this stage does not read.
     """
-    stage = compose_words(words)
-    refuse_idle(stage, [(override.key_or_group, override.value()) for override in map(parse_override, words)])
-    return stage
+    own, command = split_command(words)
+    stage = compose_words(own)
+    refuse_unread(stage, {override.key_or_group: override.value() for override in map(parse_override, own)})
+    return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage) else stage
 
 
-def refuse_idle(stage: Stage, given: Sequence[tuple[str, Any]]) -> None:
-    """Raise PipelineError for a key that a command gives twice, or a knob that is not read."""
-    for key, value in given:
-        if values := [other for name, other in given if name == key][1:]:
-            raise PipelineError(f"{key} is given twice, {value} and {values[-1]}: give it once")
-    for key, remedy in unread_knobs(stage, [key for key, _ in given]).items():
-        raise PipelineError(f"{key}={dict(given)[key]} is read with {remedy} alone: give that, or leave it out")
+SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft", "checkpoint": "analyze"}
+
+
+def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
+    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage."""
+    options = options_in(words)
+    study = options.get("stage", "table")
+    of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
+    if study not in ("plan", "prefetch") or of is None or "table" in options:
+        return words, None
+    keys = {word: word.lstrip("+").partition("=")[0] for word in words}
+    own = [word for word, key in keys.items() if key == "stage" or key.partition(".")[0] in (study, "launcher")]
+    return own, [f"stage={of}", *(word for word in words if keys[word] != "stage" and word not in own)]
+
+
+def refuse_unread(stage: Stage, given: Mapping[str, Any]) -> None:
+    """Raise PipelineError for a knob, key -> value, that this stage does not read."""
+    for key, remedy in unread_knobs(stage, given).items():
+        raise PipelineError(f"{key}={given[key]} is read with {remedy} alone: give that, or leave it out")
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Raise PipelineError for a key that is given twice, of which Hydra would take the last."""
+    given: dict[str, str] = {}
+    for key, equals, value in (word.lstrip("+").partition("=") for word in words):
+        if equals and key in given:
+            raise PipelineError(f"{key} is given twice, {given[key]} and {value}: give it once")
+        given[key] = value
 
 
 def compose_words(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
@@ -93,12 +115,21 @@ def compose_words(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
     chosen for groups in `omitted`."""
     words, run_overrides = split_every(spelled_out(words))
     given = {override.key_or_group: override for override in map(parse_override, words)}
+    stage = to_stage(compose_config(words, omitted))
+    for key, override in given.items():
+        if found := [*fields_of_key(stage, key)]:
+            refuse_number(key, found[-1][1].type, override.value())
+    return with_every(stage, run_overrides)
+
+
+def compose_config(words: list[str], omitted: tuple[str, ...] = ()) -> DictConfig:
+    """What Hydra composes of these overrides, with the dataclasses as schemas; values may be missing."""
     register_installed(options_in(words).get("merge"))
     overrides = [*words, *(f"~{group}" for group in omitted), *conf.searchpath_override()]
     try:
         with hydra_on_conf():
             check_optional_groups(words)
-            stage = to_stage(hydra_compose("config", overrides=overrides))
+            return hydra_compose("config", overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain_error(error, words)) from error
     except YAMLError as error:  # names the file and the line
@@ -107,10 +138,6 @@ def compose_words(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
         raise PipelineError(
             f"a file below {' or '.join(map(str, conf.folders()))} is not UTF-8 ({error}): save it as UTF-8"
         ) from error
-    for key, override in given.items():
-        if found := [*fields_of_key(stage, key)]:
-            refuse_number(key, found[-1][1].type, override.value())
-    return with_every(stage, run_overrides)
 
 
 def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,9 +12,10 @@ from dataclasses import Field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from pipeline.config import conf
+from pipeline.config.compose import compose_config, spelled_out, split_command, split_every
 from pipeline.config.explain import options_in, type_inside
 from pipeline.config.knob import format_value
 from pipeline.errors import PipelineError
@@ -24,7 +25,7 @@ TOP_LEVEL = "this command"
 
 
 def manual_text(words: list[str]) -> str:
-    """Text about the groups and knobs that a stage reads: each with its default, its bounds, and its meaning.
+    """Text about the groups and knobs that a stage reads: each with its value, its bounds, and its meaning.
 
     Raises:
         PipelineError: an unknown stage.
@@ -38,7 +39,8 @@ def manual_text(words: list[str]) -> str:
         if conf.options(group):
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
             lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
-    lines += ["", "knobs, with their defaults; the options above change some of them"]
+    lines += ["", "knobs, with their values in this command; of groups that are needed and not given, their defaults"]
+    config, unnamed = values_in_effect(words, stage)
     for title, kind in stage_parts(stage, options.get("merge")):
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
         part_names = {name for name, _ in stage_parts(stage, None)}
@@ -46,10 +48,32 @@ def manual_text(words: list[str]) -> str:
             if item.name in ("stage", "name") or (title == TOP_LEVEL and item.name in part_names):
                 continue
             key = item.name if title == TOP_LEVEL else f"{title}.{item.name}"
+            value = default_of(item) if title in unnamed else value_of(config, key, item)
             lines += format_entry(
-                f"{key}={default_of(item)}", " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
+                f"{key}={value}", " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
             )
     return "\n".join(lines)
+
+
+def values_in_effect(words: list[str], stage: str) -> tuple[DictConfig, list[str]]:
+    """What a command composes to, and the groups that it needs and does not name: any of their options is put there.
+
+    Raises:
+        PipelineError: a wrong key or option.
+    """
+    own = split_every(spelled_out(split_command(words)[0]))[0]
+    unnamed = [
+        group for group, option in conf.stage_defaults(stage) if option == MISSING and group not in options_in(own)
+    ]
+    return compose_config([*own, *(f"{group}={conf.options(group)[0]}" for group in unnamed)]), unnamed
+
+
+def value_of(config: DictConfig, key: str, item: Field[Any]) -> str:
+    """A knob's value as composed; that of its declaration where it is missing, or its group is not chosen."""
+    value = OmegaConf.select(config, key, default=MISSING)
+    if value == MISSING or OmegaConf.is_dict(value) and is_dataclass(OmegaConf.get_type(value)):
+        return default_of(item)
+    return format_value(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
 
 
 def class_summary(kind: type) -> str:

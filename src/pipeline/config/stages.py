@@ -67,6 +67,7 @@ __all__ = [
 ]
 
 MOST_SEED = 2**32 - 1  # numpy's bound
+RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 
 @dataclass
@@ -286,6 +287,8 @@ class Plan:
     """Settings of stage=plan. gpu: for which hours and memory are estimated; null: by the durations of finished
     runs."""
 
+    # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
+    stage: str | None = knob(None, options=RUN_STAGES)
     gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141"))
     gpus: int = knob(1, low=1)
     worlds: int = knob(200, low=0)  # simulated, to estimate how often each claim would be accepted; 0: none
@@ -295,17 +298,25 @@ class Plan:
 
 @dataclass
 class PlanStage(TableStage):
+    """The plan of a table, or of a single command: stage=plan expert=math."""
+
     plan: Plan = part(Plan)
+    command: list[str] | None = None  # the single command's words: not set itself
 
 
 @dataclass
 class Prefetch:
+    # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
+    stage: str | None = knob(None, options=RUN_STAGES)
     update: bool = False  # lock the Hub's current revisions instead: this changes run hashes
 
 
 @dataclass
 class PrefetchStage(TableStage):
+    """Fetches what a table needs from the Hub, or a single command: stage=prefetch expert=math."""
+
     prefetch: Prefetch = part(Prefetch)
+    command: list[str] | None = None  # the single command's words: not set itself
 
 
 @dataclass
@@ -316,8 +327,8 @@ class Status:
 
 
 @dataclass
-class StatusStage(Stage):
-    table: str | None = None  # only the runs of this table; null: all of runs_dir
+class StatusStage(TableStage):
+    table: str = ""  # only the runs of this table; empty: all of runs_dir
     status: Status = part(Status)
 
 

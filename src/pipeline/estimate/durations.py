@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
@@ -31,10 +31,11 @@ from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
 from pipeline.progress import format_duration
 from pipeline.report.render.text import pluralize
+from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, longest_of, sampled_lengths
+from pipeline.stages.lengths import BYTES, READABLE, longest_of, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
@@ -98,24 +99,24 @@ class History:
         if not isinstance(run.config, TrainStage | EvalStage) or runs_on_gpu(self.on_gpu):
             return False
         if run.hash not in self.too_large:
-            self.too_large[run.hash] = (memory_here(run) or 0.0) > cpu.memory()
+            self.too_large[run.hash] = (memory_here(run, least=True) or 0.0) > cpu.memory()
         return self.too_large[run.hash] or (self.predict(run) or 0.0) > DAY
 
-    def sum(self, runs: Iterable[Run]) -> str:
-        """What runs take together, as printed: the sum of what is known, and what is not in it."""
-        feasible, needing = [], 0
-        for run in runs:
-            if self.needs_gpu(run):
-                needing += 1
-            else:
-                feasible.append(self.predict(run))
-        predictions = [seconds for seconds in feasible if seconds is not None]
-        unknown = len(feasible) - len(predictions)
-        if sum(predictions) > 30 * DAY and not runs_on_gpu(self.on_gpu):
+    def sum(self, runs: Sequence[Run], workers: int = 1) -> str:
+        """What runs take together, as printed: what is known, divided among workers, and what is not in it. With
+        several workers runs are given parents first."""
+        feasible = [run for run in runs if not self.needs_gpu(run)]
+        predictions = [(run.hash, seconds) for run in feasible if (seconds := self.predict(run)) is not None]
+        needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
+        total = sum(seconds for _, seconds in predictions)
+        if total > 30 * DAY and not runs_on_gpu(self.on_gpu):
             return NEEDS_GPU
-        omitted = [f"{pluralize(needing, 'run')} that need a GPU"] if needing else []
+        omitted = [f"{pluralize(needing, 'run')} that need{'s' * (needing == 1)} a GPU"] if needing else []
         omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
-        text = f"about {format_duration(sum(predictions))}" if predictions or not omitted else "?"
+        text = "?"
+        if predictions or not omitted:
+            shared = max([total / workers, *longest_paths(runs, dict(predictions)).values()]) if workers > 1 else total
+            text = f"about {format_duration(shared)}" + f" with {workers} workers" * (workers > 1)
         return text + (f", not including {' and '.join(omitted)}" if omitted else "")
 
     def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
@@ -199,7 +200,7 @@ def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
         return ()
     tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled_lengths(file, (), tokenizer)]
+    lengths = [length for file in files if file.suffix in READABLE for length in sampled_lengths(file, (), tokenizer)]
     return tuple(sorted(lengths))
 
 
@@ -228,12 +229,13 @@ def behind_data(run: Run) -> list[Run]:
     return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
 
 
-def memory_here(run: Run) -> float | None:
-    """Bytes that a training or a score takes of this machine's memory on a CPU; None where its model is not known."""
+def memory_here(run: Run, least: bool = False) -> float | None:
+    """Bytes that a training or a score takes of this machine's memory on a CPU; None where its model is not known.
+    Where the lengths of rows are not known, they are sft.seq_length, or none at `least`."""
     try:
         shape = shape_for(run)
         if isinstance(run.config, TrainStage):
-            sft, row = run.config.sft, padded_row(run) or run.config.sft.seq_length
+            sft, row = run.config.sft, padded_row(run) or (0 if least else run.config.sft.seq_length)
             parts = training_memory(shape, moved(run, shape), row, sft)
             parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
             logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32

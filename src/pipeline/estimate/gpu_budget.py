@@ -9,7 +9,7 @@ points, which go when their training ends.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,22 +66,32 @@ class Cost:
 
 @dataclass
 class Bill:
-    """Cost of the unfinished runs of a plan. unknown: why runs have no estimate; causes: why runs do not fit."""
+    """Cost of the unfinished runs of a plan. unknown: run -> why it has no estimate; causes: why runs do not fit."""
 
     plan: Plan
     kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
     disk: float = 0.0
-    unknown: list[str] = field(default_factory=list)
+    unknown: dict[str, tuple[str, str]] = field(default_factory=dict)  # run hash -> its kind, and why
     causes: list[str] = field(default_factory=list)
 
     def hours(self, kind: str) -> float:
         return sum(cost.hours for cost in self.kinds[kind])
 
+    def headline(self) -> str:
+        """GPU-hours, and how many runs of each kind are not in them, with the first reason; empty for nothing to do."""
+        missing = Counter(kind for kind, _ in self.unknown.values())
+        counts = {kind: missing[kind] + len(self.kinds.get(kind, ())) for kind in missing}
+        omitted = " and ".join(f"{count:,} of {counts[kind]:,} of {kind}" for kind, count in missing.items())
+        reason = next((reason for _, reason in self.unknown.values()), "")
+        hours = f"{sum(map(self.hours, self.kinds)):,.1f}" if self.kinds else "?"
+        text = f"{self.plan.gpu}: {hours} GPU-hours" if self.kinds or missing else ""
+        return text + (f", not including {omitted} ({reason})" if missing else "")
+
     def lines(self) -> list[str]:
         """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk; number of runs without an estimate."""
         plan = self.plan
         if not self.kinds:
-            return [f"{plan.gpu}: ? (no cost estimate for this plan: {self.unknown[0]})"] if self.unknown else []
+            return []
         total = sum(map(self.hours, self.kinds))
         hours = ", ".join(f"{kind} {self.hours(kind):.1f}" for kind in self.kinds)
         lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({hours}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
@@ -90,7 +100,8 @@ class Bill:
             lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})")
         host = max(cost.host for costs in self.kinds.values() for cost in costs)
         lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB")
-        return [*lines, f"not included: {len(self.unknown)} runs, ? ({self.unknown[0]})"] if self.unknown else lines
+        reasons = Counter(reason for _, reason in self.unknown.values())
+        return [*lines, *(f"not included: {count} runs, ? ({reason})" for reason, count in reasons.items())]
 
 
 def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = ()) -> Bill:
@@ -108,12 +119,12 @@ def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, wa
     unfinished_runs = [run for run in runs if run.hash in reasons and isinstance(run.config, TrainStage | EvalStage)]
     unfinished_runs = [run for run in unfinished_runs if not is_bundle(run)]  # whose scores are runs of their own
     for run in [*unfinished_runs, *waiting]:
+        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
         try:
             cost = training_cost(run, gpu) if isinstance(run.config, TrainStage) else scoring_cost(run, gpu)
         except (PipelineError, KeyError) as error:
-            total.unknown.append(str(error).strip("'"))
+            total.unknown[run.hash] = kind, str(error).strip("'")
             continue
-        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
         total.kinds[kind].append(cost)
     total.disk = disk_bytes(
         [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])], selections, free_snapshots

@@ -31,7 +31,7 @@ from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say, shor
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
-from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
@@ -144,22 +144,13 @@ class Round:
         self.beside: list[float] = []  # seconds of a worker on a run, beside those that the run records
         self.begun = len(self.runs) - len(self.remaining)
         self.later = pool.later() if self.remaining else ()
-        self.longest_path = self.longest_paths({run.hash: self.expected_seconds(run) or 0.0 for run in self.runs})
+        self.longest_path = longest_paths(self.runs, {run.hash: self.expected_seconds(run) or 0.0 for run in self.runs})
         for run in self.runs:
             if run.hash not in self.remaining and run.name not in self.failed:
                 self.check_finished(run)
 
     def expected_seconds(self, run: Run) -> float | None:
         return self.history.predict(run)
-
-    def longest_paths(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Run hash -> seconds on the longest path from the run's start to the end, from those of each run."""
-        paths: dict[str, float] = {}
-        for run in reversed(self.runs):
-            paths[run.hash] = paths.get(run.hash, 0.0) + seconds.get(run.hash, 0.0)
-            for parent in parent_runs(run.parents):
-                paths[parent.hash] = max(paths.get(parent.hash, 0.0), paths[run.hash])
-        return paths
 
     def check_finished(self, run: Run) -> None:
         """Mark a finished run as failed if its files were changed since."""
@@ -241,7 +232,7 @@ class Round:
             return None
         remaining = {run.hash: still_needed(run) for run in self.remaining.values()}
         shared = sum(remaining.values()) / len(self.pool.gpus)
-        longest = max(self.longest_paths(remaining).values(), default=0.0)
+        longest = max(longest_paths(self.runs, remaining).values(), default=0.0)
         return max(shared, longest) + sum(map(still_needed, self.later)) / len(self.pool.gpus)
 
     def progress_line(self, columns: int | None = None) -> str:
@@ -349,7 +340,7 @@ def local_executor(
     """
     plan_files.write_plan(plan_files.plan_name(targets), order_runs(list(targets)), {})
     gpus = visible_gpus()
-    count = launcher.workers or default_workers(order_runs(list(targets)), len(gpus))
+    count = workers_of(launcher, order_runs(list(targets)))
     if count == 1:
         from pipeline.merge.resident import keep_models_resident
 
@@ -378,6 +369,11 @@ def refuse_several_gpus(targets: Sequence[Run], workers: int) -> None:
                 f"{knob}={gpus} ({run.name}), but launcher.workers={workers} gives a run one GPU: "
                 "give launcher.workers=1"
             )
+
+
+def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
+    """Number of processes of this machine that compute a plan's runs."""
+    return launcher.workers or default_workers(runs, len(visible_gpus()))
 
 
 def default_workers(runs: Sequence[Run], gpus: int) -> int:

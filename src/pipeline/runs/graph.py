@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 
 from pipeline.runs.adopt import STAGES, equal_run
@@ -25,6 +26,16 @@ def order_runs(targets: list[Run]) -> list[Run]:
     for target in targets:
         add_run(target)
     return [runs[key] for key in TopologicalSorter(graph).static_order()]
+
+
+def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Run hash -> seconds on the longest path from the start of a run to the end; runs are given parents first."""
+    paths: dict[str, float] = {}
+    for run in reversed(runs):
+        paths[run.hash] = paths.get(run.hash, 0.0) + seconds.get(run.hash, 0.0)
+        for parent in parent_runs(run.parents):
+            paths[parent.hash] = max(paths.get(parent.hash, 0.0), paths[run.hash])
+    return paths
 
 
 def reasons_unfinished(runs: list[Run]) -> dict[str, str]:

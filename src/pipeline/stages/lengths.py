@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from pipeline.data.sources import is_wanted
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
 SAMPLE = 64  # rows
+READABLE = (".jsonl", ".csv")  # files whose rows are counted
 
 
 @lru_cache(maxsize=4096)
@@ -21,9 +24,12 @@ def count_lines(path: Path) -> int:
 
 
 def rows_of(path: Path, source: Source) -> int | None:
-    """Number of rows that a source takes from a JSON lines file; None for other formats and for a missing file."""
-    if path.suffix != ".jsonl" or not path.is_file():
+    """Number of rows that a source takes from a file of JSON lines or CSV; None for other formats and for a missing
+    file."""
+    if path.suffix not in READABLE or not path.is_file():
         return None
+    if path.suffix == ".csv":
+        return sum(1 for _ in read_rows(path))
     return count_in_language(path, source.language) if source.rows == "aya" and source.language else count_lines(path)
 
 
@@ -34,11 +40,19 @@ def count_in_language(path: Path, code: str) -> int:
         return sum(is_wanted(json.loads(line), source) for line in file if line.strip())
 
 
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines or CSV."""
+    with open(file, encoding="utf-8", newline="") as lines:
+        if file.suffix == ".csv":
+            yield from csv.DictReader(lines)
+        else:
+            yield from (json.loads(line) for line in lines if line.strip())
+
+
 @lru_cache(maxsize=1024)
 def sampled_lengths(file: Path, columns: tuple[str, ...], tokenizer: Path | None) -> tuple[float, ...]:
     """Sorted numbers of tokens of a file's first rows, in these columns or in all that hold text."""
-    with open(file, encoding="utf-8") as rows:
-        texts = [text_of(json.loads(row), columns) for row, _ in zip(rows, range(SAMPLE), strict=False) if row.strip()]
+    texts = [text_of(row, columns) for row in islice(read_rows(file), SAMPLE)]
     if tokenizer is None:
         return tuple(sorted(len(text.encode()) / BYTES for text in texts))
     return tuple(sorted(len(encoding.ids) for encoding in load_tokenizer(tokenizer).encode_batch(texts)))

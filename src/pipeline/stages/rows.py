@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.compose import register
+from pipeline.config.compose import compose, register
 from pipeline.config.knob import part
 from pipeline.config.stages import (
     AnalyzeStage,
@@ -127,6 +127,13 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
     row = RUN_STAGES[config.stage]
     decided, label, parents = row.build(config, Resolver(Path(config.runs_dir), build, references or {}))
     return Run(decided, label, parents, version=row.version)
+
+
+def build_single(words: list[str]) -> Run:
+    """The run that a command's words describe."""
+    config = compose(words)
+    assert isinstance(config, RunStage)
+    return build(config)
 
 
 CONFIGS: dict[str, type[Stage]] = {name: row.config for name, row in RUN_STAGES.items()}
