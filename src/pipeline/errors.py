@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -24,6 +25,11 @@ class Held(PipelineError):
     """
 
     failed: dict[str, str] = {}
+
+
+def shorten_words(text: str) -> str:
+    """The text without the middle of words of more than 400 characters: a value may be a file pasted by mistake."""
+    return re.sub(r"\S{400,}", lambda match: f"{match[0][:60]}…{match[0][-20:]}", text)
 
 
 def first_line(error: BaseException) -> str:

@@ -216,14 +216,14 @@ REFUSED = {
     "stage=sft expert=own expert.sources.own.rows=poems": "expert.sources.own.rows must be one of ",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
     # what nothing reads, and what is given twice
-    SFT + "sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora, partial_lora, mixed_lora or simultaneous_lora alone",
+    SFT + "sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora, partial_lora, mixed_lora or simultaneous_",
     SFT + "sft.steps_per_switch=2": "sft.steps_per_switch=2 is read with sft=simultaneous alone",
     SFT + "model=./x model.revision=v2": "model.revision=v2 is read with model=hub:org/name alone",
     EVAL + "eval.template_date=2024-13-45": "eval.template_date=2024-13-45 is read with eval.chat_template=true alone",
     EVAL + "eval.spm_model=x": "eval.spm_model=x is read with eval=flores_Nshot alone",
     "stage=eval eval=mgsm_0shot checkpoint=x eval.exemplars=random": "is read with a task with exemplars, eval=TASK_N",
     "-m " + SFT + "seed=0,1 sft.lora_rank=4": "sft.lora_rank=4 is read with sft=lora,",
-    "stage=plan every.sft.lora_rank=4": "sandbox.yaml: sft.lora_rank is read with sft=lora, partial_lora, mixed_lora or",
+    "stage=plan every.sft.lora_rank=4": "sandbox.yaml: sft.lora_rank is read with sft=lora, partial_lora,",
     SFT + "launcher.partition=gpu": "launcher.partition=gpu is read with launcher=slurm alone: give that, or leave it",
     SFT + "launcher=slurm launcher.time=soon": "launcher.time=soon is not of the form 24:00:00 or 2-12",
     SFT + "launcher=slurm launcher.memory=lots": "launcher.memory=lots is not of the form 64G",
@@ -291,6 +291,11 @@ def test_a_mistake_is_one_sentence(words: str, expected: str, refusals: dict[str
     assert status == 1 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert expected in err
+
+
+def test_a_value_of_five_thousand_characters_is_not_repeated(call: Callable[..., SimpleNamespace]) -> None:
+    told = call("stage=eval", "checkpoint=x", f"eval={'a' * 5000}").err
+    assert "is not an option" in told and "…" in told and len(told) < 1500
 
 
 def test_refused_before_anything_heavy_is_imported_or_written(refusals: dict[str, Any]) -> None:
@@ -361,6 +366,34 @@ def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
     assert planned.returncode == 0 and "3 of 3 runs to compute" in planned.stdout, planned.stderr
     missing = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is not a table: did you mean mine" in missing.stderr
+
+
+def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(own: Path, tmp_path: Path) -> None:
+    """Whatever its name, and one that starts from another such option."""
+    (own / "merge").mkdir()
+    (own / "merge/mine.yaml").write_text("defaults: [ties, _self_]\ndensity: 0.3\n")
+    (own / "merge/sparser.yaml").write_text("defaults: [mine, _self_]\ndensity: 0.1\n")
+    merge = [f"--config-dir={own}", "stage=merge", "merge=sparser"]
+    told = typed(tmp_path, *merge, "--help")
+    assert told.returncode == 0 and "merge.density=0.1 " in told.stdout and "merge.zero_sum=" in told.stdout
+    shown = typed(tmp_path, *merge, "merge.experts=[a,b]", "--cfg", "job").stdout
+    assert "density: 0.1" in shown and "method: ties" in shown
+    wrong = typed(tmp_path, *merge, "merge.experts=[a,b]", "merge.densty=0.2").stderr
+    assert "unknown key merge.densty: did you mean merge.density?" in wrong
+
+
+def test_an_interpolation_in_a_folder_of_options_is_refused(own: Path, tmp_path: Path) -> None:
+    """Resolved, a token of the environment would be in train.jsonl, manifests and W&B."""
+    (own / "expert").mkdir()
+    file = own / "expert/mine.yaml"
+    file.write_text(
+        "name: mine\nside: math\nsources: {own: {file: own.jsonl, rows: template, prompt: '${oc.env:HOME}'}}\n"
+    )
+    told = typed(tmp_path, f"--config-dir={own}", "stage=data", "expert=mine", f"data_root={tmp_path}")
+    assert (
+        told.returncode == 1
+        and told.stderr == f"error: {file} holds an interpolation, ${{...}}: write the value itself\n"
+    )
 
 
 def test_claims_of_ones_own(own: Path, tmp_path: Path, call: Any) -> None:

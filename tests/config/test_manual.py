@@ -11,6 +11,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config import conf
 from pipeline.config.compose import compose
+from pipeline.config.knob import format_value
 from pipeline.config.manual import manual_text
 from pipeline.config.training import Sft
 
@@ -59,3 +60,15 @@ def test_it_loads_nothing_heavy_and_refuses_what_is_no_stage() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-m", "pipeline", "stage=stf", "--help"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: stage=stf is not an option: there are analyze, ")
+
+
+def test_values_are_those_of_the_command() -> None:
+    """Of its recipe, of what the command sets, and of the groups that it names."""
+    words = ["stage=sft", "expert=math", "sft=lora", "recipe=layer_swapping_math_1", "sft.epochs=3"]
+    stage, text = compose(words), manual_text(words)
+    for knob in ("learning_rate", "precision", "weights", "batch_size", "warmup_steps", "lora_rank"):
+        assert entry_of(text, f"sft.{knob}").startswith(f"sft.{knob}={format_value(getattr(stage.sft, knob))} "), knob  # type: ignore[attr-defined]
+    assert entry_of(text, "sft.epochs").startswith("sft.epochs=3 ")
+    default = manual_text(["stage=sft"])  # the expert is needed and not named
+    assert entry_of(default, "sft.precision").startswith(f"sft.precision={compose(words[:2]).sft.precision} ")  # type: ignore[attr-defined]
+    assert "expert.side=... " in default

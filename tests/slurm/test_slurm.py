@@ -140,7 +140,7 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     cluster.idle(240)
     assert list(runs_dir.glob("qac-full*")) and not list(runs_dir.glob("math-full*"))
     shown = subprocess.run([*command[:3], "stage=status", f"runs_dir={runs_dir}"], **submit).stdout  # type: ignore[call-overload]
-    assert "stopped" in shown and "stage=clean to delete" in shown
+    assert "stopped" in shown and "stage=clean clean.hours=0" in shown
 
     # the same command ends it; a node is lost meanwhile and comes back
     assert subprocess.run(command, **submit).returncode == 75  # type: ignore[call-overload]

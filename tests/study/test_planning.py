@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,10 +15,14 @@ from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
+from pipeline.estimate import cpu
+from pipeline.estimate.durations import History
+from pipeline.files import ADDED_CONF
 from pipeline.results.intervals import model_role
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
+from pipeline.stages.steps import expected_steps
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import Candidate
 from pipeline.tables.planned_runs import Planning
@@ -109,6 +114,83 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     with pytest.raises(PipelineError, match="^cannot be planned: sft.adam_beta2=") as refused:
         show_plan(config)  # type: ignore[arg-type]
     assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.output
+    found = Planning.of(config)  # type: ignore[arg-type]
+    first, *_, last = refused.value.output.splitlines()
+    unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]
+    assert first == last and f"; not including {len(unplanned)} of 1,108 scores, which cannot be planned; " in first
+    assert 0 < len(unplanned) < 1108
+
+
+OWN = """
+name: own
+every: {model: sandbox, threads: 1}
+runs:
+  mine: {stage: sft, expert: mine, recipe: sandbox_math}
+columns: {mine: {run: mine, fact: seconds}}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An expert of 40 rows in CSV, in a folder of options, and a data_root."""
+    monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "conf/expert").mkdir(parents=True)
+    (tmp_path / "conf/expert/mine.yaml").write_text(
+        "name: mine\nside: math\nsources: {own: {file: rows.csv, rows: template, prompt: '{q}', completion: '{a}'}}\n"
+    )
+    rows = [f'"Question {number},\nin two lines?",{number}' for number in range(40)]
+    (tmp_path / "rows.csv").write_text("\n".join(["q,a", *rows]) + "\n")
+    return tmp_path
+
+
+def test_rows_in_csv_are_counted(own: Path) -> None:
+    """As those in JSON lines are: the plan knows the steps, and the seconds."""
+    words = [
+        "stage=sft",
+        "expert=mine",
+        "model=sandbox",
+        "recipe=sandbox_math",
+        f"data_root={own}",
+        f"runs_dir={own}/r",
+    ]
+    run = build(compose([*words, "sft.steps=null", "sft.epochs=3", "sft.batch_size=8", "sft.micro_batch_size=4"]))  # type: ignore[arg-type]
+    assert expected_steps(run) == 15
+    assert re.fullmatch(r"~\d+", History().seconds_text(run))
+
+
+def test_a_set_of_unknown_size_does_not_need_a_gpu(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another format of rows: 32 rows of 1,024 tokens would not fit, but nobody knows that they are so long."""
+    (own / "rows.csv").rename(own / "rows.tsv")
+    file = own / "conf/expert/mine.yaml"
+    file.write_text(file.read_text().replace("rows.csv", "rows.tsv"))
+    monkeypatch.setattr(cpu, "memory", lambda: 16 * 10**9)
+    words = ["stage=sft", "expert=mine", "model=gemma3_270m", f"data_root={own}", f"runs_dir={own}/r"]
+    assert History().seconds_text(build(compose(words))) == "?"  # type: ignore[arg-type]
+
+
+def test_a_single_command_is_planned(own: Path) -> None:
+    """What it takes first and last, of the stage that its groups name, or plan.stage."""
+    words = ["expert=mine", "model=sandbox", "recipe=sandbox_math", f"data_root={own}", f"runs_dir={own}/r"]
+    lines = show_plan(compose(["stage=plan", *words, "sft.steps=3"])).splitlines()  # type: ignore[arg-type]
+    assert lines[0] == lines[-1] and re.match(r"2 of 2 runs to compute here: about \d+ s", lines[0])
+    run = build(compose(["stage=sft", *words, "sft.steps=3"]))  # type: ignore[arg-type]
+    assert any(line.startswith(run.name) for line in lines)
+    data = show_plan(compose(["stage=plan", "plan.stage=data", *words[:1], *words[3:]]))  # type: ignore[arg-type]
+    assert data.startswith("1 of 1 runs to compute here: ") and "data-mine-" in data
+    assert not (own / "r").exists()
+    with pytest.raises(PipelineError, match="unknown key sft.stops: did you mean sft.steps"):
+        show_plan(compose(["stage=plan", *words, "sft.stops=3"]))  # type: ignore[arg-type]
+
+
+def test_workers_divide_the_time_of_a_plan(own: Path) -> None:
+    """As stage=table does: two trainings of the same data, by two workers, take the longest path."""
+    table = OWN.replace("mine: {stage", "mine: {seed: '{seed}', stage").replace("{run", "{mean: [seed], run")
+    (own / "own.yaml").write_text(table + "axes: {seed: [0, 1]}\n")
+    words = ["stage=plan", f"table={own}/own.yaml", f"data_root={own}", f"runs_dir={own}/r", "plan.worlds=0"]
+    one, two = (show_plan(compose([*words, f"launcher.workers={count}"])).splitlines()[0] for count in (1, 2))  # type: ignore[arg-type]
+    seconds = [int(re.search(r"about (\d+) s", text)[1]) for text in (one, two)]  # type: ignore[index]
+    assert two.endswith(" with 2 workers") and seconds[0] / 2 - 1 <= seconds[1] <= seconds[0] / 2 + 2
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:

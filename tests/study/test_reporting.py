@@ -24,6 +24,7 @@ import yaml
 from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
+from pipeline.files import ADDED_CONF
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
 from pipeline.runs.graph import order_runs
@@ -125,6 +126,41 @@ def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_
         "layer_swap" in text and str(tmp_path) not in text and "../../eval" not in text
     )  # no link to what is not here
     assert page.name == "index.html"
+
+
+def test_the_terminal_ends_with_the_verdict_the_cells_and_the_path(home: Path, call: Call) -> None:
+    told = call("stage=report", *words(home))
+    page = Path(told.out.strip())
+    summary = page.with_name("summary.txt").read_text(encoding="utf-8")
+    assert told.err.rstrip().endswith(summary.rstrip()) or summary in told.err
+    title, headline = page.with_name("cells.md").read_text(encoding="utf-8").split("\n\n")[:2]
+    assert title.removeprefix("# ") in summary.splitlines()[0] and summary.splitlines()[1] in headline
+    with open(page.with_name("cells.csv"), encoding="utf-8", newline="") as file:
+        for cell in csv.DictReader(file):
+            if cell["value"]:
+                line = next(line for line in summary.splitlines() if line.startswith(f"{cell['row']}  "))
+                assert f"{float(cell['value']):.1f}" in line
+
+
+def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    """It opens where --config-dir is not: quy is a language that nobody ships."""
+    own = tmp_path / "conf"
+    (own / "language").mkdir(parents=True), (own / "recipe").mkdir()
+    (own / "language/quy.yaml").write_text("{name: Quechua, flores: quy_Latn}\n")
+    (own / "recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3e-4\n")
+    table = home / "t.yaml"
+    table.write_text(table.read_text().replace("low: {in: qac}", "low: {in: quy}"))
+    assert "quy" in table.read_text()
+    monkeypatch.setenv(ADDED_CONF, str(own))
+    made([f"table={table}", f"runs_dir={home / 'runs'}"])
+    monkeypatch.setenv(ADDED_CONF, "")
+    told = call(f"--config-dir={own}", "stage=export", *words(home), f"export.to={tmp_path}/t.zip")
+    assert told.status == 0, told.err
+    shutil.rmtree(own), shutil.rmtree(home)
+    told = call("stage=report", f"table={tmp_path}/t.zip", f"runs_dir={tmp_path}/new")
+    assert told.status == 0, told.err
+    with zipfile.ZipFile(tmp_path / "t.zip") as archive:
+        assert archive.read("conf/recipe/mine.yaml").decode().startswith("# @package sft")
 
 
 def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:

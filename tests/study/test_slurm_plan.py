@@ -373,7 +373,9 @@ def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Pat
     with pytest.raises(PipelineError, match="give launcher.gpus=0 and your site's own option, ") as refused:
         slurm_arrays.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
     (word,) = shlex.split(str(refused.value).partition("own option, ")[2].partition(" (")[0])
-    assert compose(["stage=plan", "launcher=slurm", word]).launcher.options == ["--gpus-per-node=1"]  # as it is pasted into a shell
+    assert compose(["stage=plan", "launcher=slurm", word]).launcher.options == [
+        "--gpus-per-node=1"
+    ]  # as it is pasted into a shell
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
@@ -667,8 +669,8 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     (tools / "queue").write_text("")
     shown = call("stage=status", f"runs_dir={runs_dir}").out
     assert (
-        f"stopped: it received a signal; rerun the same command to resume, or stage=clean to delete {waits.workplace}"
-        in shown
+        "stopped: it received a signal; rerun the same command to resume; stage=clean clean.hours=0 "
+        "clean.dry_run=false deletes it and other unfinished work" in shown
     )
     state.update_state(waits.workplace, state="waiting", job="5_1")
     (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.config import conf
 from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
-from pipeline.files import write_atomically
+from pipeline.files import conf_added, write_atomically
 from pipeline.progress import say
 from pipeline.report.html.write import write_report
 from pipeline.report.load.archive import read_archive, write_archive
@@ -89,7 +89,7 @@ def cells_text(results: Results, form: str) -> str:
 
 def report_archive(config: ReportStage) -> Path:
     """Write the page of an archive to runs_dir/reports, like that of a table computed here. Returns its path."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, conf_added(Path(folder) / "conf"):  # its languages
         results = replace(read_archive(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
         report = Path(config.runs_dir) / "reports" / results.table
         reported = Reported.read_state(report)

@@ -205,4 +205,6 @@ def unpublished_reason(workplace: Path, record: dict[str, Any]) -> str:
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
     place = f", resume point after step {resume_point['step']}" if resume_point else ""
-    return f"{reason}{place}; rerun the same command to resume, or stage=clean to delete {workplace}"
+    knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
+    deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
+    return f"{reason}{place}; rerun the same command to resume; {deletes}"

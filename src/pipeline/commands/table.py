@@ -71,14 +71,18 @@ def show_plan(config: PlanStage) -> str:
         f"cannot be computed: {name} was deleted, train it again with redo=true" for name in missing_snapshots(runs)
     ]
     causes = [*not_planned(planning), *evaluation_problems([*runs, *waiting], config.plan.prompts)]
-    return plan_text(config, runs, lines, causes, planning.plan.table.free_snapshots, waiting)
+    scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)
+    missing = sum(not any(plan(score) for plan in planned_for) for score in scores)
+    omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
+    return plan_text(config, runs, lines, causes, omitted, planning.plan.table.free_snapshots, waiting)
 
 
 def plan_text(
-    config: PlanStage, runs: list[Run], more: list[str], causes: list[str], free_snapshots: bool = False,
-    waiting: Sequence[Run] = (),
+    config: PlanStage, runs: list[Run], more: list[str], causes: list[str], omitted: str = "",
+    free_snapshots: bool = False, waiting: Sequence[Run] = (),
 ) -> str:  # fmt: skip
-    """A plan of runs as text: what it takes, first and last; the runs, their cost, and `more`.
+    """A plan of runs as text: what it takes and what is `omitted` from that, first and last; the runs, their cost, and
+    `more`.
 
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
@@ -88,7 +92,7 @@ def plan_text(
     history, reasons = History(finished_manifests(Path(config.runs_dir))), reasons_unfinished(runs)
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     time = history.sum([run for run in runs if run.hash in reasons], workers)
-    parts = [f"{len(reasons)} of {len(runs)} runs to compute here: {time}", cost.headline() if cost else ""]
+    parts = [f"{len(reasons)} of {len(runs)} runs to compute here: {time}", cost.headline() if cost else "", omitted]
     head = "; ".join([*filter(None, parts), *([pluralize(len(causes), "problem")] if causes else [])])
     text = "\n".join(
         [head, show_runs(runs, history, reasons, config.plan.lines), *(cost.lines() if cost else []), *more, head]
@@ -278,6 +282,7 @@ def write_results(
     results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
     reported.refuse_fewer(folder, results, report.fewer)
     page = write_report(results, folder)
+    print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)
     for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):
         print(f"warning: {message} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})", file=sys.stderr)
     reported.write_state(folder, finished=results.finished)

@@ -28,6 +28,8 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, ExportStage, PlanStage, PrefetchStage, RunStage, Stage, TableStage
 from pipeline.errors import PipelineError
 
+LONGEST_NAME = 255  # of a file, as an option is
+
 
 class Incomplete(PipelineError):
     """A command without a required value; --cfg shows it nevertheless."""
@@ -327,7 +329,7 @@ def parse_override(word: str, sweep: bool = False) -> Override:
     if override.is_sweep_override():
         if not sweep:
             raise PipelineError(f"{word} gives several values: -m starts a run for each; a list is {key}=[...]")
-    elif key in conf.groups() and not isinstance(override.value(), str):
+    elif key in conf.groups() and (not isinstance(override.value(), str) or len(word) > LONGEST_NAME):
         raise PipelineError(f"{word} is not an option: give one of {', '.join(conf.options(key))}")
     if key.partition(".")[0] == "hydra" and not sweep:
         raise PipelineError(f"{word}: hydra's own settings are read with -m only")

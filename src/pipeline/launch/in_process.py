@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
-from pipeline.errors import Held, PipelineError
+from pipeline.errors import Held, PipelineError, shorten_words
 from pipeline.estimate.durations import History, guess
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
@@ -211,7 +211,7 @@ def reason_of(error: Exception) -> str:
 def error_sentence(error: BaseException) -> str | None:
     """One sentence for an error that the user can fix; None for an unexpected exception."""
     if isinstance(error, PipelineError):
-        return without_credentials(str(error))
+        return shorten_words(without_credentials(str(error)))
     if isinstance(error, OSError) and error.errno is not None:
         text = f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"

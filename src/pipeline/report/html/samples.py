@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellScore, Results
 from pipeline.report.load.scores import Written, primary_rows
+from pipeline.report.render.text import pluralize
 from pipeline.report.stats.statistics import standard_error
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
@@ -53,6 +54,16 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
             other_rows = ", ".join(row_name for row_name in same if row_name != name)
             marks += [Mark("identical", name, f"{label}: identical to {other_rows}") for label in places if other_rows]
     return marks
+
+
+def mark_lines(marks: Sequence[Mark]) -> list[str]:
+    """A line for each kind of mark: how many scores have it, and the first of them."""
+    by_mark: dict[str, list[Mark]] = {}
+    for item in marks:
+        by_mark.setdefault(item.mark, []).append(item)
+    return [
+        f"{pluralize(len(same), 'score')} {mark}: {same[0].row}, {same[0].detail}" for mark, same in by_mark.items()
+    ]
 
 
 def inconclusive_sentence(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[str]:

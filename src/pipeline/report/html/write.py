@@ -1,6 +1,6 @@
 """The report of a table, from stored results only: its page, its tables, its answers, and its plots as SVG.
 
-    index.html               one self-contained page
+    index.html               one self-contained page; summary.txt: what stage=table prints of it
     cells.md, cells.csv      the table, with the published numbers; choices.json: winners of its `best` rules
     claims.csv               verdicts on the claims about the table; contrasts.csv: its comparisons
     results.csv              one row per run, task, language and metric
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pipeline.files import write_atomically
 from pipeline.report.html.page import page
-from pipeline.report.html.samples import inconclusive_sentence, questions_to_keep
+from pipeline.report.html.samples import inconclusive_sentence, mark_lines, questions_to_keep, suspicious_scores
 from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, read_evaluations, refuse_unlike
-from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv
+from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
 from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.stats.claims import claims_csv
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences
@@ -47,6 +47,7 @@ def write_report(results: Results, folder: Path) -> Path:
         "cells.csv": cells_csv(results),
         "cells.md": cells_markdown(results, " ".join(headline), notes),
         "choices.json": choices_json(results),
+        "summary.txt": summary_text(results, headline, mark_lines(suspicious_scores(results, written_scores, answers))),
         "index.html": html,
     }
     if results.verdicts:

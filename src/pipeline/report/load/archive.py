@@ -5,6 +5,7 @@ limits, everything is plain data, and none of it becomes an address or markup of
 
     archive.json                {"format": 2, "results": ...}, as in report/load/contents.py, without folders
     table.yaml                  the table as requested
+    conf/GROUP/NAME.yaml        the options and languages of --config-dir
     runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import replacing
+from pipeline.files import added_conf, replacing
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.load.contents import Results
 from pipeline.typed_json import from_json
@@ -28,7 +29,7 @@ from pipeline.typed_json import from_json
 FORMAT = 2  # increased when an older version would misread an archive
 NAME = r"[\w+=@][\w.+=@-]{0,250}"
 MEMBER = re.compile(
-    rf"archive\.json|table\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
+    rf"archive\.json|table\.yaml|conf/{NAME}/{NAME}\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
     rf"|facts\.json|samples/{NAME}\.jsonl)"
 )
 PACKED = ("manifest.json", "scores.json", "samples/*.jsonl", "log.jsonl", "data_card.md", "delta.csv", "facts.json")
@@ -62,6 +63,8 @@ def write_archive(results: Results, table: str, file: Path, roots: Sequence[str]
         contents = {"format": FORMAT, "results": without_private(plain_data(results), roots)}
         add_member(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
         add_member(archive, "table.yaml", without_private(table, roots))
+        for path in (path for root in added_conf() for path in sorted(root.glob("*/*.yaml"))):
+            add_member(archive, f"conf/{path.parent.name}/{path.name}", packed_content(path, roots))
         for run in sorted(results.runs, key=lambda run: run.name):
             paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
             for path in paths:

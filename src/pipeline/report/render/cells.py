@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.render.text import markdown_line, one_line
+from pipeline.report.render.text import align_columns, markdown_line, one_line
 
 MISSING = "—"
 NAMED_AT_MOST = 30  # runs listed by name
@@ -115,6 +115,16 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
         )
         lines += [f"- and {len(runs) - NAMED_AT_MOST} more"] if len(runs) > NAMED_AT_MOST else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
+    """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns, marks on suspicious scores."""
+    cells = results.by_place
+    rows = [[row, *(cell_text(cells.get((row, column))) for column in results.columns)] for row in results.rows]
+    table = align_columns([["", *results.columns], *rows], right=range(1, len(results.columns) + 1))
+    missing = [f"{MISSING} {reason}" for reason in group_reasons(results, "missing")]
+    parts = [[results.title, *headline], table, [*missing, *marks]]
+    return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
 
 
 def chosen_text(choice: dict[str, Any]) -> str:
