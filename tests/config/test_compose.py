@@ -236,6 +236,10 @@ REFUSED = {
     "every.group=${oc.env:HOME}": "every.group holds an interpolation",
     "stage=merge merge=slerp merge.experts=${seed} merge.t=0.3": "merge.experts holds an interpolation",
     "stage=data expert=math data.validatioon=10": "unknown key data.validatioon: did you mean data.validation?",
+    SOUP + "merge.experts={}": "merge.experts={}: write a list, merge.experts=[",
+    "stage=eval checkpoint=x ++eval=belebele_0shot": "++eval=belebele_0shot: an option is chosen without a plus, eval",
+    "stage=merge +merge=layer_swap": "+merge=layer_swap: an option is chosen without a plus, merge=layer_swap",
+    "stage=merge merge=task_arithmetic merge.scale=~": "is not an override: null is written out, merge.scale=null",
     # no key=value at all
     "expert": "'expert' is not an override: write key=value",
     "launcher.options=[--constraint=a100,-x]": "quote an = inside brackets, "

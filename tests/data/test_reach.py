@@ -48,7 +48,7 @@ def test_a_silent_hub_is_asked_once_for_a_training_set(tmp_path: Path) -> None:
         )
     told = done.stdout.splitlines()
     assert len(told) == 4 and all("503" in one for one in told)
-    remedy = "source mine (org/rows) cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads"
+    remedy = "source mine (org/rows) cannot be reached: run the same words with stage=prefetch where it can; "
     assert all(one.startswith(remedy) for one in told)
     assert [one for one in hub.asked if "rows" in one] == ["GET /api/datasets/org/rows"] * 4  # once a training set
     assert "Retry" not in done.stderr

@@ -313,6 +313,8 @@ def parse_override(word: str, sweep: bool = False) -> Override:
         quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
         if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
             raise PipelineError(f"{word!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
+        if value == "~":
+            raise PipelineError(f"{word!r} is not an override: null is written out, {key}=null") from error
         if value[:1] not in ("[", "{", "") and is_override(f'{key}="{value}"'):
             raise PipelineError(f"""{word!r} is not an override: quote the value too, '{key}="{value}"'""") from error
         raise PipelineError(
@@ -320,6 +322,8 @@ def parse_override(word: str, sweep: bool = False) -> Override:
             "brackets or spaces, 'languages=[en,sw]'"
         ) from error
     key = override.key_or_group
+    if word.startswith("+") and key in conf.groups():
+        raise PipelineError(f"{word}: an option is chosen without a plus, {word.lstrip('+')}")
     if not key:
         raise PipelineError(f"{word!r} has no key: write key=value, for example stage=sft expert=math")
     if key in conf.FILES:

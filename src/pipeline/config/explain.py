@@ -113,7 +113,7 @@ def _explain_value(key: str, text: str, options: dict[str, str]) -> str:
     value = options.get(key, "...")
     if "is not a subclass of" in text:
         return f"{key}={value}: it is a mapping, give {key}.KEY=..."
-    if "not a ListConfig" in text:
+    if "not a ListConfig" in text or "Cannot merge DictConfig with ListConfig" in text:
         return f"{key}={value}: write a list, {key}=[{value}]"
     if message := wrong_type_message(key, text):
         return message

@@ -357,8 +357,8 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
         return f"{place} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
         return (
-            f"{place} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files "
-            f"({without_credentials(' '.join(str(error).split()))[:200]})"
+            f"{place} cannot be reached: run the same words with stage=prefetch where it can; data_root=FOLDER reads "
+            f"local files ({without_credentials(' '.join(str(error).split()))[:200]})"
         )
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
         return f"{place} is not UTF-8 text: convert the file, or leave the source out"
