@@ -30,6 +30,7 @@ from pipeline.config.compose import (
     refuse_repeated,
     refuse_unread,
     spelled_out,
+    split_command,
     split_every,
     split_folders,
     sweep_jobs,
@@ -175,7 +176,8 @@ def run_multirun(words: list[str]) -> int:
 
 def compose_cached(words: list[str]) -> Stage:
     """As compose, but faster for a thousand commands that differ in few options."""
-    if any(word.startswith(("+", "~", "every.")) or "@" in word.partition("=")[0] for word in words):
+    special = any(word.startswith(("+", "~", "every.")) or "@" in word.partition("=")[0] for word in words)
+    if special or split_command(words)[1]:
         return compose(words)
     given = {override.key_or_group: override.value() for override in map(parse_cached, words)}
     stage = stage_of(given)
@@ -248,6 +250,7 @@ def hydra_flags(words: list[str]) -> int:
 
     try:
         flags, words = split_flags(words)
+        words = split_command(words)[1] or words
         words, run_overrides = split_every(spelled_out(words))
         with_every(compose(words), run_overrides)
     except Incomplete:

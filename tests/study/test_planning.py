@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -167,6 +169,15 @@ def test_a_set_of_unknown_size_does_not_need_a_gpu(own: Path, monkeypatch: pytes
     monkeypatch.setattr(cpu, "memory", lambda: 16 * 10**9)
     words = ["stage=sft", "expert=mine", "model=gemma3_270m", f"data_root={own}", f"runs_dir={own}/r"]
     assert History().seconds_text(build(compose(words))) == "?"  # type: ignore[arg-type]
+
+
+def test_single_commands_are_shown_and_planned_by_the_program(
+    tmp_path: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    words = ["stage=plan", "model=sandbox", "recipe=sandbox_math", f"runs_dir={tmp_path}"]
+    assert "batch_size: 16" in call(*words, "expert=math", "--cfg", "job").out
+    both = call("-m", *words, "expert=math,sw")
+    assert both.out.count(" runs to compute here: ") == 4, both.err
 
 
 def test_a_single_command_is_planned(own: Path) -> None:
