@@ -16,7 +16,7 @@ from pipeline.estimate.durations import History, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
-from pipeline.launch.preflight import evaluation_problems
+from pipeline.launch.preflight import evaluation_problems, training_set_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.render.text import align_columns, pluralize
 from pipeline.results.contrasts import detectable_differences
@@ -230,6 +230,8 @@ def report_table(config: ReportStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
+    for problem in training_set_problems(runs, reasons):
+        print(f"warning: {problem}", file=sys.stderr)
     failed = reported.still_failed(missing)
     return write_results(planning, replace(reported, failed=failed), config.report, reasons)
 

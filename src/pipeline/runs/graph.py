@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from graphlib import TopologicalSorter
 
-from pipeline.runs.adopt import STAGES, equal_run
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Run, parent_runs
 
@@ -28,21 +27,12 @@ def order_runs(targets: list[Run]) -> list[Run]:
 
 
 def reasons_unfinished(runs: list[Run]) -> dict[str, str]:
-    """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a parent is.
-
-    Where a finished run may turn out to be equal, the reason says so: the run is then adopted, not computed.
-    """
+    """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a parent is."""
     reasons: dict[str, str] = {}
-    maybe_equal: set[str] = set()
     for run in runs:
         unfinished_parents = [parent.name for parent in parent_runs(run.parents) if parent.hash in reasons]
         if reason := why_not_finished(run):
             reasons[run.hash] = reason
-            if not run.config.redo and (equal := equal_run(run, maybe_equal)):
-                maybe_equal.add(run.hash)
-                if run.config.stage in STAGES:
-                    when = ", known after its data run" if unfinished_parents else f" from {equal.name}"
-                    reasons[run.hash] = f"{reason}; may be adopted{when}"
         elif unfinished_parents or run.config.redo:
             parent_reason = f"its parent {unfinished_parents[0]} is made first" if unfinished_parents else ""
             reasons[run.hash] = parent_reason or "redo=true"
