@@ -45,8 +45,9 @@ def show_plan(config: PlanStage) -> str:
     """
     planning = Planning.of(config)
     check_claims(planning)
-    runs = order_runs(planning.targets())
-    lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
+    targets = planning.targets()
+    runs = order_runs(targets)
+    lines = [show_runs(runs, config.plan.lines, targets), *count_kinds(planning, runs)]
     waiting = waiting_evaluations(planning)
     cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [
@@ -85,18 +86,18 @@ def not_planned(planning: Planning) -> list[str]:
     return [*lines[:-1], f"{lines[-1]}, and {dependents} parts that depend on these"] if lines and dependents else lines
 
 
-def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
+def show_runs(runs: list[Run], max_lines: int = 10**9, targets: Sequence[Run] = ()) -> str:
     """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs, memory
     and the total time."""
     history = History(finished_manifests(runs[0].runs_dir) if runs else ())
-    rows, reasons = [("run", "stage", "seconds", "state")], reasons_unfinished(runs)
+    rows, reasons = [("run", "stage", "seconds", "state")], reasons_unfinished(runs, targets)
     for run in runs:
         if run.hash in reasons:
             rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
-            assert manifest is not None
-            rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
+            seconds, how = (f"{manifest.seconds:.0f}", "finished") if manifest else ("", "deleted, no longer needed")
+            rows.append((run.name, run.config.stage, seconds, how))
     omitted = len(rows) - 1 - max_lines
     lines = align_columns(rows[: max_lines + 1])
     lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
@@ -129,7 +130,7 @@ def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
         in_memory = isinstance(run.config, EvalStage) and run.config.merge is not None
         kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if in_memory else run.config.stage
         by_kind.setdefault(kind, []).append(run)
-    remaining = reasons_unfinished(list(runs))
+    remaining = reasons_unfinished(list(runs), planning.targets())
     lines = [
         f"{kind}: {len(members)}, {sum(run.hash not in remaining for run in members)} finished"
         for kind, members in by_kind.items()
@@ -221,8 +222,9 @@ def report_table(config: ReportStage) -> Path:
         return report_archive(config)
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
-    runs = order_runs(planning.targets())
-    reasons = reasons_unfinished(runs)
+    targets = planning.targets()
+    runs = order_runs(targets)
+    reasons = reasons_unfinished(runs, targets)
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         raise PipelineError(

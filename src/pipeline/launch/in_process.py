@@ -112,7 +112,7 @@ def execute(
     """
     runs = order_runs(targets)
     history = History(finished_manifests(runs[0].runs_dir) if runs else ())
-    reasons, names = reasons_unfinished(runs), {run.hash: run.name for run in runs}
+    reasons, names = reasons_unfinished(runs, targets), {run.hash: run.name for run in runs}
     remaining = [run for run in runs if run.hash in reasons]
     if remaining:
         check_writable(runs[0].runs_dir)
@@ -138,8 +138,10 @@ def execute(
             continue
         try:
             if not run.config.redo and why_not_finished(run) is None:
-                check_unchanged(run.folder)
+                check_unchanged(run.folder, weights=False)
                 continue
+            if run.hash not in reasons and not run.folder.exists():
+                continue  # deleted, and no longer needed
             begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
             estimate, comma, omitted = history.sum([*remaining, *later_runs]).partition(", ")
@@ -169,7 +171,7 @@ def execute(
 def refuse_contaminated(targets: Sequence[Run]) -> None:
     """Raise PipelineError for a finished training set that needs to be built again."""
     runs = order_runs(list(targets))
-    for problem in training_set_problems(runs, reasons_unfinished(runs)):
+    for problem in training_set_problems(runs, reasons_unfinished(runs, targets)):
         raise PipelineError(problem)
 
 
@@ -191,6 +193,7 @@ def make_single_run(config: RunStage) -> Path:
         name, reason = next(iter(failed.items()))  # later failures follow from the first
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
     if was_finished:
+        check_unchanged(run.folder)
         print(f"{run.name} was finished before", file=sys.stderr)
     for line in score_lines(run.folder):
         print(line, file=sys.stderr)

@@ -95,7 +95,7 @@ def execute(
         PipelineError: Slurm rejected the jobs; has its message.
     """
     runs = order_runs(targets)
-    missing = reasons_unfinished(runs)
+    missing = reasons_unfinished(runs, targets)
     if not missing:
         return {}
     check_installed("squeue", "sbatch", "scontrol")
