@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage
@@ -162,6 +163,7 @@ def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str
     body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
     facts: dict[str, Any] = {
         "task": body, "first": definition.first, "limit": options.limit, "split": options.split,
+        **({"counts": column} if (column := benchmark_of(definition.task).question_column) else {}),
         "exemplars": options.exemplars, "chat_template": options.chat_template, "harness": version("lm_eval"),
         "data": {role: run.parents[role].hash for role in ("data_root", "benchmarks") if role in run.parents},
         "model": {name: sha256(model / name) for name in DECIDING if (model / name).is_file()},
