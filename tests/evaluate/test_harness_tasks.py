@@ -29,6 +29,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub import reach
 from pipeline.launch.run_json import element_of
 from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
@@ -226,6 +227,37 @@ def test_a_task_is_one_word() -> None:
     assert in_a_table.eval.name == "arc_easy_0shot" and in_a_table.eval.tasks[0].task == "arc_easy"
     with pytest.raises(PipelineError, match="eval=arc_easyy is not an option: did you mean arc_easy"):
         compose([*words, "eval=arc_easyy"])
+
+
+def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
+    """mgsm_Nshot, as documented: the nearest option's tasks with N; on the command line and in a table."""
+    words = {"stage": "eval", "checkpoint": "hub:a/b", "languages": ["en"]}
+    for name, tasks in (
+        ("mgsm_3shot", ["mgsm"]), ("belebele_1shot", ["belebele"]), ("mgsm_en_cot_4shot", ["mgsm_en_cot"]),
+        ("mgsm_steps_2shot", ["mgsm_steps", "mgsm_steps_nums", "mgsm_steps_shuffled"]),
+    ):  # fmt: skip
+        shots = int(re.findall(r"(\d+)shot", name)[0])
+        configs: list[Any] = [stage_of({**words, "eval": name})]
+        configs.append(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", f"eval={name}"]))
+        for config in configs:
+            assert config.eval.name == name
+            assert [(one.task, one.num_fewshot) for one in config.eval.tasks] == [(task, shots) for task in tasks]
+    three = build(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", "eval=mgsm_3shot"]))  # type: ignore[arg-type]
+    spelled = ["eval=mgsm_2shot", "eval.tasks=[{task: mgsm, num_fewshot: 3}]"]
+    same = build(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", *spelled]))  # type: ignore[arg-type]
+    assert (three.hash, three.label) == (same.hash, same.label)
+    with pytest.raises(PipelineError, match="eval=mgsn_3shot is not an option"):
+        compose(["stage=eval", "checkpoint=hub:a/b", "eval=mgsn_3shot"])
+
+
+def test_without_the_hub_the_remedy_is_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not "give its rows the columns": there are no rows."""
+    monkeypatch.setattr(reach, "why_not", lambda name: "[Errno -2] Name or service not known")
+    definitions = task_definitions([asked("hellaswag", 0)], ["en"], None, tmp_path / "tasks")
+    with pytest.raises(PipelineError, match="Name or service not known") as error:
+        load_tasks(definitions)
+    told = str(error.value)
+    assert "run stage=prefetch" in told and "harness/hellaswag/SPLIT.jsonl" in told and "columns" not in told
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
             if sets and (gated := benchmark_of(definition.task).gated):
                 remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
+            elif benchmark_of(definition.task).of_harness and kept_from:
+                remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
             elif benchmark_of(definition.task).of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
             problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
