@@ -43,7 +43,7 @@ from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
-from pipeline.launch.in_process import error_sentence, make_single_run
+from pipeline.launch.in_process import error_sentence, make_single_run, refuse_contaminated
 from pipeline.launch.launchers import executor_for
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
@@ -66,6 +66,7 @@ def stage_output(config: Stage) -> str:
 def by_jobs(config: RunStage) -> Path:
     """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
     run = build(config)
+    refuse_contaminated([run])
     with executor_for(config.launcher, [run]) as execute:
         failed = execute([run])
     if failed:

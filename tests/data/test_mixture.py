@@ -312,20 +312,6 @@ def test_benchmarks_may_be_in_a_folder_of_their_own(tmp_path: Path, capsys: pyte
     assert counts["a"]["contaminated"] == 2
 
 
-def test_benchmark_files_below_data_root_decide_the_set(tmp_path: Path):
-    """They enter the hash of a plain folder; a folder without any keeps the hash it had."""
-    numbered(tmp_path, {"a": 3})
-    words = ["stage=data", "expert=gsm8k", "expert.sources.gsm8k.file=a.jsonl", f"data_root={tmp_path}"]
-    bare = build(compose(words)).hash  # type: ignore[arg-type]
-    with_benchmark(tmp_path)
-    numbered(tmp_path, {"a": 3})
-    there = build(compose(words)).hash  # type: ignore[arg-type]
-    put(tmp_path, "mgsm/en/test.jsonl", [{"question": "another"}])
-    assert len({bare, there, build(compose(words)).hash}) == 3  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
-        build(compose([*words, f"data.benchmarks={tmp_path}/mgsm"]))  # type: ignore[arg-type]
-
-
 def test_what_a_data_run_vouches_for_is_kept(tmp_path: Path):
     with_benchmark(tmp_path)
     counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path, vouched=True)

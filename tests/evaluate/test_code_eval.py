@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -268,6 +269,40 @@ def test_what_dies_or_babbles_is_one_failed_problem() -> None:
     kinds = ["killed", "killed", "SyntaxError", "SyntaxError", "NameError", "passed"]
     assert [str(one) for one in found] == kinds
     assert [code_eval.passed({}, [one])["pass_at_1"] for one in found] == [0.0] * 5 + [1.0]
+
+
+def test_as_many_programs_at_once_as_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as many as the node has: a job has a few of them."""
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def run(program: str) -> Execution:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        with lock:
+            now[0] -= 1
+        return Execution(Ending.PASSED)
+
+    monkeypatch.setattr(code_eval, "run_program", run)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for cores in ({0}, {0, 3, 5}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores)
+        most[0] = 0
+        assert len(code_eval.outcomes([["pass"]] * 12, [{"test_list": []}] * 12)) == 12
+        assert most[0] == len(cores)
+
+
+@pytest.mark.parametrize(("program", "outcome"), [
+    ("import time\nwhile time.process_time() < 1.5: pass", "passed"), ("import time\ntime.sleep(100)", "timed out"),
+    ("while True: pass", "timed out"),
+])  # fmt: skip
+def test_a_program_is_limited_by_its_computing_time(
+    program: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little of a core it gets, here by a clock that stands for one: 0.2 seconds."""
+    monkeypatch.setattr(code_eval, "GRACE", -2.8)
+    assert str(code_eval.run_program(program, seconds=3)) == outcome
 
 
 def test_pass_at_1_by_hand(tmp_path: Path) -> None:

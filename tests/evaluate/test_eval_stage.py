@@ -76,6 +76,35 @@ def test_prompts_that_may_be_too_long_leave_the_score(data_root: Path, tmp_path:
         stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
 
 
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ '' }}", "renders an empty prompt for a question of mgsm_en_0shot"),
+        ("{% if false %}{{ messages }}{% endif %}", "renders an empty prompt"),
+        ("{{ bos_token }} ", "renders an empty prompt"),
+        (
+            "{{ raise_exception('roles\n must alternate \\x1b[31m') }}",
+            r"raises on the prompts .*roles must alternate \[31m",
+        ),
+        ("{{ ''.__class__.__mro__ }}", "raises on the prompts .*unsafe"),
+        ("{{ messages[0].content + 1 }}", "raises on the prompts"),
+        ("{{ 'a' * 20000000 }}", "renders a prompt of 20000000 characters"),
+    ],
+)
+def test_a_template_without_a_prompt_is_refused(
+    template: str, problem: str, data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence before anything is scored, not a score of 0 or a traceback."""
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<s>"}))
+    (tiny / "chat_template.jinja").write_text(template)
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 0), max_gen_toks=4, languages=["en"], chat_template=True)
+    with pytest.raises(PipelineError, match=problem) as error:
+        stage.make(run, tmp_path / "work", Notes())
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_chat_template_makes_turns_of_the_exemplars(data_root: Path, tmp_path: Path, tiny: Path) -> None:
     run = run_of(tmp_path, tiny, data_root, asked("mgsm", 1), max_gen_toks=4, languages=["en"], chat_template=True)
     with pytest.raises(PipelineError, match="eval.chat_template=true, but the tokenizer of .* has none"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,6 +29,9 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub import reach
+from pipeline.launch.run_json import element_of
+from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
 
 LETTERS = "ABCD"
@@ -223,6 +229,37 @@ def test_a_task_is_one_word() -> None:
         compose([*words, "eval=arc_easyy"])
 
 
+def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
+    """mgsm_Nshot, as documented: the nearest option's tasks with N; on the command line and in a table."""
+    words = {"stage": "eval", "checkpoint": "hub:a/b", "languages": ["en"]}
+    for name, tasks in (
+        ("mgsm_3shot", ["mgsm"]), ("belebele_1shot", ["belebele"]), ("mgsm_en_cot_4shot", ["mgsm_en_cot"]),
+        ("mgsm_steps_2shot", ["mgsm_steps", "mgsm_steps_nums", "mgsm_steps_shuffled"]),
+    ):  # fmt: skip
+        shots = int(re.findall(r"(\d+)shot", name)[0])
+        configs: list[Any] = [stage_of({**words, "eval": name})]
+        configs.append(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", f"eval={name}"]))
+        for config in configs:
+            assert config.eval.name == name
+            assert [(one.task, one.num_fewshot) for one in config.eval.tasks] == [(task, shots) for task in tasks]
+    three = build(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", "eval=mgsm_3shot"]))  # type: ignore[arg-type]
+    spelled = ["eval=mgsm_2shot", "eval.tasks=[{task: mgsm, num_fewshot: 3}]"]
+    same = build(compose(["stage=eval", "checkpoint=hub:a/b", "languages=[en]", *spelled]))  # type: ignore[arg-type]
+    assert (three.hash, three.label) == (same.hash, same.label)
+    with pytest.raises(PipelineError, match="eval=mgsn_3shot is not an option"):
+        compose(["stage=eval", "checkpoint=hub:a/b", "eval=mgsn_3shot"])
+
+
+def test_without_the_hub_the_remedy_is_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not "give its rows the columns": there are no rows."""
+    monkeypatch.setattr(reach, "why_not", lambda name: "[Errno -2] Name or service not known")
+    definitions = task_definitions([asked("hellaswag", 0)], ["en"], None, tmp_path / "tasks")
+    with pytest.raises(PipelineError, match="Name or service not known") as error:
+        load_tasks(definitions)
+    told = str(error.value)
+    assert "run stage=prefetch" in told and "harness/hellaswag/SPLIT.jsonl" in told and "columns" not in told
+
+
 @pytest.mark.parametrize(
     ("task", "shots", "knobs", "why"),
     [
@@ -344,3 +381,62 @@ def test_several_languages_are_one_test_set(tmp_path: Path, rows: Path, tiny: Pa
     run = run_of(tmp_path, tiny, rows, asked("arc_easy", 0), asked("mgsm", 0))
     assert list(scoring_runs(run.config)) == ["arc_easy_0shot.en", "mgsm_0shot.en", "mgsm_0shot.qac"]
     assert benchmark_of("arc_easy").chance is None and choice(asked("arc_easy", 0)).tasks[0].num_fewshot == 0
+
+
+def own_with_rows(folder: Path) -> Path:
+    """A folder of eval.include_path with a task that names its own rows."""
+    own = folder / "own"
+    rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
+    write_rows(own / "counting.jsonl", rows)
+    body = {"task": "own_counting", **PLAIN, "dataset_kwargs": {"data_files": {"test": str(own / "counting.jsonl")}}}
+    (own / "counting.yaml").write_text(yaml.safe_dump(body))
+    return own
+
+
+def run_elements(elements: list[str], as_task: bool, folder: Path) -> str:
+    """What a fresh worker says of elements: one of this machine, or the task of a Slurm array that has these."""
+    command, environment, given = (
+        [sys.executable, "-m", "pipeline.launch.worker"],
+        dict(os.environ),
+        "\n".join(elements),
+    )
+    if as_task:
+        (folder / "tasks.jsonl").write_text(f'{{"requeues": 0, "elements": [{", ".join(elements)}]}}\n')
+        command.append(str(folder / "tasks.jsonl"))
+        environment["SLURM_ARRAY_TASK_ID"], given = "0", ""
+    told = subprocess.run(command, input=given + "\n", text=True, capture_output=True, env=environment, timeout=300)
+    return told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("as_task", [False, True])
+def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(as_task: bool, tmp_path: Path, tiny: Path) -> None:
+    """A worker has read no configuration: it is handed runs. Beside MGSM of data_root, in one command."""
+    own, root = own_with_rows(tmp_path), tmp_path / "root"
+    write_rows(root / "mgsm/en/test.jsonl", [{"question": "1 and 1?", "answer": None, "answer_number": 2}])
+    words = ["stage=eval", f"checkpoint={tiny}", "eval.tasks=[own_counting,mgsm]", f"eval.include_path={own}"]
+    words += [f"data_root={root}", f"runs_dir={tmp_path / 'runs'}", "languages=[en]", "eval.max_gen_toks=3"]
+    run = build(compose([*words, "tracking.mode=disabled"]))  # type: ignore[arg-type]
+    scoring = [one for one in order_runs([run]) if one.hash != run.hash]
+    assert [one.label.partition("-tiny")[0] for one in scoring] == ["eval-own_counting_0shot", "eval-mgsm_0shot"]
+    told = run_elements([json.dumps(element_of(one)) for one in [*scoring, run]], as_task, tmp_path)
+    assert "unknown task" not in told
+    rows = json.loads((run.folder / "scores.json").read_text())["rows"]
+    assert [(row["task"], row["n"]) for row in rows if row["metric"] == "exact_match"][:2] == [
+        ("own_counting", 3),
+        ("mgsm", 1),
+    ]
+    (own / "counting.yaml").write_text((own / "counting.yaml").read_text() + "# changed\n")
+    assert "was changed after eval-own_counting" in run_elements([json.dumps(element_of(scoring[0]))], False, tmp_path)
+
+
+def test_a_run_is_named_by_its_task_whatever_option_was_given_beside(tmp_path: Path, tiny: Path) -> None:
+    own = own_with_rows(tmp_path)
+    words = ["stage=eval", f"checkpoint={tiny}", f"eval.include_path={own}", "languages=[en]"]
+    names = {
+        "eval=mgsm_2shot eval.tasks=[own_counting]": "eval-own_counting_0shot-",
+        "eval=own_counting": "eval-own_counting_0shot-",
+        "eval=mgsm_2shot eval.tasks=[{task:mgsm,num_fewshot:0}]": "eval-mgsm_0shot-",
+        "eval=xcopa languages=[sw]": "eval-xcopa-",
+    }
+    for more, name in names.items():
+        assert build(compose([*words, *more.split()])).label.startswith(name)  # type: ignore[arg-type]

@@ -28,12 +28,14 @@ from pipeline.benchmarks.calculations import QUESTIONS, build_problem, build_pro
 from pipeline.benchmarks.mgsm_steps import BENCHMARK, build_exemplar, build_items, shuffled_text
 from pipeline.benchmarks.number_words import read_numbers
 from pipeline.benchmarks.task_files import Definition
+from pipeline.config.compose import compose
 from pipeline.config.evaluation import EvalTask
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import question_sets
 from pipeline.evaluate.reading import reading
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import MGSM
+from pipeline.runs.run import Run
 
 SANDBOX_BASE = Path(data.__file__).parent / "sandbox_base"
 UNUSABLE = [1, 15, 24, 26, 46, 88, 91, 136, 141, 160, 184, 185, 211, 214, 232]
@@ -148,9 +150,9 @@ def log2_of(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answe
 
 @needs_real_data
 def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path, tmp_path: Path) -> None:
-    """All three tasks in Swahili, the first items: `lm_eval` on the stage's task files, and bits by torch alone."""
-    limit, runs = 6, tmp_path / "runs"
-    words = ["stage=eval", f"checkpoint={tiny}", "eval=mgsm_steps_4shot", f"eval.limit={limit}", "languages=[sw]"]
+    """All three tasks in Swahili, all items of two questions: `lm_eval` on the stage's task files, and torch alone."""
+    runs = tmp_path / "runs"
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=mgsm_steps_4shot", "eval.limit=2", "languages=[sw]"]
     words += [f"data_root={real_data}", f"runs_dir={runs}", "launcher.workers=1"]
     assert main(words) == 0
     reports = [json.loads(file.read_text()) for file in runs.glob("eval-*/scores.json")]
@@ -159,7 +161,12 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     copies.mkdir()
     for file in files:  # each in a run of its own
         shutil.copy(file, copies)
-    names = {f"{task}_sw_4shot": list(range(limit)) for task in BENCHMARK.tasks}
+    (folder,) = {file.parent for file in files if file.name == "mgsm_steps.sw.yaml"}
+    items = rows(folder / "mgsm_steps.sw.test.jsonl")
+    first_two = list(dict.fromkeys(item["index"] for item in items))[:2]
+    items = [item for item in items if item["index"] in first_two]
+    assert {row["n"] for row in bundle["rows"] if row["metric"] == "bits"} == {2} and len(items) > 2
+    names = {f"{task}_sw_4shot": list(range(len(items))) for task in BENCHMARK.tasks}
     stock, _ = answered_by_lm_eval(tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies))
     ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}
     for task in BENCHMARK.tasks:
@@ -172,23 +179,35 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), AutoTokenizer.from_pretrained(tiny)
     per_question: dict[int, float] = defaultdict(float)
-    (folder,) = {file.parent for file in files if file.name == "mgsm_steps.sw.yaml"}
     exemplars = rows(folder / "mgsm_steps.sw.train.jsonl")[:4]
     before = "".join(f"{one['prompt']}{one['choices'][0]}\n\n" for one in exemplars)
     assert before.startswith("Question: Roger ana") and "Answer: 5+6=11\n#### 11\n\n" in before
     right = 0
-    for item in rows(folder / "mgsm_steps.sw.test.jsonl")[:limit]:
+    for item in items:
         four = [log2_of(model, tokenizer, before + item["prompt"], choice) for choice in item["choices"]]
         per_question[item["index"]] += four[item["label"]]
         right += max(four) == four[item["label"]]
-    assert ours["mgsm_steps", "acc"] == right / limit
+    assert ours["mgsm_steps", "acc"] == right / len(items)
     assert ours["mgsm_steps", "bits"] == pytest.approx(sum(per_question.values()) / len(per_question), abs=1e-3)
+
+
+def test_a_limit_of_questions_is_another_run_and_no_other_run_changes() -> None:
+    """A finished run with a limit counted steps. `limit_counts` is all that such a hash has more."""
+
+    def decided_by(*words: str) -> dict:
+        return Run(compose(["stage=eval", "checkpoint=hub:a/b", *words]), "x", version=1).decided_by  # type: ignore[arg-type]
+
+    for words, counts in (
+        (["eval=mgsm_steps_4shot", "eval.limit=5"], ["index"]), (["eval=mgsm_steps_4shot"], None),
+        (["eval=mgsm_2shot", "eval.limit=5"], None), (["eval=unreasonable", "eval.limit=5"], None),
+    ):  # fmt: skip
+        assert decided_by(*words).get("limit_counts") == counts
 
 
 TABLE = """
 name: steps
 runs: {base: {}, other: {checkpoint: OTHER}}
-score: {eval: mgsm_steps_4shot, task: mgsm_steps, in: sw, eval.limit: 12}
+score: {eval: mgsm_steps_4shot, task: mgsm_steps, in: sw, eval.limit: 5}
 columns:
   acc: {}
   bits: {metric: bits}

@@ -175,6 +175,30 @@ def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, 
         assert lines[0] == lines[1] and len(lines[0]) == 6
 
 
+@pytest.mark.parametrize("form", ["plain", "release"])
+def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(data_root: Path, tmp_path: Path, form: str) -> None:
+    """A blank line in both languages is no sentence; one in each at different places would shift the pairs between."""
+    texts = {"en": ["one", "two", "", "four", "five"], "qac": ["moja", "mbili", "", "nne", "tano"]}
+
+    def write(code: str, spoken: str) -> None:
+        (data_root / f"flores/{code}/devtest.jsonl").unlink(missing_ok=True)
+        place = f"flores/{code}/devtest.txt" if form == "plain" else f"flores/devtest/{spoken}.devtest"
+        (data_root / place).parent.mkdir(exist_ok=True)
+        (data_root / place).write_text("\n".join(texts[code]) + "\n\n")
+
+    for code, spoken in (("en", "eng_Latn"), ("qac", "qac")):
+        write(code, spoken)
+    build(data_root, tmp_path / "tasks", asked("flores", 0))
+    rows = map(json.loads, (tmp_path / "tasks/flores.en-qac.test.jsonl").open())
+    assert [(row["source"], row["target"]) for row in rows] == [
+        ("one", "moja"), ("two", "mbili"), ("four", "nne"), ("five", "tano"),
+    ]  # fmt: skip
+    texts["qac"] = ["moja", "mbili", "tatu", "", "tano"]
+    write("qac", "qac")
+    with pytest.raises(PipelineError, match="have different ids, 3 for one .*the number of a line that is not blank"):
+        build(data_root, tmp_path / "tasks", asked("flores", 0))
+
+
 def test_flores_without_exemplars_needs_no_dev(data_root: Path, tmp_path: Path) -> None:
     for code in ("en", "qac"):
         (data_root / f"flores/{code}/dev.jsonl").unlink()

@@ -410,7 +410,7 @@ def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
                 (work / name).write_text(text)
             return facts
 
-        make_once(run, stage_function, adopts=False)
+        make_once(run, stage_function)
         return run
 
     weights = {"weights": {"root": "sha256:0", "digests": {}}}

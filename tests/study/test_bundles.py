@@ -14,7 +14,7 @@ import pytest
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
-from pipeline.evaluate.bundle import over_languages
+from pipeline.evaluate.bundle import harness_of_all, over_languages
 from pipeline.evaluate.records import ScoreRow
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
@@ -124,6 +124,35 @@ def test_redo_scores_again(make_run: Callable[..., Path], world: Path, monkeypat
     assert make_run(*words, "redo=true") == first and len(loads) == 4
     manifest = read_manifest(first)
     assert manifest is not None and manifest.attempt == 2 and manifest.facts["harness"]["found_again"] == []
+
+
+def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(
+    make_run: Callable[..., Path], world: Path
+) -> None:
+    sampled = {"temperature": 0.7, "top_p": 1.0, "answers": 2, "sample_seed": 0}
+    words = ["stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "languages=[en]", *ASKED]
+    for tasks in ("[belebele,mgsm]", "[mgsm,belebele]"):  # the first part is greedy, then sampled
+        more = ["eval=sandbox", f"eval.tasks={tasks}", "eval.temperature=0.7", "eval.answers=2"]
+        folder = make_run(*words, *more)
+        manifest = read_manifest(folder)
+        assert manifest is not None
+        harness = manifest.facts["harness"]
+        assert harness["sampling"] == {"mgsm_0shot.en": sampled}
+        assert harness["task_hashes"].keys() == {"mgsm_en_0shot", "belebele_en_0shot"}
+        assert {row["task"] for row in rows(folder)} == {"mgsm", "belebele"}
+
+
+def test_facts_of_a_bundle() -> None:
+    """Joined by task; once where they are the same; else by part, also where only one part has them."""
+    parts = {
+        "a.en": {"versions": {"a": 1}, "dtype": "float32", "share_prefix": True, "found_again": ["a"], "too_long": {}},
+        "b.en": {"versions": {"b": 2}, "dtype": "float32", "share_prefix": False, "found_again": [],
+                 "too_long": {"b": 1}, "think_end": "x"},
+    }  # fmt: skip
+    assert harness_of_all(parts) == {
+        "versions": {"a": 1, "b": 2}, "dtype": "float32", "share_prefix": {"a.en": True, "b.en": False},
+        "found_again": ["a"], "too_long": {"b": 1}, "think_end": {"b.en": "x"},
+    }  # fmt: skip
 
 
 def test_many_evaluations_by_m(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import html
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -319,6 +320,23 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
         assert secret not in text, secret
 
 
+def with_value(told: dict[str, Any], value: float) -> str:
+    """archive.json with the number of the first cell replaced."""
+    first, *others = told["results"]["cells"]
+    return json.dumps(told | {"results": told["results"] | {"cells": [first | {"value": value}, *others]}})
+
+
+def with_scores(members: dict[str, bytes], value: float) -> dict[str, Any]:
+    """Each scores.json with another score."""
+    changed = {}
+    for name in members:
+        if name.endswith("scores.json"):
+            scored = json.loads(members[name])
+            rows = [row | {"value": value} for row in scored["rows"]]
+            changed[name] = json.dumps(scored | {"rows": rows})
+    return changed
+
+
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
@@ -333,7 +351,10 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
         ("typed", "was not written by this program"),
         ("named", "contains a table without a name"),
         ("scores", "scores.json of eval-"),
-        ("samples", "is not JSON: make the run again"),
+        ("forged", "is 99.0, which its answers do not give ("),
+        ("infinite", "holds a number that is not finite"),
+        ("both", "has 0.99, its answers 0"),
+        ("samples", "is cut off or has no exact_match"),
     ],
 )
 def test_a_bad_archive_is_one_sentence(how: str, sentence: str, finished: Path, call: Call, tmp_path: Path) -> None:
@@ -361,6 +382,9 @@ def test_a_bad_archive_is_one_sentence(how: str, sentence: str, finished: Path, 
             "typed": {"archive.json": json.dumps(told | {"results": told["results"] | {"seconds": "<b>"}})},
             "named": {"archive.json": json.dumps(told).replace('"table": "t"', '"table": "../../t"')},
             "scores": {scores: b'{"rows": 1}'},
+            "forged": {"archive.json": with_value(told, 99.0)},
+            "infinite": {"archive.json": with_value(told, math.nan)},
+            "both": {"archive.json": with_value(told, 99.0), **with_scores(members, 0.99)},
             "samples": {samples: members[samples][:-20]},
         }
         with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as archive:

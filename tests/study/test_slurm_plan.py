@@ -358,6 +358,28 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
     assert calls(tools, "scontrol") == [["requeue", "7_1"]]
 
 
+@pytest.mark.parametrize(
+    ("more", "mode"),
+    [
+        ({"setup": ["export HF_TOKEN=hf_x"]}, 0o600), ({"wrap": "env HF_TOKEN=hf_x"}, 0o600),
+        ({"options": ["--export=HF_TOKEN=hf_x"]}, 0o600), ({}, 0o644),
+    ],
+)  # fmt: skip
+def test_job_files_with_lines_of_the_user_are_the_owners_alone(
+    more: dict[str, Any], mode: int, tools: Path, tmp_path: Path
+) -> None:
+    """Elements and scripts, that of the command that continues a table too. A group may share the folder."""
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(Held):
+            slurm_arrays.execute(Launcher("slurm", **more), ["stage=table", "table=t"], plan(tmp_path))
+    finally:
+        os.umask(before)
+    files = [file for file in (tmp_path / "runs/.slurm").rglob("*") if file.suffix in (".sh", ".jsonl")]
+    assert {file.suffix for file in files} == {".sh", ".jsonl"} and len(files) > 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {mode}
+
+
 def test_a_percent_sign_in_runs_dir_is_none_of_slurms_patterns(tools: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path / "of %j and %%u/runs")
     with pytest.raises(Held):

@@ -33,13 +33,13 @@ def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path,
     """FLORES sentences of one language by id, and their file: FLORES or FLORES+ as JSON lines, or plain text.
 
     `flores/sw/devtest.jsonl` with id and sentence (FLORES) or text (FLORES+), else `flores/sw/devtest.txt` or the
-    release's `flores/devtest/swh_Latn.devtest`, a sentence a line.
+    release's `flores/devtest/swh_Latn.devtest`, a sentence a line, whose number is its id.
     """
     file = path_of_split(data_root, "flores", spoken, split)
     plain_text, release = file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}"
     for text in (plain_text, release):
         if text.is_file() and not file.is_file():
-            return text, dict(enumerate((line.strip() for _, line in lines_of(text)), start=1))
+            return text, {number: line.strip() for number, line in lines_of(text)}
     rows = rows_of(file, {"id": int})
     column = "sentence" if "sentence" in rows[0] else "text"
     rows = rows_of(file, {"id": int, column: str})
@@ -53,7 +53,10 @@ def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> lis
     """The rows of a translation task: two languages' sentences joined by id, in the order of the first."""
     if sides[0].keys() != sides[1].keys():
         odd = sorted(sides[0].keys() ^ sides[1].keys())
-        raise PipelineError(f"{label} have different ids, {odd[0]} for one: take both files from the same release")
+        raise PipelineError(
+            f"{label} have different ids, {odd[0]} for one (of plain text the number of a line that is not blank): "
+            "take both files from the same release"
+        )
     spoken = {"source_name": names[0], "target_name": names[1]}
     return [{"id": key, **spoken, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]
 

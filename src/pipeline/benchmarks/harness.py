@@ -141,7 +141,8 @@ def check_group(group: str) -> None:
 
 
 def task_body(ask: Ask, task: str, folder: str) -> Row:
-    """What the file of a task contains over its stock file. folder: below data_root/harness, unless the task has one.
+    """What the file of a task contains over its stock file. folder: below data_root/harness, unless the task has one. A
+    user-defined task that names its files reads these, unless data_root has rows of it.
 
     Raises:
         PipelineError: a task that scores no data, or that would run code without consent.
@@ -160,18 +161,21 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         )
     if not scored_split(stock):
         raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
-    if included := included_folder(task):
+    included = included_folder(task)
+    own_rows = included and data_files(stock) and not any(one.is_dir() for one in row_folders(ask, task, folder))
+    local = ask.data_root is not None and not own_rows
+    if included:
         if not ask.run_code and (unsafe := python_in(file)):
             raise PipelineError(
                 f"{task} of eval.include_path={included[0]} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
-        if not ask.data_root:
+        if not local:
             refuse_files_outside(task, stock, included[0])
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": included[1]}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         body["generation_kwargs"] = {**(stock.get("generation_kwargs") or {}), "max_gen_toks": ask.max_gen_toks}
-    if ask.data_root:
+    if local:
         body |= local_splits(ask, task, folder, stock)
     elif (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
         raise PipelineError(
@@ -183,7 +187,7 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
-    named = (stock.get("dataset_kwargs") or {}).get("data_files") or []
+    named = data_files(stock)
     for value in named.values() if isinstance(named, dict) else [named]:
         for file in [value] if isinstance(value, str) else value:
             if "://" not in file and folder not in Path(file).resolve().parents:
@@ -191,6 +195,16 @@ def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
                     f"{task} reads {file}, outside of eval.include_path={folder}, whose content identifies a run: "
                     f"move it there, or give data_root with harness/{task}/{scored_split(stock)}.jsonl"
                 )
+
+
+def data_files(stock: Row) -> Any:
+    """The files that a task names itself, as `datasets` takes them: one, a list, or a dictionary by split."""
+    return (stock.get("dataset_kwargs") or {}).get("data_files") or []
+
+
+def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
+    """Where data_root has the rows of a task: in a folder of its own, else in that of its group."""
+    return [ask.data_root / "harness" / name for name in (task, group)] if ask.data_root else []
 
 
 def scored_split(stock: Row) -> Any:
@@ -204,8 +218,7 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
     Raises:
         Missing: there is no file of the split that is scored, or of that of the exemplars.
     """
-    assert ask.data_root
-    folders = [ask.data_root / "harness" / name for name in (task, group)]
+    folders = row_folders(ask, task, group)
     folder = next((one for one in folders if one.is_dir()), folders[0])
     named = {key: stock[key] for key in SPLITS if stock.get(key)}
     files = {split: file for split in named.values() if (file := folder / f"{split}.jsonl").is_file()}

@@ -195,6 +195,7 @@ BENCHMARK = Benchmark(
     kind="choice", metric="acc", measures=("bits",), choices=4, questions=634, define=define, columns=("question",),
     lost_skill=("mgsm_steps_nums", 1.0),
     differences={"reading": "mgsm_steps_shuffled", "reading_nums": "mgsm_steps_nums"},
+    question_column="index", parts=2.7,
     tokens=50, continuation_tokens=25,  # of a step, 2.7 a question: measured, of SmolLM2's and Gemma 3's tokenizers
     built_from=("gsm8k/test.jsonl", "mgsm/{code}/test.jsonl"), exemplar_file="train.jsonl",
     compared={"gsm8k/test.jsonl": QUESTIONS},  # MGSM's own questions are compared by that benchmark

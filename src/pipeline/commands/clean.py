@@ -127,13 +127,18 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
 
 
 def missing_snapshots(runs: list[Run]) -> list[str]:
-    """Names of deleted snapshots that unfinished runs need; their finished trainings are not rerun."""
+    """Names of deleted snapshots, and of runs whose weights were deleted, that unfinished runs need; finished trainings
+    are not rerun."""
     reasons, names = reasons_unfinished(runs), []
     parents = [parent for run in runs if run.hash in reasons for parent in run.parents.values()]
     for snapshot in (parent for parent in parents if isinstance(parent, Snapshot)):
         manifest = read_manifest(snapshot.run.folder) if snapshot.run.hash not in reasons else None
         if manifest and manifest.snapshots.get(str(snapshot.step), {}).get("freed"):
             names.append(snapshot.name)
+    for run in (parent for parent in parents if isinstance(parent, Run) and parent.hash not in reasons):
+        manifest = read_manifest(run.folder)
+        if manifest and manifest.weights_root and not any(run.folder.glob("*.safetensors")):
+            names.append(run.name)
     return list(dict.fromkeys(names))
 
 

@@ -95,7 +95,7 @@ def make_search(config: SearchStage) -> Path:
     told = identity(search)
     rule = {key: told[key] for key in sorted(told) if key not in ("trials", "grid")} | {"seed": config.seed}
     name = hashlib.sha256(json.dumps([start.hash, rule], sort_keys=True).encode()).hexdigest()[:8]
-    label_of_search = f"search-{config.merge.method}-{config.eval.name}-{name}"
+    label_of_search = f"search-{config.merge.method}-{config.eval.label}-{name}"
     sets: Sequence[int | None] = search.questions or [config.eval.limit]
     objectives = len(search.objectives or [""])
     sampler = search.sampler or ("tpe" if objectives == 1 else "nsga2")

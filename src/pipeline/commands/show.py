@@ -97,15 +97,13 @@ def heading_lines(manifest: Manifest) -> list[str]:
     hardware = ", ".join(
         f"{key} {value}" for key, value in machine.items() if isinstance(value, str | int) and value != ""
     )
-    source = manifest.adopted_from
-    lines = [
+    return [
         manifest.name,
         ", ".join(facts),
         ", ".join(spent),
         *([f"on {hardware}"] if hardware else []),
         f"hash {manifest.hash}",
     ]
-    return lines + ([f"adopted from {source['name']}, which read the same and computed its files"] if source else [])
 
 
 def deciding_lines(manifest: Manifest) -> list[str]:

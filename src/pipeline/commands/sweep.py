@@ -48,7 +48,7 @@ def make_sweep(config: SweepStage) -> Path:
     with keep_models_resident():
         failed = execute(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
-    label = f"{config.merge.method}-{config.eval.name}"
+    label = f"{config.merge.method}-{config.eval.label}"
     folder = Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}"
     page = write_page(folder, config, points, runs)
     if (folder / "scores.csv").is_file():

@@ -25,7 +25,7 @@ from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.local_pool import workers_of
-from pipeline.launch.preflight import evaluation_problems
+from pipeline.launch.preflight import evaluation_problems, training_set_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.render.text import align_columns, pluralize
 from pipeline.results.contrasts import detectable_differences
@@ -54,11 +54,12 @@ def show_plan(config: PlanStage) -> str:
             with the shown text.
     """
     if config.command is not None:
-        runs = order_runs([build_single(config.command)])
-        return plan_text(config, runs, [], [*evaluation_problems(runs, config.plan.prompts)])
+        target = build_single(config.command)
+        return plan_text(config, [target], [], [*evaluation_problems(order_runs([target]), config.plan.prompts)])
     planning = Planning.of(config)
     check_claims(planning)
-    runs = order_runs(planning.targets())
+    targets = planning.targets()
+    runs = order_runs(targets)
     waiting = waiting_evaluations(planning)
     lines = [
         *count_kinds(planning, runs),
@@ -74,22 +75,23 @@ def show_plan(config: PlanStage) -> str:
     scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)
     missing = sum(not any(plan(score) for plan in planned_for) for score in scores)
     omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
-    return plan_text(config, runs, lines, causes, omitted, planning.plan.table.free_snapshots, waiting)
+    return plan_text(config, targets, lines, causes, omitted, planning.plan.table.free_snapshots, waiting)
 
 
 def plan_text(
-    config: PlanStage, runs: list[Run], more: list[str], causes: list[str], omitted: str = "",
+    config: PlanStage, targets: list[Run], more: list[str], causes: list[str], omitted: str = "",
     free_snapshots: bool = False, waiting: Sequence[Run] = (),
 ) -> str:  # fmt: skip
-    """A plan of runs as text: what it takes and what is `omitted` from that, first and last; the runs, their cost, and
-    `more`.
+    """The plan of targets as text: what it takes and what is `omitted` from that, first and last; the runs, their cost,
+    and `more`.
 
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
+    runs = order_runs(targets)
     cost = estimate_costs(runs, config.plan, free_snapshots, waiting) if config.plan.gpu else None
     causes = [*causes, *(cost.causes if cost else [])]
-    history, reasons = History(finished_manifests(Path(config.runs_dir))), reasons_unfinished(runs)
+    history, reasons = History(finished_manifests(Path(config.runs_dir))), reasons_unfinished(runs, targets)
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     time = history.sum([run for run in runs if run.hash in reasons], workers)
     parts = [f"{len(reasons)} of {len(runs)} runs to compute here: {time}", cost.headline() if cost else "", omitted]
@@ -127,8 +129,8 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
             rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
-            assert manifest is not None
-            rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
+            seconds, how = (f"{manifest.seconds:.0f}", "finished") if manifest else ("", "deleted, no longer needed")
+            rows.append((run.name, run.config.stage, seconds, how))
     omitted = len(rows) - 1 - max_lines
     lines = align_columns(rows[: max_lines + 1])
     lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
@@ -161,7 +163,7 @@ def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
         in_memory = isinstance(run.config, EvalStage) and run.config.merge is not None
         kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if in_memory else run.config.stage
         by_kind.setdefault(kind, []).append(run)
-    remaining = reasons_unfinished(list(runs))
+    remaining = reasons_unfinished(list(runs), planning.targets())
     lines = [
         f"{kind}: {len(members)}, {sum(run.hash not in remaining for run in members)} finished"
         for kind, members in by_kind.items()
@@ -253,8 +255,9 @@ def report_table(config: ReportStage) -> Path:
         return report_archive(config)
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
-    runs = order_runs(planning.targets())
-    reasons = reasons_unfinished(runs)
+    targets = planning.targets()
+    runs = order_runs(targets)
+    reasons = reasons_unfinished(runs, targets)
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         raise PipelineError(
@@ -262,6 +265,8 @@ def report_table(config: ReportStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
+    for problem in training_set_problems(runs, reasons):
+        print(f"warning: {problem}", file=sys.stderr)
     failed = reported.still_failed(missing)
     return write_results(planning, replace(reported, failed=failed), config.report, reasons)
 

@@ -81,6 +81,13 @@ class Eval:
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
     shards: int = knob(1, low=1, hashed=below_float32)  # GPUs that share the questions of a task, one process each
 
+    @property
+    def label(self) -> str:
+        """The name in those of runs and reports: the option's, but that of the task where there is one, as eval.tasks
+        may have replaced the option's."""
+        (first, *more) = self.tasks
+        return self.name if more or self.name == first.task else f"{first.task}_{first.num_fewshot}shot"
+
 
 @dataclass
 class Measure:

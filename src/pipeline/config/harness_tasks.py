@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.config import conf
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 
@@ -217,7 +218,8 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
 
 def spell_out_tasks(words: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
     """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
-    eval.tasks=[arc_easy, ...], with both as options and records. `options`: those of eval=.
+    eval.tasks=[arc_easy, ...], with both as options and records; an option with another number of exemplars
+    (eval=mgsm_3shot), too. `options`: those of eval=.
 
     Without a number, a task has as many exemplars as its file says, which is none where it says nothing.
     """
@@ -225,13 +227,27 @@ def spell_out_tasks(words: Mapping[str, Any], options: list[str]) -> dict[str, A
     if isinstance(folder := words.get(INCLUDED), str):
         include(folder)
     name = words.get("eval")
-    if isinstance(name, str) and name not in options and (task := named_task(name)):
+    if isinstance(name, str) and name not in options and (near := option_of_other_shots(name, options)):
+        (_, shots), tasks = SHOTS.fullmatch(name).groups(), load_plain(near).get("tasks") or []  # type: ignore[union-attr]
+        spelled |= {
+            "eval": near.stem,
+            "eval.name": name,
+            TASKS: [{**task, "num_fewshot": int(shots)} for task in tasks],
+        }
+    elif isinstance(name, str) and name not in options and (task := named_task(name)):
         spelled |= {"eval": "mgsm_0shot", "eval.name": f"{task['task']}_{task['num_fewshot']}shot", TASKS: [task]}
     if isinstance(tasks := spelled.get(TASKS), list):
         spelled[TASKS] = [
             named_task(task) or {"task": task, "num_fewshot": 0} if isinstance(task, str) else task for task in tasks
         ]
     return spelled
+
+
+def option_of_other_shots(name: str, options: list[str]) -> Path | None:
+    """The file of an option of eval= that differs from a name in its number of exemplars alone."""
+    match = SHOTS.fullmatch(name)
+    near = [option for option in options if match and (other := SHOTS.fullmatch(option)) and other[1] == match[1]]
+    return conf.option_file("eval", near[0]) if near else None
 
 
 def task_of_option(option: str) -> str:

@@ -1,27 +1,35 @@
 """The benchmarks that training rows are compared with.
 
 Their texts come from a folder laid out as a data_root (each language and split that is there, exemplars aside), else
-from the Hub, in each language of this program that they have. Imports nothing heavy.
+from the Hub, in each language of this program that they have. The manifest of a data run records which they were; its
+hash does not cover them. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import BENCHMARKS, scored_files
 from pipeline.config.data import Source
+from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
-from pipeline.data.sources import Row
+from pipeline.data.sources import Row, words_of
 from pipeline.errors import PipelineError
+from pipeline.files import sha256_of
+from pipeline.hub.lock import Lock, part_of, read_lock
 from pipeline.languages import MGSM, language
+from pipeline.runs.manifest import ROWS, read_manifest
 
 if TYPE_CHECKING:
-    from pipeline.hub.lock import Lock
+    from pipeline.runs.run import Run
+
+BATCH = 2000  # rows of a finished set that are compared at a time
 
 
 def hub_sources() -> Iterator[tuple[str, Source]]:
@@ -60,8 +68,87 @@ class Known:
         return exact, variants
 
 
-def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None) -> Known:
-    """The n-grams of the benchmarks below `root`, or of those on the Hub.
+def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
+    """The folder with the benchmarks; None for those on the Hub."""
+    return Path(config.data.benchmarks) if config.data.benchmarks else data_root
+
+
+def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
+    """Whether data_root is a data run, which wrote its benchmarks with its training sets and keeps them apart itself:
+    the sentences of a constructed world share their frames, so that n-grams say nothing about its items."""
+    return data_root is not None and read_manifest(data_root) is not None and config.data.benchmarks is None
+
+
+def fate_of_number_variants(config: DataStage, source: Source) -> str:
+    """Drop or count. By default dropped where exact ones are, but in language sets counted."""
+    return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
+
+
+def compared_with(root: Path | None, lock: Lock | None) -> dict[str, str]:
+    """The files below `root` and their sha256, or the sets on the Hub and their locked revisions (empty where not
+    locked)."""
+    if root is None:
+        pins = ((source, lock.entry(source) if lock else None) for _, source in hub_sources())
+        return {label_of(source): entry["revision"] if entry else "" for source, entry in pins}
+    digests = sha256_of(path for paths in scored_files(root).values() for path in paths)
+    return {path.relative_to(root).as_posix(): digest for path, digest in sorted(digests.items())}
+
+
+def label_of(source: Source) -> str:
+    return f"{source.hub} {part_of(source)}"
+
+
+def contaminated_since(run: Run[DataStage]) -> str:
+    """A sentence where a finished training set has rows that would be dropped today: they share an n-gram with
+    benchmarks that were added or changed since it was built. Else empty, and its manifest records these, too.
+
+    The source of a row is not recorded: if sources differ in what is dropped, a row counts that any of them would drop.
+    """
+    config, manifest, lock = run.config, read_manifest(run.folder), read_lock(run.runs_dir)
+    data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
+    if manifest is None or "benchmarks" not in manifest.facts or keeps_items_apart(config, data_root):
+        return ""
+    recorded, root = manifest.facts["benchmarks"], folder_of(config, data_root)
+    new = {name: pin for name, pin in compared_with(root, lock).items() if pin and recorded.get(name) != pin}
+    if not new:
+        return ""
+    import numpy as np
+
+    sources = config.expert.sources.values()
+    known, names = benchmark_ngrams(config.data.ngram, root, lock, new), list(BENCHMARKS)
+    always = {name for source in sources for name in source.without or ()}
+    dropped = np.uint16(
+        sum(1 << bit for bit, name in enumerate(names) if config.data.decontaminate == "drop" or name in always)
+    )
+    variants_count = any(fate_of_number_variants(config, source) == "drop" for source in sources)
+    found, shared = [], 0
+    for name in ROWS:
+        with open(run.folder / name, encoding="utf-8") as lines:
+            for at in count(1, BATCH):
+                texts = [words_of(json.loads(line)) for line in islice(lines, BATCH)]
+                if not texts:
+                    break
+                exact, variants = known.shared(texts)
+                marks = (exact & dropped) | variants if variants_count else exact & dropped
+                found += [f"{name} line {at + row}" for row in np.flatnonzero(marks).tolist()]
+                shared |= int(np.bitwise_or.reduce(marks))
+    if found:
+        which = [names[bit] for bit in range(len(names)) if shared >> bit & 1]
+        rows = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        files = ", ".join(list(new)[:3]) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
+        return (
+            f"{run.name} has {len(found)} rows ({rows}) that share {config.data.ngram} words in a row with "
+            f"{' and '.join(which)}, of which {files} came after it was built: rebuild it by stage=data with its keys "
+            f"(stage=show run={run.name} lists them) and redo=true, and its experts by the same command as before; or "
+            "remove these files"
+        )
+    with suppress(OSError):  # of a runs_dir that cannot be written: compared again next time
+        replace(manifest, facts={**manifest.facts, "benchmarks": recorded | new}).write(run.folder)
+    return ""
+
+
+def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None, only: Container[str] | None = None) -> Known:
+    """The n-grams of the benchmarks below `root`, or of those on the Hub. only: of these files or sets alone.
 
     Raises:
         PipelineError: a file that is broken, or a benchmark that the Hub does not give.
@@ -71,7 +158,7 @@ def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None) -> Known:
     from pipeline.data.ngrams import NUMBER, NgramSet, hash_ngrams
 
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
-    for name, text in of_folder(root) if root is not None else of_hub(lock):
+    for name, text in of_folder(root, only) if root is not None else of_hub(lock, only):
         texts_by_name[name].append(text)
     short = 0
     levels: list[list[Any]] = []
@@ -97,9 +184,11 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def of_folder(root: Path) -> Iterator[tuple[str, str]]:
+def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[str, str]]:
     for name, paths in scored_files(root).items():
         for path in paths:
+            if only is not None and path.relative_to(root).as_posix() not in only:
+                continue
             number, last = 0, BENCHMARKS[name].compared.get(path.relative_to(root).as_posix())
             try:
                 with open(path, encoding="utf-8") as lines:
@@ -113,8 +202,10 @@ def of_folder(root: Path) -> Iterator[tuple[str, str]]:
                 ) from error
 
 
-def of_hub(lock: Lock | None) -> Iterator[tuple[str, str]]:
+def of_hub(lock: Lock | None, only: Container[str] | None = None) -> Iterator[tuple[str, str]]:
     for name, source in hub_sources():
+        if only is not None and label_of(source) not in only:
+            continue
         label = f"{name} ({source.hub_config}), which training rows are compared with"
         try:
             source, files = lock.source(source) if lock else (source, None)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
+from pipeline.data.benchmarks import Known, fate_of_number_variants
 from pipeline.data.sources import UNUSABLE
 from pipeline.hub.addresses import without_credentials
-
-if TYPE_CHECKING:
-    from pipeline.data.benchmarks import Known
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
@@ -47,11 +44,6 @@ def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     keys = dict.fromkeys((*UNUSABLE, *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
-
-
-def fate_of_number_variants(config: DataStage, source: Source) -> str:
-    """Drop or count. By default dropped where exact ones are, but in language sets counted."""
-    return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
 
 
 def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> list[str]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.card import drop_reasons, fate_of_number_variants
+from pipeline.data.benchmarks import fate_of_number_variants
+from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, read_source
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, source_columns, words_of
 from pipeline.errors import PipelineError

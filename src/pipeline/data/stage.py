@@ -19,7 +19,6 @@ from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import check_readable, filter_candidates, gather_candidates
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, read_lock
-from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
@@ -40,10 +39,11 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         counts = union.write_union(work, folders, sides, config.seed if config.data.shuffle else None)
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
-        # A data run that is a data_root wrote its benchmarks with its training sets, and keeps them apart itself: the
-        # sentences of a constructed world share their frames, so that n-grams say nothing about its items.
-        vouched = root is not None and read_manifest(root) is not None and config.data.benchmarks is None
-        counts = make_training_set(config, root, work, read_lock(run.runs_dir), vouched)
+        lock = read_lock(run.runs_dir)
+        compared = benchmarks.compared_with(benchmarks.folder_of(config, root), lock)  # before they are read
+        counts = make_training_set(config, root, work, lock, benchmarks.keeps_items_apart(config, root))
+        tracker.summary(counts)
+        return {"counts": counts, "benchmarks": compared}
     tracker.summary(counts)
     return {"counts": counts}
 
@@ -60,8 +60,7 @@ def make_training_set(
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
     count = check_readable(config, data_root, lock)
-    benchmark_root = Path(config.data.benchmarks) if config.data.benchmarks else data_root
-    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmark_root, lock)
+    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
     with open_candidates(work, known_ngrams) as candidates:
         counts = gather_candidates(config, candidates, data_root, lock, count)
         usable = filter_candidates(config, candidates, counts, vouched)

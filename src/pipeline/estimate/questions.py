@@ -5,6 +5,7 @@ By the local files where they are here, else by the benchmarks' publications and
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,10 @@ def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | No
 def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
     config, root = run.config, run.parents.get("data_root")
-    limit = config.eval.limit or benchmark_of(task.task).questions
+    benchmark = benchmark_of(task.task)
+    limit = config.eval.limit or benchmark.questions
+    if config.eval.limit and benchmark.question_column:
+        limit = min(math.ceil(config.eval.limit * benchmark.parts), benchmark.questions)
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(limit, root.config.expert.questions(config.eval.split) or limit)
     local_file = scored_file(run, task, language)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 SAMPLED = ("number", "program")  # kinds of benchmarks of which several answers can be drawn
+BY_TASK = ("versions", "task_hashes", "too_long")  # of the harness' facts: dictionaries by the names of tasks
 WRITTEN = (*SAMPLED, "translation", "answer")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
 
@@ -64,18 +65,15 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     """What finished scoring runs come to together: all their rows, and the averages over languages, in scores.json; in
     samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
     """
-    written = [json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for part in scored.values()]
+    written = {
+        role: json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for role, part in scored.items()
+    }
     rows, further = (
-        [ScoreRow.from_json(row) for scores in written for row in scores[side]] for side in ("rows", "beside")
+        [ScoreRow.from_json(row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
     )
     further += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
     averages = over_languages([*rows, *further]) + average_of_ten([*rows, *further])
-    harness = written[0]["harness"]
-    for key, value in harness.items():
-        if isinstance(value, dict):
-            harness[key] = {name: inner for scores in written for name, inner in scores["harness"][key].items()}
-        elif isinstance(value, list):
-            harness[key] = [inner for scores in written for inner in scores["harness"][key]]
+    harness = harness_of_all({role: scores["harness"] for role, scores in written.items()})
     result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
     (work / "samples").mkdir()
@@ -83,6 +81,22 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
         for path in sorted((part.folder / "samples").iterdir()):
             link_or_copy(path, work / "samples" / path.name)
     return {"scores": named_scores(result), "harness": harness}
+
+
+def harness_of_all(by_part: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How the parts of a bundle were scored: what is recorded by task is joined, what is the same in all stands once,
+    anything else by the role of the part that has it."""
+    joined: dict[str, Any] = {}
+    for key in dict.fromkeys(key for facts in by_part.values() for key in facts):
+        values = {role: facts[key] for role, facts in by_part.items() if key in facts}
+        same = len(values) == len(by_part) and all(value == values[next(iter(values))] for value in values.values())
+        if key in BY_TASK:
+            joined[key] = {name: inner for value in values.values() for name, inner in value.items()}
+        elif key == "found_again":
+            joined[key] = [name for value in values.values() for name in value]
+        else:
+            joined[key] = next(iter(values.values())) if same else values
+    return joined
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

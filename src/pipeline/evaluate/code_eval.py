@@ -18,8 +18,10 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many bytes
-GRACE = 5  # seconds more by the clock: waiting costs no computing time
+GRACE = 5  # seconds more by the clock, after which a program that waits is ended: waiting costs no computing time
+POLL, LOOKS = 0.5, 5  # seconds between looks at a program beyond that, and looks in them
 
 # What a confined program must not be able to do, each tried before a model is loaded.
 _ESCAPES = {
@@ -92,7 +95,7 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> E
     try:
         child.stdin.write(code + nonce.encode())
         child.stdin.close()
-        status = child.wait(seconds + GRACE)
+        status = wait_while_computing(child, seconds + GRACE)
         return outcome_of(status, os.read(child.stdout.fileno(), 4096), nonce)
     except subprocess.TimeoutExpired:
         return Execution(Ending.TIMED_OUT)
@@ -102,6 +105,32 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> E
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def wait_while_computing(child: subprocess.Popen[bytes], seconds: float) -> int:
+    """The exit status. After `seconds` by the clock a process that still computes, or waits for a core, is left to its
+    limit of computing time, so that its outcome does not depend on how many others share the cores.
+
+    Raises:
+        subprocess.TimeoutExpired: it waits for something else, as a sleeping one does.
+    """
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        while is_computing(child.pid):
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(POLL)
+        raise
+
+
+def is_computing(pid: int) -> bool:
+    """Whether a process runs or waits for a core, in one of a few looks."""
+    for _ in range(LOOKS):
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0]
+        if state in "RZX":  # runnable; or ended meanwhile
+            return True
+        time.sleep(POLL / LOOKS)
+    return False
 
 
 def outcome_of(status: int, line: bytes, nonce: str) -> Execution:
@@ -176,7 +205,8 @@ def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]])
     programs = [
         code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # those of the job
+    with ThreadPoolExecutor(cores) as pool:
         return list(pool.map(run_program, programs))
 
 

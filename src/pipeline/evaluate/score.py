@@ -38,6 +38,7 @@ from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
+LONGEST_PROMPT = 10**7  # characters of a rendered prompt; no model takes as many
 
 
 def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
@@ -59,6 +60,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
             if sets and (gated := benchmark_of(definition.task).gated):
                 remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
+            elif benchmark_of(definition.task).of_harness and kept_from:
+                remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
             elif benchmark_of(definition.task).of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
             problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
@@ -218,9 +221,19 @@ def _report_endless_answers(definition: Definition, result: TaskResult, settings
 
 
 def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
-    """The rows to score. A range, not a list: the harness asks `row in rows` for each row."""
-    end = len(task.eval_docs)
-    return range(definition.first, end if settings.limit is None else min(end, definition.first + settings.limit))
+    """The rows to score: those of the first eval.limit questions. A range, not a list: the harness asks `row in rows`
+    for each row."""
+    end, column = len(task.eval_docs), benchmark_of(definition.task).question_column
+    if settings.limit is None:
+        return range(definition.first, end)
+    if not column:
+        return range(definition.first, min(end, definition.first + settings.limit))
+    questions: dict[Any, None] = {}
+    for row in range(definition.first, end):
+        questions[task.eval_docs[row][column]] = None
+        if len(questions) > settings.limit:
+            return range(definition.first, row)
+    return range(definition.first, end)
 
 
 def score_one(
@@ -308,7 +321,21 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
         how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
     seed_exemplars(task, definition, settings)
-    task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
+    for some in (rows[:1], rows) if how else (rows,):  # one first: the text of a template may have any length
+        try:
+            task.build_all_requests(samples=some, **how)  # type: ignore[arg-type]
+        except Exception as error:  # a template is a program, and raises what it likes
+            if not how:
+                raise
+            problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
+            raise PipelineError(template_problem(problem)) from error
+        for request in task.instances if how else ():
+            prompt = request.args[0]
+            if len(prompt) > LONGEST_PROMPT:
+                problem = f"renders a prompt of {len(prompt)} characters for a question of {definition.name}"
+                raise PipelineError(template_problem(problem))
+            if not without_marks(prompt, lm.tokenizer) and without_marks(str(task.doc_to_text(request.doc)), None):
+                raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
     answer = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in task.instances:
@@ -322,6 +349,23 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
         (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
     ]
     return Lengths(lengths, answer)
+
+
+def template_problem(problem: str) -> str:
+    return f"eval.chat_template=true, but the checkpoint's chat template {problem}: correct it, or leave it off"
+
+
+def plain_line(error: Exception) -> str:
+    """What an error says, in one line of at most 200 printable characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(letter for letter in text if letter.isprintable())[:200]
+
+
+def without_marks(text: str, tokenizer: Any) -> str:
+    """A text without special tokens and the space around it."""
+    for mark in tokenizer.all_special_tokens if tokenizer else ():
+        text = text.replace(mark, "")
+    return text.strip()
 
 
 def _fitting_rows(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:

@@ -19,10 +19,10 @@ from pipeline.errors import Held, PipelineError, shorten_words
 from pipeline.estimate.durations import History, guess
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
+from pipeline.launch.preflight import training_set_problems
 from pipeline.progress import say
 from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
-from pipeline.runs.adopt import adoptable_run
 from pipeline.runs.disk import check_writable, disk_full_reason
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -64,15 +64,13 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
     bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
-    alone = launched_count() is None  # else other processes wait for this one to train with them
 
     def stage(*arguments: Any) -> dict[str, Any]:
         return stage_function(run)(*arguments)
 
     with count_attempt(run):
-        if not (alone and adoptable_run(run)):
-            stage_function(run)  # imports, before the run's time is taken
-        return make_once(run, stage, bytes_needed, predicted_seconds, guess(run), adopts=alone)
+        stage_function(run)  # imports, before the run's time is taken
+        return make_once(run, stage, bytes_needed, predicted_seconds, guess(run))
 
 
 def gpus_requested(run: Run) -> tuple[str, int]:
@@ -114,7 +112,7 @@ def execute(
     """
     runs = order_runs(targets)
     history = History(finished_manifests(runs[0].runs_dir) if runs else ())
-    reasons, names = reasons_unfinished(runs), {run.hash: run.name for run in runs}
+    reasons, names = reasons_unfinished(runs, targets), {run.hash: run.name for run in runs}
     remaining = [run for run in runs if run.hash in reasons]
     if remaining:
         check_writable(runs[0].runs_dir)
@@ -140,8 +138,10 @@ def execute(
             continue
         try:
             if not run.config.redo and why_not_finished(run) is None:
-                check_unchanged(run.folder)
+                check_unchanged(run.folder, weights=False)
                 continue
+            if run.hash not in reasons and not run.folder.exists():
+                continue  # deleted, and no longer needed
             begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
             estimate, comma, omitted = history.sum([*remaining, *later_runs]).partition(", ")
@@ -168,6 +168,13 @@ def execute(
     return failed
 
 
+def refuse_contaminated(targets: Sequence[Run]) -> None:
+    """Raise PipelineError for a finished training set that needs to be built again."""
+    runs = order_runs(list(targets))
+    for problem in training_set_problems(runs, reasons_unfinished(runs, targets)):
+        raise PipelineError(problem)
+
+
 def make_single_run(config: RunStage) -> Path:
     """Compute the run of one stage and its unfinished parents. Returns its folder.
 
@@ -179,12 +186,14 @@ def make_single_run(config: RunStage) -> Path:
         if not was_finished:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
+    refuse_contaminated([run])
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # later failures follow from the first
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
     if was_finished:
+        check_unchanged(run.folder)
         print(f"{run.name} was finished before", file=sys.stderr)
     for line in score_lines(run.folder):
         print(line, file=sys.stderr)

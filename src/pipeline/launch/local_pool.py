@@ -135,7 +135,7 @@ class Round:
         self.pool, self.failed, self.held = pool, dict(earlier_failures), {}  # type: ignore[var-annotated]
         self.runs = order_runs(targets)
         self.history = History(finished_manifests(self.runs[0].runs_dir) if self.runs else ())
-        reasons = reasons_unfinished(self.runs)
+        reasons = reasons_unfinished(self.runs, targets)
         self.remaining = {run.hash: run for run in self.runs if run.hash in reasons and run.name not in self.failed}
         if self.remaining:
             check_writable(self.runs[0].runs_dir)
@@ -155,7 +155,7 @@ class Round:
     def check_finished(self, run: Run) -> None:
         """Mark a finished run as failed if its files were changed since."""
         try:
-            check_unchanged(run.folder)
+            check_unchanged(run.folder, weights=False)
         except Exception as error:
             self.mark_failed(run, in_process.reason_of(error))
 
@@ -361,7 +361,7 @@ def local_executor(
 def refuse_several_gpus(targets: Sequence[Run], workers: int) -> None:
     """Raise PipelineError if an unfinished run needs more than the one GPU that each of several workers has."""
     runs = order_runs(list(targets))
-    remaining = reasons_unfinished(runs)
+    remaining = reasons_unfinished(runs, targets)
     for run in runs:
         knob, gpus = in_process.gpus_requested(run)
         if gpus > 1 and run.hash in remaining:

@@ -1,4 +1,5 @@
-"""Finds the evaluations of a plan that cannot run before anything is computed, by the early checks of stage=eval.
+"""Finds what of a plan cannot run before anything is computed: evaluations, by the early checks of stage=eval, and
+training sets that hold items of benchmarks that were added later.
 
 Data that an unfinished data run will write is not checked. Measuring prompt lengths needs the tokenizer and the harness
 and takes seconds: they are cached in runs_dir/.lengths by task, language, data, tokenizer and config of the model.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -16,9 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
-from pipeline.config.stages import EvalStage
+from pipeline.config.stages import DataStage, EvalStage
+from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
 from pipeline.estimate.models import models_of
 from pipeline.evaluate.before import Lengths, define_tasks, refuse_early, refuse_model, too_long
@@ -34,8 +37,18 @@ Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here
 DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
+def training_set_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
+    """One sentence per finished training set of these runs with rows that share text with a benchmark added since.
+
+    remaining: the hashes of the runs that are not finished.
+    """
+    sets = [run for run in runs if isinstance(run.config, DataStage) and run.hash not in remaining]
+    return [problem for run in sets if (problem := contaminated_since(run))]
+
+
 def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
-    """One sentence per cause why evaluations among these runs cannot run, with the count and the first one.
+    """One sentence per cause why evaluations among these runs cannot run, with the count and the first one, and per
+    training set that needs to be built again.
 
     prompts: check the lengths of prompts too.
     """
@@ -48,7 +61,7 @@ def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
                 check_evaluation(run, prompts, cache)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
-    return [
+    return training_set_problems(runs, remaining) + [
         f"{pluralize(len(names), 'evaluation')} cannot run: {cause} ({names[0]}{', ...' if len(names) > 1 else ''})"
         for cause, names in causes.items()
     ]
@@ -150,6 +163,7 @@ def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str
     body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
     facts: dict[str, Any] = {
         "task": body, "first": definition.first, "limit": options.limit, "split": options.split,
+        **({"counts": column} if (column := benchmark_of(definition.task).question_column) else {}),
         "exemplars": options.exemplars, "chat_template": options.chat_template, "harness": version("lm_eval"),
         "data": {role: run.parents[role].hash for role in ("data_root", "benchmarks") if role in run.parents},
         "model": {name: sha256(model / name) for name in DECIDING if (model / name).is_file()},

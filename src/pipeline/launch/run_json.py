@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import conf
+from pipeline.config.harness_tasks import include, included_folder
 from pipeline.config.merging import Merge
+from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.runs.find import from_folder
 from pipeline.runs.folders import folder_of
@@ -42,13 +44,19 @@ def run_of(element: Element) -> Run:
     """The run of an element whose parents are finished.
 
     Raises:
-        PipelineError: a parent is not finished, or this version computes another hash from the same configuration.
+        PipelineError: a parent is not finished, the folder of eval.include_path was changed, or this version computes
+            another hash from the same configuration.
     """
     row = RUN_STAGES[element["stage"]]
     config = from_json(row.config, element["config"], merge_class)
+    if isinstance(config, EvalStage) and config.eval.include_path is not None:
+        include(config.eval.include_path)  # this process does not know its tasks yet
     runs_dir = Path(config.runs_dir)
     parents = {role: parent_of(role, entry, element, runs_dir) for role, entry in element["parents"].items()}
     run = Run(config, element["label"], parents, version=row.version)
+    own = included_folder(config.eval.tasks[0].task) if "include_path" in parents else None
+    if own and own[1] != parents["include_path"].hash:
+        raise PipelineError(f"{own[0]} was changed after {run.label} was planned: rerun the same command")
     if run.hash != element["hash"]:
         raise PipelineError(
             f"{element['label']} was planned by another version of this program: rerun the command with this one"

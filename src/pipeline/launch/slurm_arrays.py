@@ -95,7 +95,7 @@ def execute(
         PipelineError: Slurm rejected the jobs; has its message.
     """
     runs = order_runs(targets)
-    missing = reasons_unfinished(runs)
+    missing = reasons_unfinished(runs, targets)
     if not missing:
         return {}
     check_installed("squeue", "sbatch", "scontrol")
@@ -362,7 +362,7 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
         for task in array.tasks
     ]
     file = folder / f"{name}-{time.time_ns()}.jsonl"
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_job_file(launcher, file, "\n".join(lines) + "\n")
     parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in parent_runs(run.parents)
                if parent.hash in jobs}  # fmt: skip
     options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
@@ -405,6 +405,14 @@ def check_limit(run: Run, lead: float, limit: float, source: str) -> None:
         )
 
 
+def write_job_file(launcher: Launcher, file: Path, text: str) -> None:
+    """Write a file of a job; readable by its owner alone if it has lines of the user's, which may hold secrets."""
+    with file.open("w", encoding="utf-8") as stream:
+        if launcher.setup or launcher.wrap or launcher.options:
+            os.fchmod(stream.fileno(), 0o600)
+        stream.write(text)
+
+
 def submit_script(
     launcher: Launcher, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
 ) -> str:
@@ -418,7 +426,7 @@ def submit_script(
         "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
     }  # fmt: skip
     arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
-    file.write_text(script, encoding="utf-8")
+    write_job_file(launcher, file, script)
     try:
         return sbatch(file.resolve(), *arguments, *options, *(launcher.options or []))
     except Held:

@@ -37,11 +37,13 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     `reasons_unfinished` for its runs, if already known.
     """
     table, plan = planning.plan.table, planning.plan
-    runs = order_runs(planning.targets())
+    targets = planning.targets()
+    runs = order_runs(targets)
     names = {run.hash: run.name for run in runs}
     bound = planning.bind()
     outcome, answers = Outcome.of(bound, failed), StoredAnswers(bound)
-    run_results, missing = describe_runs(runs, names, failed, reasons_unfinished(runs) if reasons is None else reasons)
+    reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
+    run_results, missing = describe_runs(runs, names, failed, reasons)
     finished = [run for run in run_results if run.finished]
     versions, machine = usual_environments(finished).get("eval", ({}, {}))
     cells = mark_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
@@ -80,11 +82,16 @@ def describe_runs(
     for run in runs:
         manifest = read_manifest(run.folder)
         if manifest is None:
-            reason = without_private(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
+            why = (
+                f"not made ({reasons[run.hash]})" if run.hash in reasons else "deleted after what needs it was finished"
+            )
+            reason = without_private(failed.get(names[run.hash], why))
             run_results.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, reason))
-            missing += [FailedRun(names[run.hash], reason)] if names[run.hash] not in failed else []
+            missing += (
+                [FailedRun(names[run.hash], reason)] if names[run.hash] not in failed and run.hash in reasons else []
+            )
             continue
-        stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES)
+        stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
         run_results.append(finished_result(run, names[run.hash], manifest, without_private(stale)))
     return mark_unlike(run_results), missing
 

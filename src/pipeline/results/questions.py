@@ -88,13 +88,14 @@ class StoredAnswers:
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
         if (score, pair) not in self._texts:
-            self._texts[score, pair] = {
-                path.stem.partition(".")[2]: {
-                    sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in read_jsonl(path)
-                }
-                for path in self.sample_files(score, pair or "*")
-            }
+            files = self.sample_files(score, pair or "*")
+            self._texts[score, pair] = {path.stem.partition(".")[2]: translations_of(path) for path in files}
         return self._texts[score, pair]
+
+
+def translations_of(path: Path) -> Translations:
+    """doc_id -> (reference, response) of one samples file."""
+    return {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in read_jsonl(path)}
 
 
 def answers_of(path: Path, metric: str) -> Vector:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 
-from pipeline.runs.adopt import STAGES, equal_run
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Run, parent_runs
 
@@ -38,23 +37,30 @@ def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str
     return paths
 
 
-def reasons_unfinished(runs: list[Run]) -> dict[str, str]:
+def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str, str]:
     """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a parent is.
 
-    Where a finished run may turn out to be equal, the reason says so: the run is then adopted, not computed.
+    Scores stay valid when the runs of their models are deleted: a finished evaluation does not need them again, so that
+    they are computed only if another run needs them or they are among `targets`.
     """
     reasons: dict[str, str] = {}
-    maybe_equal: set[str] = set()
+    deleted: set[str] = set()  # runs without files, as are their unfinished parents
+    children: dict[str, list[str]] = {}
     for run in runs:
-        unfinished_parents = [parent.name for parent in parent_runs(run.parents) if parent.hash in reasons]
+        unfinished = [parent for parent in parent_runs(run.parents) if parent.hash in reasons]
+        for parent in parent_runs(run.parents):
+            children.setdefault(parent.hash, []).append(run.hash)
+        remade = [parent for parent in unfinished if parent.hash not in deleted]
+        needed = remade if run.config.stage == "eval" else unfinished
         if reason := why_not_finished(run):
             reasons[run.hash] = reason
-            if not run.config.redo and (equal := equal_run(run, maybe_equal)):
-                maybe_equal.add(run.hash)
-                if run.config.stage in STAGES:
-                    when = ", known after its data run" if unfinished_parents else f" from {equal.name}"
-                    reasons[run.hash] = f"{reason}; may be adopted{when}"
-        elif unfinished_parents or run.config.redo:
-            parent_reason = f"its parent {unfinished_parents[0]} is made first" if unfinished_parents else ""
-            reasons[run.hash] = parent_reason or "redo=true"
+            if not remade and not run.config.redo and not run.folder.exists():
+                deleted.add(run.hash)
+        elif needed or run.config.redo:
+            reasons[run.hash] = f"its parent {needed[0].name} is made first" if needed else "redo=true"
+    requested = {run.hash for run in targets}
+    for run in reversed(runs):
+        below = children.get(run.hash, [])
+        if run.hash in deleted - requested and below and not any(child in reasons for child in below):
+            del reasons[run.hash]
     return reasons

@@ -13,9 +13,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints, move_folder
 from pipeline.hub.lock import read_lock
-from pipeline.progress import say
 from pipeline.runs import state
-from pipeline.runs.adopt import adopt_run, adoptable_run
 from pipeline.runs.disk import check_disk, naming_a_full_disk
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import Lease, hold_lease, latest_work_folder
@@ -65,13 +63,11 @@ def make_once(
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
     predicted_seconds: float | None = None,
     guessed_seconds: float | None = None,
-    adopts: bool = True,
 ) -> Path:
     """The folder of the run, which is computed unless it is finished.
 
     `stage` works in the run's work folder and returns the facts of the manifest; `bytes_needed`: purpose -> bytes that
-    it will write. predicted_seconds: from finished runs; guessed_seconds: from its work alone; adopts: whether equal
-    files of a finished run may be adopted (runs/adopt.py).
+    it will write. predicted_seconds: from finished runs; guessed_seconds: from its work alone.
     Of two processes that request the same run, on one host or two, one takes its lease and computes; the other waits
     and uses the result.
 
@@ -96,13 +92,6 @@ def make_once(
                 check_unchanged(parent.folder)
                 if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
                     read_lock(run.runs_dir).check_model(parent.hub)
-            if adopts and (equal := adoptable_run(run)):
-                lease.take_over()
-                adopt_run(run, equal, next_attempt(run))
-                publish_run(lease, run.folder)
-                state.remove_state(run.workplace)
-                say(f"{run.name}: adopted from {equal.name}, which read the same")
-                return run.folder
             check_disk(run, bytes_needed(run))
             lease.take_over()
             tracked_state = state.track_state(run.workplace, lease.of, run.name, run.config.stage)

@@ -17,6 +17,7 @@ from pipeline.hub.addresses import without_credentials
 
 MANIFEST = "manifest.json"
 SNAPSHOTS = "snapshots"  # the folder of a training that holds them
+ROWS = ("train.jsonl", "validation.jsonl")  # what a training reads of its data run
 
 
 class Malformed(PipelineError):
@@ -38,8 +39,7 @@ class Manifest:
 
     `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports about its results, `cost`
     {seconds, predicted_seconds, guessed_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
-    weights whose tensors all have digests of their own have no sha256. adopted_from: {name, hash} of the run that
-    computed the files, if this one adopted them (runs/adopt.py).
+    weights whose tensors all have digests of their own have no sha256.
     """
 
     name: str
@@ -56,7 +56,6 @@ class Manifest:
     environment: dict[str, str] = field(default_factory=dict)
     started: str = ""
     cost: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
-    adopted_from: dict[str, str] | None = None
 
     @property
     def stage(self) -> str:
@@ -83,10 +82,12 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """The second identity: the root over the tensors; for a run without weights, the digest over its files."""
+        """The second identity: the root over the tensors; for a training set, the digest over its rows, whatever its
+        card says of the benchmarks that they were compared with; for other runs without weights, over all files."""
         if self.weights_root:
             return self.weights_root
-        files = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(self.files.items()))
+        read = ROWS if self.stage == "data" and self.files.keys() >= set(ROWS) else sorted(self.files)
+        files = "".join(f"{name} {self.files[name]['sha256']}\n" for name in read)
         return f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
 
     @property

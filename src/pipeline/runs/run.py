@@ -162,6 +162,10 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     or tasks are from, and what the method adds. Empty for those of this program."""
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
     decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
+    decided = dict(decided)
+    if isinstance(config, EvalStage) and config.eval.limit is not None:
+        columns = {item.question_column for task in tasks if (item := find_benchmark(task.task))} - {""}
+        decided |= {"limit_counts": sorted(columns)} if columns else {}  # before, it counted their parts
     found = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
     return {**decided, "packages": decided.get("packages", {}) | found} if found else decided
 

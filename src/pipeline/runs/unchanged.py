@@ -45,21 +45,23 @@ def next_attempt(run: Run) -> int:
     return manifest.attempt + 1 if manifest else 1
 
 
-def check_unchanged(folder: Path) -> None:
-    """Raise PipelineError for a finished run whose files are not those that its manifest lists."""
+def check_unchanged(folder: Path, weights: bool = True) -> None:
+    """Raise PipelineError for a finished run whose files are not those that its manifest lists. weights: whether its
+    weights are needed; else they may have been deleted."""
     remedy = "rerun it with redo=true, or restore the file"
     manifest = read_manifest(folder)
     if manifest is None:
         return
-    if manifest.weights.get("freed"):
+    if weights and manifest.weights.get("freed"):
         problem = "was deleted by stage=clean or a table with free_snapshots"
         raise PipelineError(f"{manifest.name} {problem}: train it again with redo=true")
-    if problem := describe_change(folder, manifest):
+    if problem := describe_change(folder, manifest, weights=weights):
         raise PipelineError(f"{folder.name} was changed after it was finished: {problem}; {remedy}")
 
 
-def describe_change(folder: Path, manifest: Manifest, up_to: float = math.inf) -> str:
-    """Which file of a finished run is missing or differs from its manifest; empty if none does.
+def describe_change(folder: Path, manifest: Manifest, up_to: float = math.inf, weights: bool = True) -> str:
+    """Which file of a finished run is missing or differs from its manifest; empty if none does. weights: whether
+    weights that were deleted count.
 
     A file whose mtime changed but size did not, as after copying, is hashed again, if it has at most `up_to` bytes.
     """
@@ -68,7 +70,7 @@ def describe_change(folder: Path, manifest: Manifest, up_to: float = math.inf) -
         try:
             stat = (folder / name).stat()
         except OSError:
-            if manifest.weights.get("freed") and name.endswith(".safetensors"):
+            if (manifest.weights.get("freed") or not weights) and name.endswith(".safetensors"):
                 continue
             return f"{name} is gone"
         touched = stat.st_mtime_ns != recorded["mtime_ns"] and stat.st_size <= up_to

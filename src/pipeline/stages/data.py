@@ -74,27 +74,18 @@ def at_locked_revisions(config: DataStage) -> DataStage:
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
-    """The data_root, a data run or a folder identified by the files that are read, and the benchmarks.
-
-    `benchmarks`, which rows are compared with, is a parent where a folder is named or the Hub's are locked.
-    """
+    """The data_root: a data run, or a folder identified by the files of the sources. What rows are compared with is
+    recorded (data/benchmarks.py), but not part of the hash."""
     if config.expert.world is not None:
         return {}
     if config.expert.items is not None and config.data_root is None:
         small_world(None)
-    parents: dict[str, Parent] = {}
-    if config.data.benchmarks is not None:
-        folder = Path(config.data.benchmarks)
-        files = [path for paths in scored_files(folder).values() for path in paths]
-        if not files:
-            raise PipelineError(
-                f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
-            )
-        parents["benchmarks"] = External(folder.name, content_hash(files, folder), folder)
-    elif config.data_root is None:
-        parents |= locked_benchmarks(config)
+    if config.data.benchmarks is not None and not any(scored_files(Path(config.data.benchmarks)).values()):
+        raise PipelineError(
+            f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name a folder with some"
+        )
     if config.data_root is None:
-        return parents
+        return {}
     data_root = resolver.data_root(config.data_root)
     refuse_items(data_root or Path(config.data_root))
     if config.expert.items is not None:
@@ -102,14 +93,12 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
-        if config.data.benchmarks is None:
-            files += [path for paths in scored_files(folder).values() for path in paths]
         data_root = External(folder.name, content_hash(files, folder), folder)
-    return {"data_root": data_root, **parents}
+    return {"data_root": data_root}
 
 
-def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
-    """The benchmark sets on the Hub that a run reads, as a parent identified by its locks; empty until locked."""
+def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:
+    """The benchmarks on the Hub that an evaluation reads, as a parent identified by its locks; {} until locked."""
     lock = read_lock(Path(config.runs_dir))
     if not lock.datasets:
         return {}

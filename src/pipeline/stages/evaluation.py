@@ -44,7 +44,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
     config = with_dtype(config, parents)
-    name, configs = config.eval.name, scoring_runs(config)
+    name, configs = config.eval.label, scoring_runs(config)
     in_table = bool(resolver.references)  # which checks each evaluation when it runs
     of_harness = any(benchmark_of(task.task).of_harness for task in config.eval.tasks)
     if len(configs) > 1 or ((config.data_root is not None or of_harness) and not in_table):

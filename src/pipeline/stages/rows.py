@@ -92,7 +92,7 @@ class MergeSweepStage(SweepStage):
 
 
 RUN_STAGES = {
-    "data": RunRow(DataStage, 4, "pipeline.data.stage", data.build, torch=False),
+    "data": RunRow(DataStage, 5, "pipeline.data.stage", data.build, torch=False),
     "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
     "sft": RunRow(TrainStage, 3, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
     "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),

@@ -36,7 +36,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     """Write index.html, scores.csv and map.png of the points finished so far, by any shard; return index.html."""
     scores = {index: score for index, run in enumerate(runs) if (score := point_scores(run)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
-    title = f"{config.merge.method} · {config.eval.name} · {', '.join(config.languages)}"
+    title = f"{config.merge.method} · {config.eval.label} · {', '.join(config.languages)}"
     context: dict[str, Any] = {"title": title, "finished": len(scores), "points": len(points), "map": "", "told": []}
     means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
     if scores:

@@ -1,0 +1,219 @@
+"""Benchmark files that are added after a training set was built: compared with its rows, not part of its hash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.data import benchmarks
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.files import sha256
+from pipeline.hub.lock import Lock
+from pipeline.launch.in_process import make_single_run
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.stages.rows import build
+
+WORDS = "{} hens of the old farm near the river lay eggs every single morning of the whole long week {}"
+TOPICS = ("brown", "white", "red", "black", "grey", "spotted", "small", "large")
+
+
+def put(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def question(topic: str, number: int = 4) -> dict[str, Any]:
+    return {"question": WORDS.format(topic, "again and again " + topic), "answer": None, "answer_number": number}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Eight rows to train on, and a benchmark in English that shares text with none of them."""
+    root = tmp_path / "root"
+    rows = [{"question": f"{topic}: {' '.join(f'{topic}{n}' for n in range(20))}", "answer": "1"} for topic in TOPICS]
+    put(root, "gsm8k/train.jsonl", rows)
+    put(root, "mgsm/en/test.jsonl", [question("brown")])
+    return root
+
+
+def shares_with(topic: str) -> dict[str, Any]:
+    """A question that shares 19 words in a row with the row of a topic."""
+    return {"question": " ".join(f"{topic}{n}" for n in range(1, 20)), "answer": None, "answer_number": 1}
+
+
+@pytest.fixture
+def words(tmp_path: Path, data: Path) -> list[str]:
+    runs = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    return ["stage=data", "expert=gsm8k", f"data_root={data}", "data.validation=2", *runs]
+
+
+def run_of(words: list[str]) -> Run:
+    return build(compose(words))  # type: ignore[arg-type]
+
+
+def make(words: list[str]) -> Path:
+    return make_single_run(compose(words))  # type: ignore[arg-type]
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return manifest.facts["benchmarks"]
+
+
+def test_a_set_is_identified_by_its_sources_and_knobs_alone(words: list[str], data: Path, tmp_path: Path) -> None:
+    before = run_of(words).hash
+    put(data, "mgsm/sw/test.jsonl", [question("white")])
+    put(tmp_path / "other", "flores/sw/devtest.jsonl", [{"id": 1, "sentence": "moja mbili tatu"}])
+    assert run_of(words).hash == run_of([*words, f"data.benchmarks={tmp_path}/other"]).hash == before
+    put(data, "gsm8k/train.jsonl", [{"question": "another", "answer": "1"}])
+    assert run_of(words).hash != before
+    with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
+        run_of([*words, f"data.benchmarks={data}/mgsm"])
+
+
+def test_a_later_file_that_no_row_shares_text_with_changes_nothing(words: list[str], data: Path) -> None:
+    folder = make(words)
+    mgsm = data / "mgsm/en/test.jsonl"
+    assert recorded(folder) == {"mgsm/en/test.jsonl": sha256(mgsm)}
+    rows = (folder / "train.jsonl").read_bytes()
+    put(data, "mgsm/sw/test.jsonl", [question("white")])
+    assert reasons_unfinished([run_of(words)]) == {}
+    assert make(words) == folder and (folder / "train.jsonl").read_bytes() == rows
+    swahili = data / "mgsm/sw/test.jsonl"
+    assert recorded(folder) == {"mgsm/en/test.jsonl": sha256(mgsm), "mgsm/sw/test.jsonl": sha256(swahili)}
+    assert read_manifest(folder).attempt == 1  # type: ignore[union-attr]
+    swahili.unlink()
+    assert make(words) == folder  # one that is gone matters no more
+
+
+def test_a_later_file_with_text_of_rows_is_refused_until_the_set_is_built_again(words: list[str], data: Path) -> None:
+    folder = make(words)
+    lines = [row["prompt"].partition(":")[0] for row in read_jsonl(folder / "train.jsonl")]
+    held_out = [row["prompt"].partition(":")[0] for row in read_jsonl(folder / "validation.jsonl")]
+    put(data, "mgsm/ha/test.jsonl", [shares_with(lines[2]), question("red"), shares_with(held_out[1])])
+    with pytest.raises(PipelineError) as error:
+        make(words)
+    told = str(error.value)
+    assert f"{folder.name} has 2 rows (train.jsonl line 3, validation.jsonl line 2) that share 13 words" in told
+    assert "mgsm/ha/test.jsonl" in told and "redo=true" in told
+    with pytest.raises(PipelineError, match=r"train.jsonl line 3.*redo=true"):
+        make(["stage=sft", "model=sandbox", *words[1:]])  # before its base is read
+    child = run_of(["stage=sft", "model=sandbox", *words[1:]])
+    assert make([*words, "redo=true"]) == folder
+    left = [
+        row["prompt"].partition(":")[0]
+        for name in ("train", "validation")
+        for row in read_jsonl(folder / f"{name}.jsonl")
+    ]
+    assert sorted(left) == sorted(set(TOPICS) - {lines[2], held_out[1]})
+    assert make(words) == folder and reasons_unfinished(order_runs([child])).keys() == {child.hash}
+
+
+@pytest.mark.parametrize("more", [["data.decontaminate=count"], ["data.ngram=30"]])
+def test_what_would_be_kept_is_no_reason_to_build_again(more: list[str], words: list[str], data: Path) -> None:
+    words = [*words, *more]
+    folder = make(words)
+    put(data, "mgsm/ha/test.jsonl", [shares_with(topic) for topic in TOPICS])
+    assert make(words) == folder and "mgsm/ha/test.jsonl" in recorded(folder)
+
+
+def test_number_variants_count_as_when_the_set_is_built(words: list[str], data: Path) -> None:
+    text = "each of the 3 hens lays an egg on 12 days of a month and on 5 days none at all"
+    put(data, "gsm8k/train.jsonl", [{"question": text, "answer": "1"}, {"question": "another", "answer": "2"}])
+    counted = [*words[:3], *words[4:], "data.number_variants=count"]
+    dropped = [*words[:3], *words[4:]]
+    folders = [make(counted), make(dropped)]
+    put(data, "mgsm/ha/test.jsonl", [{"question": text.replace("3", "7").replace("12", "9"), "answer_number": 1}])
+    assert make(counted) == folders[0]
+    with pytest.raises(PipelineError, match="has 1 rows"):
+        make(dropped)
+
+
+def test_sets_of_the_hub_are_recorded_by_their_locked_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "MGSM", ("sw",))
+    bare = benchmarks.compared_with(None, Lock())
+    assert set(bare.values()) == {""} and any(name.startswith("facebook/belebele") for name in bare)
+    source = next(one for name, one in benchmarks.hub_sources() if name == "belebele")
+    label = benchmarks.label_of(source)
+    entry = {"revision": "abc", "parts": {label.partition(" ")[2]: {"files": {}}}}
+    locked = benchmarks.compared_with(None, Lock(datasets={str(source.hub): entry}))
+    assert locked == {**bare, label: "abc"}
+
+
+def test_a_redone_set_with_equal_rows_leaves_trainings_finished(words: list[str], data: Path) -> None:
+    """Its card has other counts of benchmark texts; its rows are what a training reads."""
+    folder = make(words)
+    before = read_manifest(folder)
+    put(data, "mgsm/sw/test.jsonl", [question("white")])
+    make([*words, "redo=true"])
+    after = read_manifest(folder)
+    assert before and after and after.attempt == 2 and after.content == before.content
+    assert after.files["data_card.md"]["sha256"] != before.files["data_card.md"]["sha256"]
+
+
+def test_an_interrupted_training_resumes_and_a_plan_has_nothing_new_after_a_test_language_is_added(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., SimpleNamespace]
+) -> None:
+    table = {
+        "name": "mine", "title": "t", "columns": {"English": {"in": "en"}}, "score": {"eval": "mgsm_direct_0shot"},
+        "every": {"data_root": str(data), "model": "trained", "model.path": str(base), "eval.limit": 1,
+                  "eval.max_gen_toks": 2},
+        "runs": {"math": {"stage": "sft", "expert": "gsm8k", **STEPS}}, "rows": {"math": "math"},
+    }  # fmt: skip
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps(table))
+    words = [f"table={file}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", "launcher.workers=1"]
+    add = monkeypatch.setattr
+    stop_after(add, 2)
+    told = call("stage=table", *words)
+    assert told.status == 75, told.err
+    put(data, "mgsm/sw/test.jsonl", [question("white")])
+    stop_after(add, 0)
+    told = call("stage=table", *words)
+    assert told.status == 0 and "resumes after step 2" in told.err, told.err
+    put(data, "mgsm/ha/test.jsonl", [question("grey")])
+    told = call("stage=plan", *words)
+    assert told.status == 0 and "0 of 3 runs to compute here" in told.out, told.out
+    put(data, "mgsm/te/test.jsonl", [shares_with("red")])
+    told = call("stage=plan", *words)
+    assert told.status == 1 and "has 1 rows (train.jsonl line" in told.err and "redo=true" in told.err
+    told = call("stage=report", *words)
+    assert told.status == 0 and "warning: data-gsm8k" in told.err and "missing" not in told.err
+
+
+STEPS = {
+    "sft.seq_length": 256, "sft.batch_size": 2, "sft.micro_batch_size": 2, "sft.steps": 4, "sft.warmup_steps": 0,
+    "sft.precision": "fp32", "sft.check_saved": False,
+}  # fmt: skip
+
+
+def stop_after(patch: Callable[..., None], step: int) -> None:
+    """Have trainings to come receive SIGTERM at the end of this step; 0: none."""
+    import os
+    import signal
+
+    from transformers import TrainerCallback
+
+    from pipeline.train import checkpoints, watchdog
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    class Stopped(checkpoints.Checkpoints):
+        def __init__(self, trainer: Any, *rest: Any) -> None:
+            super().__init__(trainer, *rest)
+            trainer.add_callback(Stop())
+
+    patch(watchdog, "Checkpoints", Stopped)
