@@ -41,7 +41,8 @@ from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, Values, difference_of
 from pipeline.tables.planned_runs import Planning
-from pipeline.tables.run_specs import TRAININGS, Spec
+from pipeline.tables.run_specs import Spec
+from pipeline.tables.schema import TRAININGS
 
 # (table, spread of trainings, studies)
 STUDIES = (
