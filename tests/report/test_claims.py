@@ -13,6 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.report.stats.claims import (
     Claim,
     Ranked,
+    Unit,
     claims_csv,
     correct_verdicts,
     judge_alike,
@@ -160,8 +161,8 @@ def test_mcnemar_decides_between_two_models():
 def test_every_place_has_to_hold():
     def judged(*wins: int) -> str:
         held = [contrast(won(one, 20, 170)) for one in wins]
-        units = [(f"place {at}", one) for at, one in enumerate(held)]
-        return judge_every(claim(test="every", threshold=0), units, 0.5, 0.4).verdict
+        units = [Unit(f"place {at}", one, 0.5, 0.4) for at, one in enumerate(held)]
+        return judge_every(claim(test="every", threshold=0), units).verdict
 
     assert [judged(60, 60), judged(60, 24), judged(60, 2)] == ["shown", "undecided", "contradicted"]
 
@@ -254,9 +255,10 @@ def test_claims_csv_has_a_line_a_claim():
 
 def wins(*units: list[float], **words: object) -> str:
     """The verdict on units of N differences each, of which the mean is that of all questions."""
-    found = [(f"u{at}", contrast(unit)) for at, unit in enumerate(units)]
+    found = [Unit(f"u{at}", contrast(unit), 0.5, 0.4) for at, unit in enumerate(units)]
     asked = claim(test="wins", threshold=0, **words)
-    return judge_wins(asked, found, contrast(np.mean(units, axis=0)), 0.5, 0.4).verdict
+    overall = judge_difference(asked, contrast(np.mean(units, axis=0)), 0.5, 0.4)
+    return judge_wins(asked, found, overall, experts=False).verdict
 
 
 def test_wins_are_counted_and_their_mean_is_tested():
@@ -277,7 +279,9 @@ def test_wins_of_nine_pairs_are_rarely_shown_without_an_effect():
     for _ in range(300):
         experts = rng.normal(0, 0.05, (3, 1, 1)) + rng.normal(0, 0.05, (1, 3, 1))
         pairs = (rng.random((3, 3, 100)) < 0.3 + experts).astype(float) - (rng.random(100) < 0.3)
-        units = [("", contrast(one)) for one in pairs.reshape(9, -1)]
-        all_won += all(one.difference > 0 for _, one in units)
-        shown += judge_wins(claim(test="wins", threshold=0), units, contrast(pairs), 0, 0).verdict == "shown"
+        units = [Unit("", contrast(one), 0, 0) for one in pairs.reshape(9, -1)]
+        all_won += all(one.contrast.difference > 0 for one in units)
+        asked = claim(test="wins", threshold=0)
+        overall = judge_difference(asked, contrast(pairs), 0, 0)
+        shown += judge_wins(asked, units, overall, experts=True).verdict == "shown"
     assert shown <= all_won and shown / 300 <= 0.025

@@ -72,13 +72,15 @@ def test_the_parts_of_an_error(array):
         means = array.mean(axis=tuple(other for other in range(array.ndim - 1) if other != axis))
         a = len(means)
         grand, rows, columns = means.mean(), means.mean(1), means.mean(0)
-        of_experts = n * ((rows - grand) ** 2).sum() / (a - 1)
+        mean_square = n * ((rows - grand) ** 2).sum() / (a - 1)
         rest = (means**2).sum() - n * (rows**2).sum() - a * (columns**2).sum() + a * n * grand**2
-        wanted.append((of_experts / (a * n), rest / max(1, (a - 1) * (n - 1)) / (a * n), a))
+        wanted.append((mean_square / (a * n), rest / max(1, (a - 1) * (n - 1)) / (a * n), a))
         assert expert_variance(means) == pytest.approx(wanted[-1][:2], abs=1e-12)
     assert found.experts**2 == pytest.approx(sum(max(0, b - w) for b, w, _ in wanted), abs=1e-9)
     if wanted and any(b > 0 for b, _, _ in wanted):
-        df = found.error**4 / sum(b**2 / (a - 1) for b, _, a in wanted)
+        between = sum(b for b, _, _ in wanted)
+        of_experts = between**2 / sum(b**2 / (a - 1) for b, _, a in wanted)  # Satterthwaite, among the axes
+        df = found.error**2 / (between / of_experts)
         assert found.df == pytest.approx(max(df, min(a - 1 for *_, a in wanted)), rel=1e-6)
 
 

@@ -1,8 +1,8 @@
 """The format of a table: YAML read into a Table, strictly, in the table's own words.
 
     axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
-    every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the trainings
-             that set none, and each cell is the mean over it
+    every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
+             trainings that set none, and each cell is the mean over it
     trials   key -> values tried in each training, "recipe" for the recipe's own; the lowest validation loss counts
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
     score    what is said of every cell: eval, in, and anything that a row or a column may say
@@ -179,7 +179,8 @@ def read_table(
     written = parsed_yaml(text, file)
     own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
     shared = {*table.axes, *table.every} - own_keys - {*(every or ())} | {"published"} - written.keys()
-    return replace(table, override_keys=tuple(key for key in every or () if key in settings), inherited=frozenset(shared))
+    override_keys = tuple(key for key in every or () if key in settings)
+    return replace(table, override_keys=override_keys, inherited=frozenset(shared))
 
 
 def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:
