@@ -60,6 +60,9 @@ class Made:
         texts = {doc: (words, words[: None if one else 15]) for doc, one in right.items()}
         return {name: texts for name in ([pair] if pair else [f"en-{score.language}", f"{score.language}-en"])}
 
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[int, int]:
+        return {}  # no two questions share a passage
+
 
 class Missing(Made):
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
@@ -270,7 +273,7 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
         (line["low"], line["high"], line["could_see"]) for line in lines
     ]:
-        assert high - low > 35 and could_see >= min(100, 300 / n)
+        assert high - low > 35 and could_see >= min(100, 200 / n)
 
 
 def test_what_is_not_made_says_so():

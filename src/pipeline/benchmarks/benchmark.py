@@ -56,6 +56,7 @@ class Benchmark:
     lost_skill: tuple[str, float] | None = None
     columns: tuple[str, ...] = ()  # whose text is a question, options included
     group: str | None = None  # the column by which scores are also given apart, such as subject
+    passage: str | None = None  # the column of a text that several questions are about: these are one cluster
     exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored
     exemplar_sets: int = 1  # such as one a subject
     exemplars_drawn: bool = False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
@@ -137,6 +137,9 @@ class World(StoredAnswers):
 
         self._rng = np.random.default_rng(self.seed)
         self._shared: dict[tuple[int, int], np.ndarray] = {}
+
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
+        return {}  # its questions are independent
 
     def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """doc_id -> share of right answers. An answer is right where a uniform number is below the rate: with the
