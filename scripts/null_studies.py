@@ -6,6 +6,7 @@ difficulty, which all models share, what its model's trainings add by chance (`s
 comparisons, claims and sentences are those of the program; only the answers are drawn instead of read.
 
     python scripts/null_studies.py --record results/bench/null_studies.json
+    python scripts/null_studies.py --seeds --record results/bench/null_seeds.json
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from scipy.stats import binomtest
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.compose import compose
-from pipeline.report.stats.claims import CONTRADICTED, SHOWN, Claim
+from pipeline.report.stats.claims import CONTRADICTED, FACT, SHOWN, Claim
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.results.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
@@ -41,7 +42,8 @@ from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, Values, difference_of
 from pipeline.tables.planned_runs import Planning
-from pipeline.tables.run_specs import TRAININGS, Spec
+from pipeline.tables.run_specs import Spec
+from pipeline.tables.schema import TRAININGS
 
 # (table, spread of trainings, studies)
 STUDIES = (
@@ -54,6 +56,12 @@ STUDIES = (
     ("sandbox_full", 0.2, 60),  # a training is 8 points better or worse (standard deviation, at 50 %)
     ("sandbox_dev", 0.0, 225),  # no `compare`: each merge against the base and the best expert
 )
+# (seeds, spread of trainings, share of a question that those about its passage have in common for one model), studies;
+# 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "for these trainings" in every sentence.
+SEEDS = tuple((seeds, spread, 0.0) for seeds in (1, 2, 3) for spread in (0.0, 0.05, 0.1, 0.2)) + ((1, 0.0, 0.15),)
+# Claims of trainings, three seeds each, at 0, 1, 2 and 4 points; fewer worlds of the larger table
+CLAIMED = (("unreasonable_table_a1", 500), ("unreasonable_table2", 500), ("unreasonable_table_a2", 500),
+           ("unreasonable_table_a3", 500), ("unreasonable_table3", 100))  # fmt: skip
 ALIKE = math.cos(math.pi * DISCORDANT)  # correlation of two models: DISCORDANT of their answers differ at 50 %
 SAME_QUESTION = 0.5  # share of a question's difficulty that it has in all languages
 RATES = (0.05, 0.95)  # levels of tasks and languages
@@ -70,8 +78,8 @@ class TablePlanned(NamedTuple):
     counts: dict[ScoreRef, int]
 
     @classmethod
-    def of(cls, name: str) -> TablePlanned:
-        planning = Planning.of(compose(["stage=plan", f"table={name}"]))  # type: ignore[arg-type]
+    def of(cls, name: str, *words: str) -> TablePlanned:
+        planning = Planning.of(compose(["stage=plan", f"table={name}", *words]))  # type: ignore[arg-type]
         counted = {score: task_and_questions(planning, score) for score in planning.plan.scores}
         counts = {score: size[1] if size else SENTENCES for score, size in counted.items()}
         return cls(planning, planning.bind(), counts)
@@ -87,6 +95,10 @@ class DrawnAnswers(StoredAnswers):
     spread: float = 0.0
     effects: Mapping[str, float] = field(default_factory=dict)
     rates: tuple[float, float] = RATES
+    passages: float = 0.0  # share of an answer's own variance that it has in common with the other of its passage
+
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[int, int]:
+        return {doc: doc // 2 for doc in range(self.counts[score])} if self.passages else {}
 
     def rng(self, *names: object) -> np.random.Generator:
         digest = hashlib.sha256(json.dumps([self.seed, *map(str, names)]).encode()).digest()
@@ -115,6 +127,9 @@ class DrawnAnswers(StoredAnswers):
         left = 1 - ALIKE - (self.spread**2 / len(trainings) if trainings else 0.0)
         answers = self.rng("answers", score, pair)
         noise = answers.exponential(size=(count, words)) - 1 if skewed else answers.normal(size=(count, words))
+        if self.passages:
+            of_passage = self.rng("passage", score, pair).normal(size=(-(-count // 2), words)).repeat(2, axis=0)[:count]
+            noise = math.sqrt(self.passages) * of_passage + math.sqrt(1 - self.passages) * noise
         shift = level + chance + self.effects.get(spec.run, 0.0)
         return shift + question[:, None] + math.sqrt(left) * noise
 
@@ -201,6 +216,28 @@ def run_studies(name: str, spread: float, studies: int, seed: int = 0) -> dict[s
     return found | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
+def run_seeds(seeds: int, spread: float, passages: float, studies: int, seed: int = 0) -> dict[str, Any]:
+    """First sentences of the demo's questions by seeds; with passages, of Belebele, whose questions share them."""
+    planned = TablePlanned.of("sandbox", f"every.seed={list(range(seeds))}")
+    pages = [page_of(planned, False, seed=seed + at, spread=spread, passages=passages) for at in range(studies)]
+    false = [page for page in pages if page.claims_a_difference]
+    scoped = sum("for these trainings" in page.headline for page in false)
+    found = {"seeds": seeds, "spread": spread, "passages": passages, "studies": studies, "false_sentence": len(false)}
+    return found | {"for_these_trainings": scoped, "false_sentence_interval": exact_interval(len(false), studies)}
+
+
+def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[str, Any]:
+    """How often each claim about trainings is decided wrongly where all are equally good, with three seeds each."""
+    planned, false = TablePlanned.of(table, "every.seed=[0,1,2]"), Counter[str]()
+    effects = {claim.id: false_verdicts(claim) for claim in claims_of(table) if claim.metric != FACT}
+    for at in range(worlds):
+        answers = DrawnAnswers(planned.table, 200, counts=planned.counts, seed=seed + at, spread=spread)
+        verdicts = judge_claims(planned.planning.plan, answers)
+        false.update(verdict.id for verdict in verdicts if verdict.verdict in effects.get(verdict.id, ()))
+    counts = {name: [false[name], exact_interval(false[name], worlds)[1]] for name in effects}
+    return {"table": table, "spread": spread, "worlds": worlds, "false_and_upper_limit": counts}
+
+
 def run_effects(studies: int, seed: int = 0) -> dict[str, Any]:
     """The primary sentence of the demo if its swap is right in 70 % of all answers and every other model in 50 %."""
     planned, swap = TablePlanned.of("sandbox"), {"layer swap": TWENTY_POINTS}
@@ -210,13 +247,32 @@ def run_effects(studies: int, seed: int = 0) -> dict[str, Any]:
     return {"table": "sandbox", "points": 20, "studies": studies, **words}
 
 
+def run_seeds_and_claims(share: float, seed: int) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {"seeds": [], "claims": []}
+    for seeds, spread, passages in SEEDS:
+        found["seeds"].append(run_seeds(seeds, spread, passages, max(1, round(share * 50)), seed))
+        print(found["seeds"][-1], flush=True)
+    for table, worlds in CLAIMED:
+        for points in (0.0, 0.025, 0.05, 0.1):
+            found["claims"].append(run_claims(table, points, max(1, round(share * worlds)), seed))
+            print(found["claims"][-1], flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of the first study; each next one has the next")
     parser.add_argument("--share", type=float, default=1.0, help="share of the studies of each table")
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--seeds", action="store_true", help="only what seeds do: first sentences, and claims")
     options = parser.parse_args()
     load, rows, seed = os.getloadavg(), [], options.seed
+    about = {"machine": machine_facts(), "versions": package_versions(), "load": load, "seed": options.seed}
+    if options.seeds:
+        found = run_seeds_and_claims(options.share, seed)
+        if options.record:
+            options.record.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+        return
     for name, spread, studies in STUDIES:
         rows.append(run_studies(name, spread, max(1, round(options.share * studies)), seed))
         seed += rows[-1]["studies"]
@@ -230,7 +286,8 @@ def main() -> None:
     if options.record:
         about = {"machine": machine_facts(), "versions": package_versions(), "load": load, "seed": options.seed}
         options.record.write_text(
-            json.dumps({**about, "total": total, "effects": effects, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({**about, "total": total, "effects": effects, "rows": rows}, indent=1) + "\n",
+            encoding="utf-8",
         )
 
 

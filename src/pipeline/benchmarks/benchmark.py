@@ -60,6 +60,7 @@ class Benchmark:
     # many parts one has on average
     question_column: str = ""
     parts: float = 1.0
+    passage: str | None = None  # the column of a text that several questions are about: these are one cluster
     exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored
     exemplar_sets: int = 1  # such as one a subject
     exemplars_drawn: bool = False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question

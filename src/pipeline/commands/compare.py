@@ -23,6 +23,7 @@ def compare(config: CompareStage) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         results = compare_logs(entries, name, command, Path(folder))
         page = write_report(results, Path(config.runs_dir) / "reports" / name)
-    for sentence in [*headline_sentences(correct_contrasts(results.contrasts, results.primary)), results.note]:
+    corrected = correct_contrasts(results.contrasts, results.primary)
+    for sentence in [*headline_sentences(corrected, results.primary), results.note]:
         say(sentence)
     return page

@@ -24,6 +24,7 @@ from pipeline.commands.study import (
     mean_score,
     open_study,
     paired_difference,
+    paired_interval,
     read_space,
     run_study,
     sampler_of,
@@ -219,16 +220,17 @@ class Outcome:
 
     def test_rows(self, found: Mapping[str, list[tuple[Point, tuple[float, ...]]]]) -> list[dict[str, Any]]:
         """What each way of choosing found, on test questions: the means, and paired differences from the configuration
-        as given with their standard errors."""
+        as given with their standard errors and 95 % intervals."""
         given = self.points.on_test({})
         rows: list[dict[str, Any]] = []
         for way, chosen in found.items():
             for point, development in chosen:
                 test = self.points.on_test(point)
                 pairs = [paired_difference(*both) for both in zip(test, given, strict=True)]
+                intervals = [paired_interval(*both) for both in zip(test, given, strict=True)]
                 beyond = [
-                    {"difference": difference, "error": error if math.isfinite(error) else None}
-                    for difference, error in pairs
+                    {"difference": difference, "error": error if math.isfinite(error) else None, "interval": ends}
+                    for (difference, error), ends in zip(pairs, intervals, strict=True)
                 ]
                 row = {"way": way, "point": point, "choosing": development}
                 rows.append({**row, "test": list(map(mean_score, test)), "beyond_given": beyond})
@@ -269,7 +271,8 @@ class Outcome:
 def result_line(row: Mapping[str, Any]) -> list[str]:
     """One row of `Outcome.test_rows` as the page shows it."""
     beyond = [
-        f"{round(one['difference'], 1) + 0.0:+.1f}" + ("" if one["error"] is None else f" ± {1.96 * one['error']:.1f}")
+        f"{round(one['difference'], 1) + 0.0:+.1f}"
+        + ("" if one["interval"] is None else " ({:+.1f} to {:+.1f})".format(*one["interval"]))
         for one in row["beyond_given"]
     ]
     numbers = map(one_decimal, [*row["choosing"], *row["test"]])

@@ -261,6 +261,23 @@ def paired_difference(left: Scores, right: Scores) -> tuple[float, float]:
     return mean_score(pairs), math.sqrt(sum(statistics.variance(pair) / len(pair) for pair in pairs)) / len(pairs)
 
 
+def paired_interval(left: Scores, right: Scores) -> tuple[float, float] | None:
+    """The 95 % interval of left minus right in percent, as in a report: Tango's, never of width zero; of several
+    tasks the normal one with its variance. None for a single question a task."""
+    from pipeline.report.stats.statistics import NormalTest, contrast
+
+    differences = [[(a - b) / 100 for a, b in zip(*both, strict=True)] for both in zip(left, right, strict=True)]
+    if min(map(len, differences)) < 2:
+        return None
+    reach = max(1.0, *(abs(value) for task in differences for value in task))
+    found = [contrast(task, reach=reach) for task in differences]
+    low, high = found[0].low, found[0].high
+    if len(found) > 1:
+        error = math.sqrt(sum(one.error**2 for one in found)) / len(found)
+        low, high = NormalTest(statistics.fmean(one.difference for one in found), error, reach=reach).interval()
+    return 100 * low, 100 * high
+
+
 def is_worse(scores: Scores, best: Scores, errors: float) -> bool:
     """Whether scores are below the best's on the same questions, by more than so many standard errors."""
     difference, error = paired_difference(best, scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -160,6 +161,8 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         }
         if benchmark.group:
             sample[benchmark.group] = record["doc"][benchmark.group]
+        if benchmark.passage:
+            sample["group"] = passage_group(record["doc"][benchmark.passage])
     elif benchmark.kind == "text":
         scores = {
             name: score for name, score in scores.items() if not (benchmark.of_harness and isinstance(score, tuple))
@@ -186,6 +189,11 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         if cut_off is not None:
             sample["cut_off"] = cut_off
     return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
+
+
+def passage_group(passage: str) -> str:
+    """The name of the questions about a passage."""
+    return hashlib.sha256(passage.strip().encode()).hexdigest()[:12]
 
 
 def answers_of(sample: Sample) -> list[Sample]:

@@ -146,6 +146,8 @@ def score_tasks(
                 say(f"{definition.name}: found again, scored before on these weights")
     found_again = list(results)
     unscored = [(definition, task) for definition, task in put if definition.name not in results]
+    if unscored:
+        say_if_rounded(settings_asked)
     with harness_tamed():
         with announced(f"{', '.join(definition.name for definition, _ in unscored)}: loading the model"):
             lm = load() if unscored else None
@@ -203,6 +205,15 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
+
+
+def say_if_rounded(settings: Eval) -> None:
+    """Say below float32 what else decides the answers than the model."""
+    if below_float32(settings):
+        say(
+            f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and the processor; "
+            "in eval.dtype=float32 they do not"
+        )
 
 
 def was_halved(lm: LM | None, settings: Eval) -> bool:

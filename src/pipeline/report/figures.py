@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pipeline.analyze.drawing import COLOURS, STYLE
@@ -114,6 +115,8 @@ def contrasts(report: str | Path, dark: bool = False, primary: Sequence[str] = (
                 inside = colours["accent"] if sure else "none"
                 axes.plot(float(line["difference"]), at, "o", mfc=inside, mec=colours["ink"], ms=5)
             _name_rows(axes, place, pairs)
+            units = {line.get("unit") or "points" for line in lines if line["place"] == place}
+            axes.set_xlabel(f"difference ({', '.join(sorted(units))})")
     return figure
 
 
@@ -280,7 +283,7 @@ def _panels(count: int, height: float, width: float) -> tuple[Figure, list[Axes]
 
 def _name_rows(axes: Axes, title: str, rows: Sequence[str]) -> None:
     axes.set_title(title)
-    axes.set_yticks(range(len(rows)), [row if len(row) <= 34 else f"{row[:33]}…" for row in rows])
+    axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.grid(axis="x")

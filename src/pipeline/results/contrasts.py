@@ -10,11 +10,19 @@ from pipeline.benchmarks import is_measure, kind_of
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.report.load.contents import CellResult
 from pipeline.report.stats.claims import Claim
+from pipeline.report.stats.compare import holm_level
 from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import LEVEL, Contrast, mcnemar, smallest_difference
+from pipeline.report.stats.statistics import (
+    LEVEL,
+    Contrast,
+    least_detected,
+    mcnemar,
+    power_over_experts,
+    smallest_difference,
+)
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.cell_values import NoScore
-from pipeline.results.placed_claims import PlacedClaim, metrics_of, tasks_of
+from pipeline.results.placed_claims import PlacedClaim, metrics_of, tasks_of, trainings_of
 from pipeline.results.questions import StoredAnswers, leaf_cells
 from pipeline.results.verdicts import Sides
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
@@ -27,10 +35,16 @@ def detectable_differences(planning: Planning) -> list[str]:
     """Text lines, one per pair of `compare`: the minimum detectable difference on the fewest and the most questions.
 
     Only different questions count: a mean over seeds or models repeats the same ones, which reduces only other noise.
+    As in the report, each comparison is tested with Holm's correction over all.
     """
     lines = []
-    cells = planning.plan.cells
-    for left, right in [*planning.plan.compare, *planning.plan.controls]:
+    plan = planning.plan
+    cells, compared = plan.cells, [*declared_pairs(plan), *control_pairs(plan)]
+    primary = tuple(plan.table.primary)
+    seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
+    for left, right in [*plan.compare, *plan.controls]:
+        is_first = (left, right) == primary[:2]
+        level = holm_level(len(compared), is_first, bool(primary))
         counts = [
             questions_under(planning, cell)
             for place, cell in cells.items()
@@ -38,12 +52,25 @@ def detectable_differences(planning: Planning) -> list[str]:
         ]
         sizes = [count for count in counts if count]
         if sizes:
-            on_fewest, on_most = (100 * smallest_difference(count, DISCORDANT) for count in (min(sizes), max(sizes)))
-            text = f"{on_fewest:.1f} points on {min(sizes)} questions"
-            text += f", {on_most:.1f} on {max(sizes)}" if max(sizes) > min(sizes) else ""
+            ends = [100 * planned_difference(count, level, seeds, 0.0) for count in (min(sizes), max(sizes))]
+            text = f"{ends[0]:.1f} points on {min(sizes)} questions"
+            text += f", {ends[1]:.1f} on {max(sizes)}" if max(sizes) > min(sizes) else ""
+            for spread in (2, 4) if seeds else ():
+                apart = 100 * planned_difference(max(sizes), level, seeds, spread / 100)
+                text += f"; {apart:.1f} where it varies by {spread} from seed to seed"
             lines.append(f"{left} against {right}: minimum detectable difference {text}")
-    note = f"(two-sided 5 %, power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
+    note = f"(two-sided 5 % after Holm's correction over {len(compared)} comparisons"
+    note += ", of which the primary one has half" if primary and len(compared) > 1 else ""
+    note += f"; power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
     return [*lines, note] if lines else []
+
+
+def planned_difference(questions: int, level: float, seeds: int, spread: float) -> float:
+    """The minimum detectable difference (a share) before there are answers. seeds: 0 if trainings are no sample."""
+    if not seeds:
+        return smallest_difference(questions, DISCORDANT, level)
+    within = DISCORDANT / questions / seeds  # the answers of two seeds differ as those of two models do
+    return least_detected(power_over_experts(DISCORDANT / questions, [(spread**2 / seeds, within, seeds)], level))
 
 
 def questions_under(planning: Planning, cell: Cell) -> int:
@@ -76,7 +103,8 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of")  # fmt: skip
+            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of", "spread",
+            "trainings")  # fmt: skip
 
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
@@ -150,8 +178,10 @@ def measure_pairs(
     """The lines of contrasts.csv, one for each pair. A mapping has the number of models that the right side is the best
     of on these questions.
 
-    Values, difference, interval and could_see (by the measured discordance) in `unit`. Resampled are problems (for
-    translations, sentences), and the experts that both sides average over. Facts and figures have no lines.
+    Values, difference, interval, could_see (by the measured discordance, after Holm's correction) and spread (standard
+    deviation of the difference from training to training) in `unit`; trainings: "these", or "a sample" of three or more
+    seeds. Resampled are problems (for translations, sentences), and the experts that both sides average over. Facts and
+    figures have no lines.
 
     Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
     any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
@@ -163,10 +193,19 @@ def measure_pairs(
             measured.append(measure_pair(plan, cells, metric, pair, answers))
             measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
     ratios = pooled_ratios(measured)
-    for found in measured:
+    primary = tuple(plan.table.primary)
+    tested = sum(found.contrast is not None for found in measured)
+    firsts = [tuple(found.line[key] for key in ("left", "right", "place")) == primary for found in measured]
+    is_missing = bool(primary) and not any(
+        first and found.contrast for first, found in zip(firsts, measured, strict=True)
+    )
+    for found, is_first in zip(measured, firsts, strict=True):
         if found.contrast is not None:
             contrast = found.contrast.with_least_between([ratios[found.metric, axis] for axis in found.axes])
-            found.line |= {name: 100 * getattr(contrast, name) for name in ("difference", "low", "high", "could_see")}
+            level = holm_level(tested + is_missing, is_first, bool(primary))
+            found.line |= {name: 100 * getattr(contrast, name) for name in ("difference", "low", "high")}
+            found.line |= {"could_see": 100 * contrast.detectable(level)}
+            found.line |= {"spread": None if contrast.spread is None else 100 * contrast.spread}
             found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
     return [{key: found.line.get(key) for key in MEASURED} for found in measured]
 
@@ -204,6 +243,8 @@ def measure_pair(
     sides = sides_of(plan, cells, metric, pair, answers)
     line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
     line |= {"over": " ".join(["problems", *sides.placed.axes]), "unit": "bits" if is_measure(metric) else "points"}
+    if any(trainings_of(plan, score.model) for score, _ in sides.questions.needed_scores):
+        line["trainings"] = "a sample" if sides.varied_axes else "these"
     try:
         contrast, (left, right) = sides.contrast(), sides.observed_means
         line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": sides.describe_detail()}

@@ -35,6 +35,7 @@ from pipeline.report.load.task_logs import (
     with_ordinals,
 )
 from pipeline.report.render.text import pluralize
+from pipeline.report.stats.compare import holm_level
 from pipeline.report.stats.ranks import holm
 from pipeline.report.stats.statistics import (
     LEVEL,
@@ -286,6 +287,12 @@ def compare_logs(entries: Sequence[str], name: str, command: str, folder: Path) 
         problem = f"results=[{','.join(entries)}] have nothing to compare: {' '.join(reasons[:IN_NOTE])}{more}"
         raise PipelineError(problem.rstrip("."))
     lines = [line for column in columns for line in contrast_lines(column)]
+    first, tested = primary_of(columns, lines), sum(line["p"] is not None for line in lines)
+    factors = {column.title: column.factor for column in columns}
+    for line in lines:
+        if (detectable := line.pop("detectable")) is not None:
+            is_first = [line[key] for key in ("left", "right", "place")] == first
+            line["could_see"] = factors[line["place"]] * detectable(holm_level(tested, is_first, bool(first)))
     runs = [write_side(side, columns, folder / str(number)) for number, side in enumerate(sides)]
     computed = describe_logs(sides, matched, list(dict.fromkeys(refused)))
     titles = [side.title for side in sides]
@@ -295,7 +302,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str, folder: Path) 
         cells=[cell for column in columns for cell in cells_of(column, sides, lines)], runs=runs,
         seconds=sum(run.seconds or 0.0 for run in runs), versions={"pipeline": package_version(DISTRIBUTION)},
         computed={title: sentences for title, sentences in computed.items() if sentences}, contrasts=lines,
-        primary=primary_of(columns, lines), linked=False,
+        primary=first, linked=False,
     )  # fmt: skip
 
 
@@ -320,10 +327,11 @@ def contrast_lines(column: Column) -> list[dict[str, Any]]:
             line["missing"] = "the differences of all items are equal, so they show no variance"
         else:
             line |= {key: column.factor * getattr(found, key) for key in ("difference", "low", "high", "could_see")}
+            line["detectable"] = found.detectable
             line |= {"p": found.p, "discordant": found.discordant}
             if column.is_right_or_wrong:
                 line["mcnemar_p"] = mcnemar(column.values[left], column.values[right]).p
-        lines.append({key: line.get(key) for key in MEASURED} | {"lower_is_better": is_loss})
+        lines.append({key: line.get(key) for key in (*MEASURED, "detectable")} | {"lower_is_better": is_loss})
     return lines
 
 

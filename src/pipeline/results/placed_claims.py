@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,14 @@ from pipeline.config.harness_tasks import task_of_option
 from pipeline.errors import suggest
 from pipeline.report.stats.claims import FACT, Claim, read_claims
 from pipeline.report.stats.translations import CORPUS_METRICS
-from pipeline.results.questions import is_plain_mean, leaf_cells
-from pipeline.tables.plan import Cell, TablePlan
+from pipeline.results.questions import is_open_choice, is_plain_mean, leaf_cells
+from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
-from pipeline.tables.schema import PLACEHOLDER
+from pipeline.tables.schema import PLACEHOLDER, TRAININGS
 
 RANKED = ("friedman", "wilcoxon", "spearman")  # places are blocks, which axes group into clusters
+SEED = "seed"  # the axis of a table, or of every.seed=[0,1,2], whose values are trainings that differ by chance alone
+ADD_SEEDS = "every.seed=[0,1,2] trains each three times, and stage=plan prints their GPU-hours"
 
 
 def claims_of(table: str) -> list[Claim]:
@@ -41,7 +44,8 @@ def claims_of(table: str) -> list[Claim]:
 @dataclass
 class PlacedClaim:
     """A claim placed in a table. left, right: for each candidate of a side its cells, one per place; axes: those that
-    are a sample; than: the same claim at the places whose difference is subtracted."""
+    are a sample; than: the same claim at the places whose difference is subtracted; untestable: why no answers could
+    decide it."""
 
     claim: Claim
     plan: TablePlan
@@ -51,6 +55,7 @@ class PlacedClaim:
     right: list[list[Cell]]
     outcome: list[Cell] = field(default_factory=list)  # for spearman
     than: PlacedClaim | None = None  # for gain
+    untestable: str = ""
 
     @classmethod
     def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
@@ -65,6 +70,7 @@ class PlacedClaim:
         written = [side.name for side in (plan.table.rows if columns else plan.table.columns)]
         places: list[str] = []
         axes: list[str] = []
+        untestable = ""
         for name in claim.over:
             if name in across:
                 places.append(name)
@@ -72,11 +78,15 @@ class PlacedClaim:
                 places += matching_sides(name, across, plan, written)
             elif name in plan.table.axes:
                 axes.append(name)
+            elif name == SEED:
+                untestable = f"one training of each model does not show how much trainings differ: {ADD_SEEDS}"
             else:
                 table_names = [*across, *written, *plan.table.axes]
                 raise claim.refuse(
                     f"over names {name!r}, no row, column or axis of {claim.table}: {suggest(name, table_names)}"
                 )
+        if axes and claim.test not in RANKED:
+            plan = mean_of_trainings(plan)
         if not places:
             raise claim.refuse(f"over names no {'row' if columns else 'column'} of {claim.table}")
 
@@ -96,6 +106,7 @@ class PlacedClaim:
             placed.outcome = cells_of(claim.metric)
         else:
             placed.check_metric()
+        placed.untestable = untestable or placed.choice_of_trainings()
         placed.check_axes()
         if claim.than:
             placed.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), plan)
@@ -112,7 +123,28 @@ class PlacedClaim:
     def at_place(self, place: int) -> PlacedClaim:
         """The same claim at one place."""
         left, right = ([[cells[place]] for cells in side] for side in (self.left, self.right))
-        return PlacedClaim(self.claim, self.plan, (self.places[place],), self.axes, left, right)
+        return replace(self, places=(self.places[place],), left=left, right=right)
+
+    def by_pair(self) -> list[tuple[str, PlacedClaim]]:
+        """(name, the same claim about one candidate a side): each must be on its side, so that nothing is chosen."""
+        names = itertools.product(*(side if len(side) > 1 else ("",) for side in (self.claim.left, self.claim.right)))
+        return [
+            (" against ".join(filter(None, name)), replace(self, left=[left], right=[right]))
+            for name, (left, right) in zip(names, itertools.product(self.left, self.right), strict=True)
+        ]
+
+    def choice_of_trainings(self) -> str:
+        """Why a claim cannot be tested that compares the best of several trainings with fewer: their best is above one
+        of them by chance, which questions do not show. "" if both sides are the best of the same trainings."""
+        sides = [set().union(*(trainings_chosen_of(self.plan, cell) for cells in side for cell in cells))
+                 for side in (self.left, self.right)]  # fmt: skip
+        if sides[0] == sides[1] or self.claim.test in RANKED:
+            return ""
+        counts = " against ".join(str(max(map(len, side), default=1)) for side in sides)
+        return (
+            f"it compares bests of different trainings ({counts}), which chance between trainings raises: means over a "
+            f"sampled axis can be tested, such as {SEED}: {ADD_SEEDS}"
+        )
 
     def check_metric(self) -> None:
         """Raise PipelineError unless all cells store the claim's metric for the same problems."""
@@ -134,10 +166,13 @@ class PlacedClaim:
 
     def check_axes(self) -> None:
         """Raise PipelineError unless each sampled axis has at least three values (for blocks of ranks two) and is
-        reduced by the mean. A fact of fewer trainings is allowed: its verdict is that it cannot be tested."""
+        reduced by the mean. A fact of fewer trainings, or fewer seeds, is allowed: it cannot be tested."""
         claim, plan = self.claim, self.plan
         for axis in self.axes:
             axis_values = list(map(str, plan.table.axes[axis]))
+            if axis == SEED and len(axis_values) < 3:
+                self.untestable = f"{len(axis_values)} of three or more trainings of each model: {ADD_SEEDS}"
+                continue
             if len(axis_values) < (2 if claim.test in RANKED else 3) and claim.metric != FACT:
                 text = f"{claim.table} has {axis}={','.join(axis_values)} alone"
                 raise claim.refuse(f"an interval over {axis} needs a variance of three values or more, and {text}")
@@ -152,6 +187,46 @@ class PlacedClaim:
                         raise claim.refuse(
                             f"over names {axis}, of which row {leaf.row!r} takes the {how}: leave it out"
                         )
+
+
+def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
+    """The trainings that a model is made of, by the keys of their specs."""
+    models = plan.chosen[model].models.values() if model in plan.chosen else [model]
+    specs = [plan.specs[key] for key in models if key in plan.specs]
+    own = {spec.key for spec in specs if spec.words.get("stage") in TRAININGS}
+    return frozenset(own.union(*(trainings_of(plan, ref.spec) for spec in specs for ref in spec.parent_refs())))
+
+
+def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
+    """The trainings of each candidate that an item is chosen of."""
+    models = [score.model for reading in item.readings for score in reading.values()]
+    candidates = [plan.chosen[model].models.values() if model in plan.chosen else [model] for model in models]
+    return {trainings_of(plan, model) for of_choice in candidates for model in of_choice}
+
+
+def trainings_chosen_of(plan: TablePlan, cell: Cell) -> set[frozenset[frozenset[str]]]:
+    """What a cell takes the best of, where it is of different trainings: the trainings of each."""
+    groups: set[frozenset[frozenset[str]]] = set()
+    for leaf in leaf_cells(plan, cell):
+        of_items = [frozenset(candidate_trainings(plan, item)) for item in leaf.items]
+        groups |= {of_item for of_item, item in zip(of_items, leaf.items, strict=True) if item.choice}
+        if any(how != "mean" for how, _ in leaf.reduce):
+            groups.add(frozenset().union(*of_items))
+    return {group for group in groups if len(group) > 1}
+
+
+def mean_of_trainings(plan: TablePlan) -> TablePlan:
+    """The plan with the mean of all candidates wherever the best of different trainings is shown: with seeds their
+    mean has no advantage over a single configuration, while the best of several keeps one by chance."""
+
+    def averaged(item: Item) -> Item:
+        if not is_open_choice(item) or len(candidate_trainings(plan, item)) < 2:
+            return item
+        scores = [score for reading in item.readings for score in reading.values()]
+        return replace(item, readings=tuple({(): score} for score in scores), choice=None)
+
+    cells = {key: replace(cell, items=list(map(averaged, cell.items))) for key, cell in plan.cells.items()}
+    return replace(plan, cells=cells)
 
 
 def matching_sides(name: str, across: Sequence[str], plan: TablePlan, written: Sequence[str]) -> list[str]:

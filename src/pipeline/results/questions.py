@@ -15,10 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import is_measure
+from pipeline.benchmarks import find_benchmark, is_measure
+from pipeline.config.harness_tasks import task_of_option
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import value_per_question
+from pipeline.evaluate.records import passage_group
 from pipeline.report.load.scores import percent_factor
 from pipeline.report.stats.statistics import (
     DRAWS,
@@ -85,6 +87,14 @@ class StoredAnswers:
             raise NoScore(f"{run.name} kept no answers of {task}.{language}")
         return paths
 
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
+        """doc_id -> the passage that the question is about, which samples of earlier versions have in prompts alone."""
+        (path,) = self.sample_files(score, pair or score.language)
+        return {
+            sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
+            for sample in read_jsonl(path)
+        }
+
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
         if (score, pair) not in self._texts:
@@ -96,6 +106,11 @@ class StoredAnswers:
 def translations_of(path: Path) -> Translations:
     """doc_id -> (reference, response) of one samples file."""
     return {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in read_jsonl(path)}
+
+
+def passage_of(prompt: str) -> str:
+    """The passage of the last question of a prompt, as the harness writes it: P: passage, Q: question, A: answer."""
+    return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
 def answers_of(path: Path, metric: str) -> Vector:
@@ -149,7 +164,9 @@ class Questions:
 
     @cached_property
     def answers_by_score(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        """Each score's answers (N,), aligned by problem id over languages and models. NoScore: one is missing."""
+        """Each score's answers (N,), aligned by problem id over languages and models. NoScore: one is missing.
+
+        Questions about one passage are not independent: their sum, scaled so that the mean stays, counts as one."""
         import numpy as np
 
         answers = {key: self.answers.scores_by_question(key[0], self.metric, key[1]) for key in self.needed_scores}
@@ -157,7 +174,23 @@ class Questions:
         if not shared:
             raise NoScore("its scores share no question")
         ids = sorted(shared)
-        return {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in answers.items()}
+        vectors = {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in answers.items()}
+        groups = self.groups_of_questions(ids)
+        if len(set(groups)) == len(ids):
+            return vectors
+        cluster = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+        places, scale = [cluster[group] for group in groups], len(cluster) / len(ids)
+        return {key: scale * np.bincount(places, vector, len(cluster)) for key, vector in vectors.items()}
+
+    def groups_of_questions(self, ids: Sequence[Any]) -> Sequence[Any]:
+        """What each question is in one cluster with: those about its passage, or itself alone."""
+        score, pair = self.needed_scores[0]
+        words = dict(score.words)
+        benchmark = find_benchmark(str(words.get("task") or task_of_option(str(words["eval"]))))
+        if benchmark is None or benchmark.passage is None:
+            return ids
+        groups = self.answers.groups_of(score, pair)
+        return [groups.get(doc_id, doc_id) for doc_id in ids]
 
     def weighted_means(
         self, weigh: Callable[[np.ndarray], np.ndarray]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
@@ -33,7 +33,7 @@ from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.contrasts import DISCORDANT, task_and_questions
 from pipeline.results.placed_claims import RANKED, PlacedClaim, claims_of
 from pipeline.results.questions import StoredAnswers, Vector, leaf_cells
-from pipeline.results.verdicts import JUDGES, Sides, ranked_pairs
+from pipeline.results.verdicts import Sides, judge, ranked_pairs
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 
@@ -138,6 +138,9 @@ class World(StoredAnswers):
         self._rng = np.random.default_rng(self.seed)
         self._shared: dict[tuple[int, int], np.ndarray] = {}
 
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
+        return {}  # its questions are independent
+
     def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """doc_id -> share of right answers. An answer is right where a uniform number is below the rate: with the
         probability that gives DISCORDANT, the number is shared by all models; otherwise it is the model's own."""
@@ -177,7 +180,9 @@ def simulate_claims(planning: Planning, worlds: int) -> list[Odds]:
     placed: list[tuple[PlacedClaim, dict[ScoreRef, float], str]] = []  # without rates: not simulated
     for claim in claims_of(plan.table.name):
         try:
-            claimed = PlacedClaim.of(claim, plan)
+            # what a choice is among is settled below, and decides whether the claim can be tested
+            untestable = PlacedClaim.of(claim, planning.plan).untestable
+            claimed = replace(PlacedClaim.of(claim, plan), untestable=untestable)
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
         claim_scores = {score for cell in claimed.all_cells for score in scores_of(plan, cell)}
@@ -207,12 +212,12 @@ def simulate_claims(planning: Planning, worlds: int) -> list[Odds]:
 
 def simulated_verdict(placed: PlacedClaim, answers: StoredAnswers) -> str:
     """The verdict in this world, one of the keys of WORDS."""
-    if placed.claim.test == "difference":
+    if placed.claim.test == "difference" and not placed.untestable and len(placed.left + placed.right) == 2:
         return judge_difference(placed.claim, Sides.of(placed, answers).contrast(), 0, 0).verdict
     if placed.claim.test == "wilcoxon":
         pairs: list[tuple[Claim, Sequence[Ranked]]] = [(placed.claim, ranked_pairs(placed, answers))]
         return judge_wilcoxon(pairs)[0].verdict
-    return JUDGES[placed.claim.test](placed, answers).verdict
+    return judge(placed, answers).verdict
 
 
 def named_difference(claim: Claim) -> str | None:

@@ -13,6 +13,7 @@ from pipeline.report.stats.claims import (
     FACT,
     Claim,
     Ranked,
+    Unit,
     Verdict,
     correct_verdicts,
     judge_alike,
@@ -37,7 +38,6 @@ from pipeline.report.stats.statistics import (
 from pipeline.results.cell_values import NoScore
 from pipeline.results.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
 from pipeline.results.questions import (
-    ChosenAndShown,
     Corpora,
     Measures,
     Questions,
@@ -48,7 +48,6 @@ from pipeline.results.questions import (
     cell_draws,
     is_plain_mean,
     leaf_cells,
-    pick_largest,
     questions_of,
 )
 from pipeline.tables.plan import Cell, Item, TablePlan, item_value
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sides:
-    """Two sides over the same questions; a side with several candidates is the best of them in each draw."""
+    """Two sides, of one candidate each, over the same questions."""
 
     placed: PlacedClaim
     questions: Questions
@@ -84,19 +83,16 @@ class Sides:
     @cached_property
     def is_plain(self) -> bool:
         """Whether nothing is chosen on these questions."""
-        is_single = len(self.placed.left) == 1 and len(self.placed.right) == 1
-        return is_single and all(is_plain_mean(self.placed.plan, cell) for cell in self.placed.all_cells)
+        return all(is_plain_mean(self.placed.plan, cell) for cell in self.placed.all_cells)
 
     def draw_means(self, choosing: dict, shown: dict) -> tuple[np.ndarray, np.ndarray]:
         """(left, right) means over places in each draw."""
 
-        def best_candidate(side: Sequence[Sequence[Cell]]) -> ChosenAndShown:
-            plan = self.placed.plan
-            return pick_largest(
-                [average_draws([cell_draws(plan, cell, choosing, shown) for cell in cells]) for cells in side]
-            )
-
-        return best_candidate(self.placed.left)[1], best_candidate(self.placed.right)[1]
+        plan, sides = self.placed.plan, (self.placed.left, self.placed.right)
+        left, right = (
+            average_draws([cell_draws(plan, cell, choosing, shown) for cell in cells])[1] for (cells,) in sides
+        )
+        return left, right
 
     @cached_property
     def observed_means(self) -> tuple[float, float]:
@@ -110,24 +106,12 @@ class Sides:
         left, right = self.draw_means(half, {key: means[::-1] for key, means in half.items()})
         return float(left.mean()), float(right.mean())
 
-    def side_answers(self, candidates: Sequence[Sequence[Cell]], axes: Sequence[str]) -> np.ndarray:
-        """(levels of each axis ..., N): the mean over places of the candidate that is best in all of them."""
+    def side_answers(self, side: Sequence[Sequence[Cell]], axes: Sequence[str]) -> np.ndarray:
+        """(levels of each axis ..., N): the mean over places."""
         import numpy as np
 
-        means = [
-            np.mean(np.broadcast_arrays(*(by_question(self.questions, cell, axes) for cell in cells)), axis=0)
-            for cells in candidates
-        ]
-        return max(means, key=np.mean)
-
-    def best_by_level(self, candidates: Sequence[Sequence[Cell]]) -> np.ndarray:
-        """(levels of each axis ..., N) at one place: the best candidate of each pair of experts."""
-        import numpy as np
-
-        axes = self.placed.axes
-        stacked = np.stack(np.broadcast_arrays(*(by_question(self.questions, cell, axes) for (cell,) in candidates)))
-        best = stacked.mean(axis=-1).argmax(axis=0)
-        return np.take_along_axis(stacked, best[None, ..., None], axis=0)[0]
+        (cells,) = side
+        return np.mean(np.broadcast_arrays(*(by_question(self.questions, cell, axes) for cell in cells)), axis=0)
 
     def differences(self, axes: Sequence[str]) -> np.ndarray:
         """Left minus right by question; an axis of one value on both sides is dropped."""
@@ -218,21 +202,36 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
             verdicts[claim.id] = not_made(claim, str(error))
             continue
         try:
-            if claim.test == "wilcoxon":
+            if claim.test == "wilcoxon" and not placed.untestable:
                 signed_ranks.append((claim, ranked_pairs(placed, answers)))
             else:
-                verdicts[claim.id] = JUDGES[claim.test](placed, answers)
+                verdicts[claim.id] = judge(placed, answers)
         except NoScore as error:
             verdicts[claim.id] = not_made(claim, str(error))
     verdicts |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
     return correct_verdicts(claims, [verdicts[claim.id] for claim in claims])
 
 
+def judge(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """The verdict on a claim, of any test but wilcoxon."""
+    if placed.untestable:
+        return not_testable(placed.claim, placed.untestable)
+    return JUDGES[placed.claim.test](placed, answers)
+
+
 def judge_contrast(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """The verdict on the mean over all places; of several candidates a side each must be on the claim's side."""
     if placed.claim.metric == FACT:
         return judge_fact_difference(placed, answers)
+    if len(pairs := placed.by_pair()) > 1:
+        return judge_every(placed.claim, [unit_of(name, pair, answers) for name, pair in pairs])
     sides = Sides.of(placed, answers)
     return judge_difference(placed.claim, sides.contrast(), *sides.observed_means, sides.describe_detail())
+
+
+def unit_of(name: str, placed: PlacedClaim, answers: StoredAnswers) -> Unit:
+    sides = Sides.of(placed, answers)
+    return Unit(name, sides.contrast(), *sides.observed_means)
 
 
 def judge_gain(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -279,43 +278,49 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
 
 def judge_paired(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Verdict by McNemar's test on two single models; it does not apply to means over several."""
+    refusal = placed.claim.refuse("mcnemar compares two single models on one set of problems: use test: difference")
+    if len(placed.by_pair()) > 1:
+        raise refusal
     sides = Sides.of(placed, answers)
     left, right = (sides.side_answers(cells, ()) for cells in (placed.left, placed.right))
     if not sides.is_plain or not {*left, *right} <= {0, 1}:
-        raise placed.claim.refuse("mcnemar compares two single models on one set of problems: use test: difference")
+        raise refusal
     return judge_mcnemar(placed.claim, statistics.mcnemar(left, right), sides.contrast(), *sides.observed_means)
 
 
 def judge_each_unit(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on each place, and on each pair of experts where axes are named."""
-    return judge_every(placed.claim, *units_of(placed, answers))
+    """Verdict on each place, and on each candidate a side, over the named axes."""
+    units = [
+        unit_of(" ".join(filter(None, [place, name])), pair.at_place(index), answers)
+        for name, pair in placed.by_pair()
+        for index, place in enumerate(placed.places)
+    ]
+    return judge_every(placed.claim, units)
 
 
 def judge_unit_wins(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on how many of these places, or pairs, agree with the claim."""
-    units, left, right = units_of(placed, answers)
-    return judge_wins(placed.claim, units, Sides.of(placed, answers).contrast(), left, right)
+    """Verdict on how many of these places, or pairs of experts, agree with the claim."""
+    units = [unit for name, pair in placed.by_pair() for unit in units_of(name, pair, answers)]
+    return judge_wins(placed.claim, units, judge_contrast(placed, answers), bool(placed.axes))
 
 
-def units_of(placed: PlacedClaim, answers: StoredAnswers) -> tuple[list[tuple[str, Contrast]], float, float]:
-    """(name, contrast) of each unit, and the means of both sides over all places."""
+def units_of(candidates: str, placed: PlacedClaim, answers: StoredAnswers) -> list[Unit]:
+    """Each place, and pair of experts where axes are named, of one candidate a side."""
     import numpy as np
 
-    units: list[tuple[str, Contrast]] = []
-    values = []
+    units: list[Unit] = []
     for index, place in enumerate(placed.places):
         at_place = placed.at_place(index)
-        sides = Sides.of(at_place, answers)
-        values.append(sides.observed_means)
         if not placed.axes:
-            units.append((place, sides.contrast()))
+            units.append(unit_of(" ".join(filter(None, [place, candidates])), at_place, answers))
             continue
-        pairs = sides.best_by_level(at_place.left) - sides.right_weight * sides.best_by_level(at_place.right)
+        sides = Sides.of(at_place, answers)
+        pairs = sides.differences(placed.axes)
         for pair in np.ndindex(pairs.shape[:-1]):
-            name = " ".join([place, *(f"{axis}{level + 1}" for axis, level in zip(placed.axes, pair, strict=True))])
-            units.append((name, sides.contrast_of(pairs[pair])))
-    left, right = np.mean(values, axis=0)
-    return units, float(left), float(right)
+            levels = (f"{axis}{level + 1}" for axis, level in zip(sides.varied_axes, pair, strict=True))
+            name = " ".join(filter(None, [place, candidates, *levels]))
+            units.append(Unit(name, sides.contrast_of(pairs[pair]), *sides.observed_means))
+    return units
 
 
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:

@@ -168,6 +168,8 @@ class Expansion:
         reduce = tuple((how, tuple(axis for axis in axes if axis in free)) for how, axes in place.reduce)
         self.mark_used(place, own_axes | set(self.axes_named_by(place, place.words.get("run"))), best)
         reduced = {axis for _, axes in reduce for axis in axes}
+        if pooled := tuple(axis for axis in self.table.pooled if axis in free and axis not in reduced):
+            reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
         if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
             raise self.table.refuse(place.where, problem)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun, Words
+from pipeline.tables.schema import PLACEHOLDER, TRAININGS, Names, Reference, Table, TableRun, Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
 
-TRAININGS = ("sft", "cpt")
 TRIAL_CHOICE = {"stage": "select", "select": "unreasonable"}  # the lowest validation loss
 
 

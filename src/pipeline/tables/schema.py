@@ -1,7 +1,8 @@
 """The format of a table: YAML read into a Table, strictly, in the table's own words.
 
     axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
-    every    words for each run, and each evaluation, whose stage reads them
+    every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
+             trainings that set none, and each cell is the mean over it
     trials   key -> values tried in each training, "recipe" for the recipe's own; the lowest validation loss counts
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
     score    what is said of every cell: eval, in, and anything that a row or a column may say
@@ -61,6 +62,7 @@ RUN_KEYS = frozenset(
      "merge.base", "base", "data_root", "data.benchmarks"}
 )  # fmt: skip
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
+TRAININGS = ("sft", "cpt")  # stages that train a model
 ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
 
 Words = dict[str, Any]
@@ -138,6 +140,7 @@ class Table:
     free_snapshots: bool
     controls: Any = False  # as written: true, or names of runs
     primary: tuple[str, ...] = ()
+    pooled: tuple[str, ...] = ()  # axes that each cell is the mean of where it says nothing else
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
@@ -170,11 +173,25 @@ def read_table(
         if not raw.get(key):
             raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
-    table = Reader(file, raw, run_keys).build_table({**raw["every"], **every})
+    settings = {**raw["every"], **every}
+    pooled = add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
+    table = replace(Reader(file, raw, run_keys).build_table(settings), pooled=pooled)
     written = parsed_yaml(text, file)
     own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
     shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
-    return replace(table, override_keys=tuple(every), inherited=frozenset(shared))
+    override_keys = tuple(key for key in every if key in settings)
+    return replace(table, override_keys=override_keys, inherited=frozenset(shared))
+
+
+def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:
+    """Make `every`'s list of seeds the axis `seed` of all trainings that set no seed, in place; gives its name."""
+    trainings = [run for run in raw["runs"].values() if isinstance(run, dict) and run.get("stage") in TRAININGS]
+    for run in trainings:
+        run.setdefault("seed", "{seed}")
+    if not any(run["seed"] == "{seed}" for run in trainings):
+        raise table_error(file, "every", f"seed={seeds}: no training is left without a seed of its own: leave it out")
+    raw["axes"]["seed"] = seeds
+    return ("seed",)
 
 
 def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:

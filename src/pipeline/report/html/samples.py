@@ -45,7 +45,7 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
             location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
             run_answers = answers.get((score.run, row.task, row.where), Answers())
             marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
-            if run_answers.text:
+            if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
                 place = (row.task, row.where, row.num_fewshot, run_answers.text)
                 by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
     marks += damaged_experts(results)
@@ -67,19 +67,23 @@ def mark_lines(marks: Sequence[Mark]) -> list[str]:
 
 
 def inconclusive_sentence(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[str]:
-    """A sentence where most generated answers were cut off, in most of the scores: then these compare lengths."""
-    places = {
-        (score.run, row.task, row.where)
-        for cell in results.cells
-        for score, row in primary_rows(cell, written)
-        if kind_of(row.task) in GENERATED
-    }
-    scored = [answers[place] for place in places if place in answers and answers[place].n]
-    cut_off = sum(item.cut_off > item.n / 2 for item in scored)
-    if not cut_off or cut_off <= len(scored) / 2:
+    """A sentence where most generated answers were cut off, in most of the scores of the table or of a column: then
+    these compare lengths."""
+    by_column: dict[str, dict[Place, bool]] = {}
+    for cell in results.cells:
+        for score, row in primary_rows(cell, written):
+            place = (score.run, row.task, row.where)
+            if kind_of(row.task) in GENERATED and place in answers and answers[place].n:
+                by_column.setdefault(cell.column, {})[place] = answers[place].cut_off > answers[place].n / 2
+    everywhere = {place: cut for places in by_column.values() for place, cut in places.items()}
+    affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
+    if not affected:
         return []
+    where = "" if sum(everywhere.values()) > len(everywhere) / 2 else f" of {', '.join(affected)}"
+    scored = everywhere if not where else {key: cut for name in affected for key, cut in by_column[name].items()}
     return [
-        f"Inconclusive: in {cut_off} of {len(scored)} scores most answers ran out of tokens; raise eval.max_gen_toks."
+        f"Inconclusive: in {sum(scored.values())} of {len(scored)} scores{where} most answers ran out of tokens; "
+        "raise eval.max_gen_toks."
     ]
 
 

@@ -39,7 +39,7 @@ def write_report(results: Results, folder: Path) -> Path:
     notes = notes_of(results, written_scores)
     headline = [
         *inconclusive_sentence(results, written_scores, answers),
-        *headline_sentences(correct_contrasts(results.contrasts, results.primary)),
+        *headline_sentences(correct_contrasts(results.contrasts, results.primary), results.primary),
     ]
     html, pictures = page(results, written_scores, answers, headline, notes, folder)
     written = {

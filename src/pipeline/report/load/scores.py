@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.render.text import align_columns
-from pipeline.report.stats.statistics import wilson_interval
+from pipeline.report.stats.statistics import NormalTest, share_interval
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
 MOST_NOTES = 20  # tasks listed by name
@@ -104,12 +104,14 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
 
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
-    """95 % interval of a score, in its own unit: Wilson's for a share of right answers, else 1.96 standard errors; None
-    if the harness gives no error, as for corpus scores."""
+    """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as many questions as
+    have its variance, else Student's t. None if the harness gives no error, as for corpus scores, or no variance."""
     value, error = finite_or_none(row.value), finite_or_none(row.stderr)
     if value is None or error is None or not row.n:
         return None
-    return wilson_interval(value, row.n) if 0 <= value <= 1 else (value - 1.96 * error, value + 1.96 * error)
+    if percent_factor(row.metric) == 100 and 0 <= value <= 1:
+        return share_interval(value, row.n, error**2 * (row.n - 1) / row.n)
+    return NormalTest(value, error, row.n - 1, math.inf).interval() if error and row.n > 1 else None
 
 
 def title_of(task: str) -> str:
@@ -132,10 +134,10 @@ def score_lines(folder: Path) -> list[str]:
 
 
 def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
-    """A score for the terminal: out of 100, with its standard error."""
+    """A score for the terminal: out of 100, with its 95 % interval."""
     text = row.reason or "no number"
     if row.value is not None:
         scale = percent_factor(row.metric)
-        error = f" ± {scale * row.stderr:.1f}" if row.stderr is not None else ""
-        text = f"{scale * row.value:.1f}{error}"
+        ends = score_interval(row)
+        text = f"{scale * row.value:.1f}" + (f" ({scale * ends[0]:.1f} to {scale * ends[1]:.1f})" if ends else "")
     return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, text, str(row.n)

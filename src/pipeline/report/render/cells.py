@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from pipeline.report.load.contents import CellResult, Results
@@ -114,7 +115,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
             ["", title, "", *(f"- {run.name}: {one_line(run.reason)}" for run in runs[:NAMED_AT_MOST])] if runs else []
         )
         lines += [f"- and {len(runs) - NAMED_AT_MOST} more"] if len(runs) > NAMED_AT_MOST else []
-    return "\n".join(lines).rstrip() + "\n"
+    return escape("\n".join(lines).rstrip(), quote=False) + "\n"
 
 
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ NOT_TESTABLE = "cannot be tested"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a claim file. left, right: columns or rows of the table; the best one counts if there are several.
+    """A claim of a claim file. left, right: columns or rows of the table; of several, each one counts.
     threshold: in points; in percent of the right side if `relative`; for friedman a significance level. than: the
     places whose difference `gain` subtracts. family: claims of a table with the same family are Holm-corrected
     together; "" for none."""
@@ -156,7 +156,7 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         else "only friedman has no right side, and direction differ"
         if test != "friedman" and (not right or direction == "differ")
         else f"{test} needs direction higher or lower"
-        if test in ("alike", "every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
+        if test in ("alike", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
         else f"{test} only accepts threshold 0"
         if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
         else "gain compares one left and one right side at `over` and at `than`, in points"
@@ -252,38 +252,52 @@ def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float
     )  # fmt: skip
 
 
-def judge_every(claim: Claim, contrasts: Sequence[tuple[str, Contrast]], left: float, right: float) -> Verdict:
-    """The verdict over separate units (name, contrast): shown if all are, which needs no correction; contradicted if
-    one lies on the other side, at 5 % after Holm's correction over all units."""
-    words = [word_of(claim, contrast.low, contrast.high) for _, contrast in contrasts]
+@dataclass(frozen=True)
+class Unit:
+    """A part of a claim that is tested on its own: a place, a candidate a side, or a pair of experts."""
+
+    name: str
+    contrast: Contrast
+    left: float
+    right: float
+
+
+def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
+    """The verdict over separate units: shown if all are, which needs no correction; contradicted if one is, at 5 %
+    after Holm's correction over all units. The numbers are those of the unit that is furthest from the claim."""
+    contrasts = [unit.contrast for unit in units]
+    words = [word_of(claim, contrast.low, contrast.high) for contrast in contrasts]
     sign = 1 if claim.direction == "higher" else -1
-    beyond = [sign * (contrast.difference - claim.margin) for _, contrast in contrasts]
-    corrected = holm([p_of(claim, contrast) for _, contrast in contrasts])
-    opposed = [p < LEVEL and excess < 0 for p, excess in zip(corrected, beyond, strict=True)]
+    excesses = [
+        claim.threshold / 100 - abs(contrast.difference)
+        if claim.direction == "within"
+        else sign * (contrast.difference - claim.margin)
+        for contrast in contrasts
+    ]
+    corrected = holm([p_of(claim, contrast) for contrast in contrasts])
+    opposed = [p < LEVEL and word == CONTRADICTED for p, word in zip(corrected, words, strict=True)]
     word = SHOWN if all(unit == SHOWN for unit in words) else CONTRADICTED if any(opposed) else UNDECIDED
-    worst = min((contrast for _, contrast in contrasts), key=lambda contrast: sign * contrast.difference)
-    text = ", ".join(f"{name} {100 * contrast.difference:+.1f}" for name, contrast in contrasts)
-    return verdict_of(
-        claim, word, left_value=left, right_value=right, difference=worst.difference, low=worst.low, high=worst.high,
-        p=p_of(claim, worst), n=worst.n, could_see=max(contrast.could_see for _, contrast in contrasts),
-        detail=f"{sum(excess > 0 for excess in beyond)} of {len(contrasts)} on its side, {words.count(SHOWN)} shown; "
-        f"the smallest is given here: {text}",
+    at = min(range(len(units)), key=excesses.__getitem__)
+    text = ", ".join(f"{unit.name} {100 * unit.contrast.difference:+.1f}" for unit in units)
+    return replace(
+        judge_difference(claim, contrasts[at], units[at].left, units[at].right),
+        verdict=word, could_see=100 * max(contrast.could_see for contrast in contrasts),
+        detail=f"{sum(excess > 0 for excess in excesses)} of {len(units)} on its side, {words.count(SHOWN)} shown; "
+        f"the numbers are those of {units[at].name}: {text}",
     )  # fmt: skip
 
 
-def judge_wins(
-    claim: Claim, contrasts: Sequence[tuple[str, Contrast]], mean: Contrast, left: float, right: float
-) -> Verdict:
+def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: bool) -> Verdict:
     """The verdict by the papers' count: shown if every unit lies on its side and the mean over all of them does so
-    significantly (a count alone proves nothing, as units share experts and questions); contradicted if `every` is, or
-    if the mean lies significantly on the other side."""
-    overall, by_unit = judge_difference(claim, mean, left, right), judge_every(claim, contrasts, left, right)
+    significantly (a count alone proves nothing, as units share experts and questions); contradicted if the mean is, or
+    if `every` unit of its own is. Of units that are pairs of experts only the mean counts how much experts differ."""
     sign = 1 if claim.direction == "higher" else -1
-    wins = sum(sign * contrast.difference > 0 for _, contrast in contrasts)
-    word = overall.verdict if wins == len(contrasts) or overall.verdict == CONTRADICTED else UNDECIDED
-    text = ", ".join(f"{name} {100 * contrast.difference:+.1f}" for name, contrast in contrasts)
-    word = CONTRADICTED if by_unit.verdict == CONTRADICTED else word
-    return replace(overall, verdict=word, detail=f"{wins} of {len(contrasts)} on its side: {text}")
+    wins = sum(sign * unit.contrast.difference > 0 for unit in units)
+    word = overall.verdict if wins == len(units) or overall.verdict == CONTRADICTED else UNDECIDED
+    if not experts and judge_every(claim, units).verdict == CONTRADICTED:
+        word = CONTRADICTED
+    text = ", ".join(f"{unit.name} {100 * unit.contrast.difference:+.1f}" for unit in units)
+    return replace(overall, verdict=word, detail=f"{wins} of {len(units)} on its side: {text}")
 
 
 def judge_alike(claim: Claim, test_result: Alike) -> Verdict:

@@ -32,7 +32,11 @@ class CorrectedContrast:
 def correct_contrasts(lines: Sequence[Mapping[str, Any]], primary: Sequence[str] = ()) -> list[CorrectedContrast]:
     """primary: left, right and place of the primary comparison."""
     first = [bool(primary) and [line["left"], line["right"], line["place"]] == list(primary) for line in lines]
-    ps, mid_ps = (adjust_p_values([p_of_chosen(line, key) for line in lines], first) for key in ("p", "mcnemar_p"))
+    is_missing = bool(primary) and not any(is_first and line["p"] is not None
+                                           for is_first, line in zip(first, lines, strict=True))  # fmt: skip
+    ps, mid_ps = (
+        adjust_p_values([p_of_chosen(line, key) for line in lines], first, is_missing) for key in ("p", "mcnemar_p")
+    )
     return [CorrectedContrast(*values) for values in zip(lines, ps, mid_ps, first, strict=True)]
 
 
@@ -43,31 +47,53 @@ def p_of_chosen(line: Mapping[str, Any], key: str) -> float | None:
     return p if p is None or line["difference"] > 0 else min(1.0, models * p)
 
 
-def adjust_p_values(ps: Sequence[float | None], first: Sequence[bool]) -> list[float | None]:
+def adjust_p_values(ps: Sequence[float | None], first: Sequence[bool], is_missing: bool) -> list[float | None]:
+    """is_missing: the primary comparison has no p. It keeps its half of the error rate all the same."""
     tested = [(p, is_first) for p, is_first in zip(ps, first, strict=True) if p is not None]
+    tested += [(1.0, True)] * (is_missing and bool(tested))
     weights = [max(1, len(tested) - 1) if is_first else 1 for _, is_first in tested]
     corrected_ps = iter(holm([p for p, _ in tested], weights))
     return [None if p is None else next(corrected_ps) for p in ps]
 
 
-def headline_sentences(contrasts: Sequence[CorrectedContrast]) -> list[str]:
-    """The primary comparison in a sentence, then each significant other one, then what the others could have shown."""
+def holm_level(count: int, is_first: bool, has_first: bool) -> float:
+    """The level at which one of `count` comparisons is tested while none is significant: by Holm's correction, in which
+    the primary one, if there is one, has half of the error rate."""
+    if is_first:
+        return LEVEL / 2 if count > 1 else LEVEL
+    return LEVEL / 2 / max(1, count - 1) if has_first else LEVEL / max(1, count)
+
+
+def headline_sentences(contrasts: Sequence[CorrectedContrast], primary: Sequence[str] = ()) -> list[str]:
+    """The primary comparison in a sentence, or that it is missing, then each significant other one, then what the
+    others could have shown. primary: left, right and place of the primary comparison."""
+    missing = missing_sentence(contrasts, primary)
     tested = [contrast for contrast in contrasts if contrast.p is not None]
     if not tested:
-        return ["No two models have answers to compare."]
-    primary = [contrast for contrast in tested if contrast.primary]
+        return [*missing, "No two models have answers to compare."]
+    first = [contrast for contrast in tested if contrast.primary]
     others = [contrast for contrast in tested if not contrast.primary]
     significant = sorted(
         (contrast for contrast in others if contrast.significant),
         key=lambda contrast: -abs(contrast.line["difference"]),
     )
-    sentences = [primary_sentence(contrast, tested) for contrast in primary]
+    sentences = missing + [primary_sentence(contrast, tested) for contrast in first]
     sentences += [difference_sentence(contrast) for contrast in significant[:MOST_SENTENCES]]
     more = len(significant) - MOST_SENTENCES
     if more > 0:
         sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
     insignificant = [contrast for contrast in others if not contrast.significant]
     return sentences + others_sentence(insignificant, "other " if sentences else "")
+
+
+def missing_sentence(contrasts: Sequence[CorrectedContrast], primary: Sequence[str]) -> list[str]:
+    if not primary or any(contrast.primary and contrast.p is not None for contrast in contrasts):
+        return []
+    left, right, place = primary
+    reason = next((contrast.line["missing"] for contrast in contrasts if contrast.primary), None)
+    return [
+        f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing: {reason or 'it has no answers'}."
+    ]
 
 
 def primary_sentence(contrast: CorrectedContrast, contrasts: Sequence[CorrectedContrast]) -> str:
@@ -81,11 +107,24 @@ def primary_sentence(contrast: CorrectedContrast, contrasts: Sequence[CorrectedC
     none = f" None of {len(rivals)} models is significantly better there." if len(rivals) > 1 and not gains else ""
     if contrast.significant:
         return f"{difference_sentence(contrast)}{none}"
-    size = (
-        f"{line['difference']:+.1f} {unit} ({line['low']:+.1f} to {line['high']:+.1f}; corrected p {p_text(contrast)})"
-    )
+    size = f"{line['difference']:+.1f} {unit} ({certainty(contrast, line['low'], line['high'], '+')})"
     seen = f"a difference of {line['could_see']:.1f} would be detectable"
-    return f"“{line['left']}” is not significantly different from {place}: {size}; {seen}.{none}"
+    if line.get("spread") is not None:
+        seen += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
+    if unit == "points" and line["could_see"] >= 100:
+        seen = "so few answers could show no difference"
+    return f"“{line['left']}” is not significantly different from {place}{scope(line)}: {size}; {seen}.{none}"
+
+
+def certainty(contrast: CorrectedContrast, low: float, high: float, sign: str = "") -> str:
+    """The interval with its own p, and p after the correction."""
+    alone = "" if contrast.line["p"] == contrast.p else f", p {p_text(contrast.line['p'])}"
+    return f"95 % interval {low:{sign}.1f} to {high:{sign}.1f}{alone}; corrected p {p_text(contrast.p)}"
+
+
+def scope(line: Mapping[str, Any]) -> str:
+    """What a sentence is about where seeds are no sample of three or more."""
+    return " for these trainings (other seeds may differ)" if line.get("trainings") == "these" else ""
 
 
 def is_gain(line: Mapping[str, Any]) -> bool:
@@ -94,17 +133,16 @@ def is_gain(line: Mapping[str, Any]) -> bool:
 
 
 def difference_sentence(contrast: CorrectedContrast) -> str:
-    """“swap” is better than “base” in “qac math” by 4.0 points (1.2 to 6.9; corrected p = 0.010)."""
+    """“swap” is better than “base” in “qac” by 4.0 points (95 % interval 1.2 to 6.9, p = 0.005; corrected p = 0.01)."""
     line = contrast.line
     low, high = sorted((abs(line["low"]), abs(line["high"])))
     verb = "better" if is_gain(line) else "worse"
-    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')}"
-    certainty = f"({low:.1f} to {high:.1f}; corrected p {p_text(contrast)})"
-    return f"“{line['left']}” is {verb} than “{line['right']}” in “{line['place']}” by {size} {certainty}."
+    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')} ({certainty(contrast, low, high)})"
+    return f"“{line['left']}” is {verb} than “{line['right']}” in “{line['place']}” by {size}{scope(line)}."
 
 
-def p_text(contrast: CorrectedContrast) -> str:
-    return "< 0.001" if contrast.p is not None and contrast.p < 0.001 else f"= {contrast.p:.3f}"
+def p_text(p: float | None) -> str:
+    return "< 0.001" if p is not None and p < 0.001 else f"= {p:.3f}"
 
 
 def others_sentence(contrasts: Sequence[CorrectedContrast], other: str) -> list[str]:

@@ -10,9 +10,9 @@ Tests on ranks (Friedman, Wilcoxon, Spearman) are in ranks.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from pipeline.evaluate.metrics import mean
@@ -31,21 +31,46 @@ def standard_error(fraction: float, n: int) -> float:
     return math.sqrt(fraction * (1 - fraction) / n)
 
 
-def smallest_difference(questions: int, discordant: float) -> float:
-    """The minimum detectable difference (as a share) of a test on the same questions, at LEVEL and with POWER.
+def smallest_difference(questions: float, discordant: float, level: float = LEVEL) -> float:
+    """The minimum detectable difference (as a share) of a test on the same questions, at `level` and with POWER.
 
-    McNemar's statistic in its normal approximation: of n questions only the one model answers a share b correctly, only
-    the other a share c; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant
-    answers. A two-sided test at 5 % detects it with power 80 % from (z_0.975 + z_0.8) sqrt(d / n) = 2.80 sqrt(d / n).
-    `discordant` is measured, or assumed before there are measurements.
+    McNemar's test in its normal approximation: (b - c) / sqrt(b + c) of questions that only the one or only the other
+    model answers correctly. Of n questions a share d is discordant, and at least the difference itself: where nothing
+    differs so far, the better model must win so many that they alone are significant. Power is that of the multinomial
+    distribution, summed; for many questions (z_level + z_POWER) sqrt(d / n) is much the same.
+    `discordant` is measured, or assumed before there are measurements. 1 if no difference would be detected.
     """
-    return clip_detectable(detectable_in_errors(math.inf) * math.sqrt(discordant / questions), questions)
+
+    def power(difference: float) -> float:
+        import numpy as np
+        from scipy.special import bdtr, gammaln
+
+        share, critical = min(1.0, max(discordant, difference)), t_quantile(1 - level / 2, math.inf)
+        n = max(1, round(questions))
+        if n > 5_000:
+            spread = math.sqrt(max(1e-12, share - difference**2) / n)
+            return t_tail((critical * math.sqrt(share / n) - difference) / spread, math.inf)
+        found = np.arange(1, n + 1)  # discordant answers, of which more than `most_lost` wins are significant
+        most_lost = np.minimum(np.floor((found - critical * np.sqrt(found)) / 2), found)
+        logarithm = gammaln(n + 1) - gammaln(found + 1) - gammaln(n - found + 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logarithm += found * np.log(share) + np.where(found < n, (n - found) * np.log1p(-share), 0)
+        lost = min(1.0, max(0.0, (1 - difference / share) / 2))
+        significant = np.where(most_lost >= 0, bdtr(np.maximum(most_lost, 0), found, lost), 0)
+        return float(np.sum(np.exp(logarithm) * significant))
+
+    return least_detected(power)
 
 
-def clip_detectable(difference: float, questions: int, reach: float = 1.0) -> float:
-    """A minimum detectable difference clipped to the range of n questions: not below the rule of three (0 of n
-    observed is compatible with 3 / n, Hanley and Lippman-Hand 1983), nor above the largest possible difference."""
-    return min(reach, max(difference, 3 / questions))
+def least_detected(power: Callable[[float], float], most: float = 1.0) -> float:
+    """The difference that is detected with POWER; `most` if none is."""
+    low, high = 0.0, most
+    if power(high) < POWER:
+        return most
+    while high - low > 1e-4 * most:
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
+    return high
 
 
 # ------------------------------------------------------------------------------------------- two models
@@ -268,9 +293,9 @@ class Contrast:
 
     difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
     high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error due to sampling
-    of each; n: problems; discordant: the measured share of discordant answers, None for translations; could_see: the
-    minimum detectable difference of this test at power 80 %, never below the rule of three; test: the equation behind
-    p and interval; parts: (variance between experts, within, experts) of each axis; noise: of the problems' variance.
+    of each; n: problems; discordant: the measured share of discordant answers, None for translations; test: the
+    equation behind p and interval; parts: (variance between experts, within, experts) of each axis; noise: of the
+    problems' variance.
     """
 
     difference: float
@@ -283,7 +308,6 @@ class Contrast:
     experts: float
     n: int
     discordant: float | None
-    could_see: float
     test: PairedScore | NormalTest
     parts: Sequence[ExpertPart] = ()
     noise: float = 0.0
@@ -302,6 +326,42 @@ class Contrast:
         """Two-sided p of a true difference of `threshold`, as a claim with a threshold is tested."""
         return self.test.p(threshold)
 
+    @cached_property
+    def could_see(self) -> float:
+        """The minimum detectable difference at LEVEL, if experts differ as measured."""
+        return self.detectable(LEVEL)
+
+    @property
+    def spread(self) -> float | None:
+        """The measured standard deviation of the difference from expert to expert; None without, or with two axes."""
+        (part, *others) = self.parts or [(0.0, 0.0, 0)]
+        return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not others else None
+
+    def detectable(self, level: float, spread: float | None = None) -> float:
+        """The minimum detectable difference at a level, with POWER. spread: the standard deviation of the difference
+        from expert to expert on each axis, instead of the measured one.
+
+        Over experts, the test's own estimate of their variance varies from sample to sample as a chi-squared number
+        does: its power is the mean over that."""
+        reach, least = self.test.reach, 0.0
+        if isinstance(self.test, PairedScore):
+            least = reach * smallest_difference(self.n / self.test.dependence, self.discordant or 0.0, level)
+        if not self.parts:
+            return (
+                least
+                if least
+                else min(reach, (t_quantile(1 - level / 2, self.df) + t_quantile(POWER, self.df)) * self.error)
+            )
+        added = [
+            max(0.0, between - within) if spread is None else spread**2 / count for between, within, count in self.parts
+        ]
+        tested = self.problems**2
+        if isinstance(self.test, PairedScore):
+            tested = self.test.variance(0.0) - self.test.experts
+        most = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
+        parts = [(one, within, count) for one, (_, within, count) in zip(added, self.parts, strict=True)]
+        return max(least, least_detected(power_over_experts(tested, parts, level), most))
+
 
 def contrast(
     differences: ArrayLike,
@@ -319,9 +379,9 @@ def contrast(
     A run without an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to the
     variance the differences of its experts' means that the problems do not explain: mean squares of expert minus those
     of expert x problem, in the analysis of variance of a crossed random design (Cornfield and Tukey 1956), 0 if that is
-    negative. The quantiles are then Student's t with Satterthwaite's degrees of freedom, which fall to 2 if three
-    experts dominate. Without an effect it rejects in 3 to 7 % of cases if experts matter, with three a side; in 2 % if
-    they do not, as three experts cannot show that.
+    negative. The quantiles are then Student's t, whose degrees of freedom (`mixed_degrees`) fall to 2 if three experts
+    dominate. Without an effect it rejects in 1 to 6 % of cases if experts matter, with three a side; in 1 to 4 % if
+    they do not, as three experts cannot show that (on two axes in fewer than 1 %).
 
     See `two_way_bootstrap` for why this is not a percentile interval of a bootstrap over experts and problems.
 
@@ -418,23 +478,52 @@ def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
     ]
 
 
-def of_experts(parts: Sequence[ExpertPart]) -> tuple[float, float]:
-    """(variance added by experts, its own noise), given (variance between experts, within, experts) of each axis."""
-    above = [(between, within, count) for between, within, count in parts if between > within]
-    return (
-        math.fsum(between - within for between, within, _ in above),
-        math.fsum(between**2 / (count - 1) for between, _, count in above),
-    )
-
-
 def degrees_of_freedom(variance: float, noise: float) -> float:
-    """Satterthwaite's degrees of freedom; infinite if experts add no variance."""
+    """Satterthwaite's degrees of freedom; infinite without noise."""
     return variance**2 / noise if noise > 0 else math.inf
 
 
-def detectable_in_errors(df: float) -> float:
-    """The minimum detectable difference at LEVEL and POWER, in standard errors."""
-    return t_quantile(1 - LEVEL / 2, df) + t_quantile(POWER, df)
+def mixed_degrees(problems: float, noise: float, parts: Sequence[ExpertPart], n: int) -> float:
+    """Degrees of freedom of the variance of n problems plus that of experts: the weighted mean of the parts' inverse.
+
+    Every axis counts, also one whose experts add no variance: counted only where `between` exceeds `within`, the
+    degrees of freedom would jump to infinity where rounding decides which is larger. Satterthwaite's formula, used
+    among axes, gives too many where some experts' variance is added to one that is known: 5 % are then 7.5 % with three
+    experts."""
+    between = math.fsum(part[0] for part in parts)
+    among = between / degrees_of_freedom(between, math.fsum(part[0] ** 2 / (part[2] - 1) for part in parts))
+    inverse = among + (noise / problems if noise > 0 else 0.0)
+    if inverse <= 0:
+        return math.inf
+    variance = problems + added_by_experts(parts)
+    return max(variance / inverse, min([part[2] - 1 for part in parts] + [n - 1] * (noise > 0)))
+
+
+def added_by_experts(parts: Sequence[ExpertPart]) -> float:
+    """The variance that experts add: between them, less that within, of each axis."""
+    return math.fsum(max(0.0, between - within) for between, within, _ in parts)
+
+
+def power_over_experts(problems: float, parts: Sequence[ExpertPart], level: float) -> Callable[[float], float]:
+    """Function from a true difference to the power of its test. problems: the variance due to the problems; parts:
+    (true variance of the mean due to experts, within, experts) of each axis."""
+    import numpy as np
+    from scipy.special import chdtri, ndtr, stdtrit
+
+    size = 200 if len(parts) == 1 else 20
+    chances = (np.arange(size) + 0.5) / size
+    betweens = np.meshgrid(
+        *((added + within) * chdtri(count - 1, chances) / (count - 1) for added, within, count in parts)
+    )
+    excess = sum(np.maximum(0.0, b - within) for b, (_, within, _) in zip(betweens, parts, strict=True))
+    among = sum(b**2 / (count - 1) for b, (*_, count) in zip(betweens, parts, strict=True)) / np.maximum(
+        1e-300, sum(betweens)
+    )
+    variance = problems + excess
+    df = np.minimum(1e9, np.maximum(variance / np.maximum(among, 1e-300), min(count - 1 for *_, count in parts)))
+    critical = stdtrit(df, 1 - level / 2) * np.sqrt(variance)
+    error = math.sqrt(problems + math.fsum(added for added, *_ in parts))
+    return lambda difference: float(np.mean(ndtr((difference - critical) / max(error, 1e-12))))
 
 
 def contrast_of_test(
@@ -443,17 +532,14 @@ def contrast_of_test(
 ) -> Contrast:  # fmt: skip
     """The contrast of a test of n problems, to which experts add their variance. problems: the variance due to the
     problems, noise: that of this estimate; parts, discordant: as in `Contrast`."""
-    experts, of_parts = of_experts(parts)
-    df = degrees_of_freedom(problems + experts, noise + of_parts)
+    experts, df = added_by_experts(parts), mixed_degrees(problems, noise, parts, n)
     error = math.sqrt(problems + experts)
     test = replace(test, experts=experts, df=df) if isinstance(test, PairedScore) else replace(test, error=error, df=df)
-    could_see = detectable_in_errors(df) * math.sqrt(max(problems, (discordant or 0) / n) + experts)
     low, high = test.interval()
     return Contrast(
         difference=test.difference, low=low, high=high, p=test.p(0), error=error, df=df,
         problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant,
-        could_see=could_see if math.isinf(test.reach) else clip_detectable(could_see, n, test.reach), test=test,
-        parts=parts, noise=noise,
+        test=test, parts=parts, noise=noise,
     )  # fmt: skip
 
 

@@ -1,0 +1,109 @@
+"""What "detectable" promises: the power of the very test at the printed difference, simulated."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_report import line_of
+
+from pipeline.report.load.scores import score_interval
+from pipeline.report.stats.compare import correct_contrasts, headline_sentences, holm_level
+from pipeline.report.stats.statistics import contrast, smallest_difference
+
+
+@pytest.mark.parametrize(
+    "n, discordant, level", [(100, 0.2, 0.05), (100, 0.2, 0.025), (250, 0.2, 0.0025), (100, 0.0, 0.05), (30, 0.4, 0.05)]
+)
+def test_one_training_each(n, discordant, level):
+    rng, difference = np.random.default_rng(0), smallest_difference(n, discordant, level)
+    share = max(discordant, difference)
+    chances = [(share + difference) / 2, (share - difference) / 2, 1 - share]
+    power = np.mean([contrast(rng.choice([1, -1, 0], n, p=chances)).p < level for _ in range(400)])
+    assert 0.73 < power < 0.87  # 80 %, of 400
+
+
+@pytest.mark.parametrize("trainings", [3, 5])
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.04])
+@pytest.mark.parametrize("level", [0.05, 0.0125])
+def test_several_trainings_each(trainings, spread, level):
+    """At the standard deviation between trainings that the sentence names."""
+    rng, share = np.random.default_rng(1), 0.5
+
+    def drawn(difference: float) -> np.ndarray:
+        own, answers = rng.normal(0, spread, (trainings, 1)), rng.random((trainings, 250))
+        wins, losses = (share + difference + own) / 2, (share - difference - own) / 2
+        return np.where(answers < wins, 1, np.where(answers > 1 - losses, -1, 0))
+
+    difference = float(np.median([contrast(drawn(0)).detectable(level, spread) for _ in range(7)]))
+    power = np.mean([contrast(drawn(difference)).p < level for _ in range(400)])
+    assert 0.72 < power < 0.88
+
+
+def test_a_claimed_difference_that_nothing_could_show():
+    assert smallest_difference(3, 0.2) == 1
+    (one,) = headline_sentences(correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, could_see=100.0)], "abc"), "abc")
+    assert "so few answers could show no difference" in one
+
+
+def test_the_level_is_the_one_that_holms_correction_begins_with():
+    assert holm_level(1, True, True) == holm_level(1, False, False) == 0.05
+    assert holm_level(11, True, True) == 0.025 and holm_level(11, False, True) == 0.0025
+    assert holm_level(10, False, False) == 0.005
+    for count in (2, 5):
+        for has_first in (True, False):
+            lines = [line_of(str(at), "b", "c", 5.0, 0.9) for at in range(count)]
+            primary = ["0", "b", "c"] if has_first else []
+            for at in range(count):
+                level = holm_level(count, has_first and at == 0, has_first)
+                for factor, significant in ((0.99, True), (1.01, False)):
+                    alone = [{**line, "p": factor * level} if place == at else line for place, line in enumerate(lines)]
+                    assert correct_contrasts(alone, primary)[at].significant is significant
+
+
+# ---------------------------------------------------------------------------------------------------- sentences
+
+PRIMARY = ("swap", "math", "sw")
+
+
+@pytest.mark.parametrize("lines", [[], [line_of(*PRIMARY, 0.0, None, missing="eval-x is not made yet")]])
+def test_a_missing_primary_is_named_and_keeps_its_half(lines):
+    other = line_of("soup", "math", "sw", 9.0, 0.03)
+    made = correct_contrasts([*lines, other], PRIMARY)
+    first, *_ = headline_sentences(made, PRIMARY)
+    reason = "eval-x is not made yet" if lines else "it has no answers"
+    assert first == f"The primary comparison, “swap” with “math” in “sw”, is missing: {reason}."
+    assert made[-1].p == pytest.approx(0.06) and not made[-1].significant
+    assert correct_contrasts([other])[0].p == pytest.approx(0.03)
+
+
+def test_a_sentence_says_what_its_interval_and_its_p_are():
+    lines = [line_of(*PRIMARY, 9.0, 0.01), line_of("soup", "math", "sw", 1.0, 0.5)]
+    first, *_ = headline_sentences(correct_contrasts(lines, PRIMARY), PRIMARY)
+    assert "by 9.0 points (95 % interval 4.0 to 14.0, p = 0.010; corrected p = 0.020)" in first
+
+
+@pytest.mark.parametrize("difference, p", [(9.0, 0.001), (-9.0, 0.001), (1.0, 0.5)])
+def test_a_sentence_about_one_training_of_each_says_so(difference, p):
+    for trainings, said in (("these", True), ("a sample", False), (None, False)):
+        lines = [line_of(*PRIMARY, difference, p, trainings=trainings)]
+        (first, *_) = headline_sentences(correct_contrasts(lines, PRIMARY), PRIMARY)
+        assert ("for these trainings (other seeds may differ)" in first) is said
+
+
+# ---------------------------------------------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize("value, error, n, low, high", [(0.35, 0.0494, 36, 25.5, 45.8), (1.0, 0.0, 50, 92.9, 100.0)])
+def test_one_interval_of_a_score(value, error, n, low, high):
+    """The first has the standard error of some 80 independent answers, as a mean of several a question."""
+    row: Any = SimpleNamespace(value=value, stderr=error, n=n, metric="acc")
+    found = score_interval(row)
+    assert found and [100 * end for end in found] == pytest.approx([low, high], abs=0.1)
+
+
+def test_measures_of_no_variance_have_no_interval():
+    row: Any = SimpleNamespace(value=0.5, stderr=0.0, n=50, metric="bits")
+    assert score_interval(row) is None

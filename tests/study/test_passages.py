@@ -1,0 +1,71 @@
+"""Questions about one passage count as one: Belebele asks some 900 questions about 488 passages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from planned import plan
+
+from pipeline.evaluate.records import passage_group
+from pipeline.results.contrasts import declared_pairs, measure_pairs
+from pipeline.results.questions import StoredAnswers, passage_of
+from pipeline.tables.plan import ScoreRef, TablePlan
+
+TABLE = """
+name: mine
+runs: {one: {checkpoint: hub:a/one}, two: {checkpoint: hub:a/two}}
+score: {eval: belebele_0shot, in: sw}
+columns: {one: one, two: two}
+compare: {one: [two]}
+"""
+
+
+class Answers(StoredAnswers):
+    """Of two equal models, each of which is better or worse on all questions about a passage."""
+
+    def __init__(self, plan: TablePlan, world: int, grouped: bool, passages: int = 40, each: int = 4) -> None:
+        self.draws, self.grouped, self.shape = 200, grouped, (passages, each)
+        self._scores = {}
+        self.rng = np.random.default_rng(world)
+
+    def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
+        rates = self.rng.uniform(0.1, 0.9, (self.shape[0], 1))
+        return dict(enumerate((self.rng.random(self.shape) < rates).astype(float).ravel().tolist()))
+
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
+        return {doc: doc // self.shape[1] for doc in range(self.shape[0] * self.shape[1])} if self.grouped else {}
+
+
+def line_of(world: int, grouped: bool) -> dict[str, Any]:
+    there = plan(TABLE)
+    (line,) = measure_pairs(there, Answers(there, world, grouped), declared_pairs(there))
+    return line
+
+
+def test_the_difference_stays_and_its_level_is_kept() -> None:
+    lines = {grouped: [line_of(world, grouped) for world in range(150)] for grouped in (True, False)}
+    for grouped, alone in zip(lines[True], lines[False], strict=True):
+        assert grouped["difference"] == pytest.approx(alone["difference"]) and grouped["n"] == 40
+    false = {grouped: sum(line["p"] < 0.05 for line in found) for grouped, found in lines.items()}
+    assert false[True] <= 15 and false[False] > 20  # of 150
+
+
+def test_passages_of_samples_with_and_without_their_group(tmp_path: Path) -> None:
+    texts = ["The cat sat. P: or not?", "The dog ran."]
+    exemplar = "P: Another passage.\nQ: Why?\nA: x\nB: y\nC: z\nD: w\nAnswer: A\n\n"
+    prompts = [f"{exemplar}P: {texts[at // 2]}\nQ: Number {at}?\nA: x\nB: y\nC: z\nD: w\nAnswer:" for at in range(4)]
+    assert [passage_of(prompt) for prompt in prompts[2:]] == [texts[1]] * 2
+    assert len({passage_of(prompt) for prompt in prompts}) == 2
+    for name, extra in (("old", {}), ("new", {"group": "g"})):
+        file = tmp_path / f"{name}.jsonl"
+        lines = [{"doc_id": at, "prompt": prompt, **extra} for at, prompt in enumerate(prompts)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        answers: Any = SimpleNamespace(sample_files=lambda *_, file=file: [file])
+        groups = StoredAnswers.groups_of(answers, SimpleNamespace(language="sw"), None)  # type: ignore[arg-type]
+        assert (groups[0] == groups[1], groups[2] == groups[3], groups[0] == groups[2]) == (True, True, name == "new")
+    assert passage_group("The dog ran. ") == passage_group("The dog ran.") != passage_group("The cat sat.")
