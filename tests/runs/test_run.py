@@ -162,6 +162,14 @@ def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str 
         assert hash_of(reader, change) != hash_of(reader)
 
 
+def test_only_trainings_in_shards_are_others_than_before() -> None:
+    """They were trained in accelerate's dtypes."""
+    words = "stage=sft expert=math sft.processes=4 sft.parallel=fsdp2"
+    assert "shards" in build(compose(words.split())).decided_by  # type: ignore[arg-type]
+    for same in (words.replace("fsdp2", "ddp"), words.replace("sft.processes=4", "sft.processes=1")):
+        assert "shards" not in build(compose(same.split())).decided_by  # type: ignore[arg-type]
+
+
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     config = full("layer_swap")
     parents = {role: External("n", role * 9, Path("x")) for role in ("math", "language")}
