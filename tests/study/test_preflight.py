@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,28 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
             PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from elsewhere"
         ):
             answers(*words, "eval.base=./base")
+
+
+def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path) -> None:
+    """Of files that a data run will read, and, with the rows that lose their response, of a data run's own."""
+    from transformers import AutoTokenizer
+
+    assert "truncates" not in show_plan(mine("plan", **TWO))
+    config = mine("plan", "every.sft.seq_length=40", **TWO)
+    told = re.search(
+        r"sft.seq_length=40 truncates (\d+) of the first (\d+) rows of data-math-\w+ \(", show_plan(config)
+    )
+    assert told and int(told[1]) > 0
+    data = next(run for run in order_runs(Planning.of(config).targets()) if run.config.stage == "data")
+    rows = [json.loads(line) for line in (make_run(data) / "train.jsonl").read_text().splitlines()]
+    assert int(told[2]) == len(rows) == 40
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    ids = [tokenizer(row["prompt"] + "\n" + row["completion"]).input_ids for row in rows]
+    prompts = [tokenizer(row["prompt"]).input_ids for row in rows]
+    cut, lost = (sum(len(one) >= 40 for one in some) for some in (ids, prompts))
+    assert 0 < lost < cut <= 40
+    line = f"truncates {cut} of the first 40 rows of {data.name}, {lost} of them before any response: these are dropped"
+    assert line in show_plan(config)
 
 
 def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:

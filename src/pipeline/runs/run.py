@@ -162,6 +162,8 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     or tasks are from, and what the method adds; `shards` of trainings under FSDP2. Else empty."""
     if isinstance(config, TrainStage) and config.sft.processes > 1 and config.sft.parallel == "fsdp2":
         return {"shards": "in the dtypes of the recipe"}  # not in those that accelerate chose, as earlier runs
+    if isinstance(config, TrainStage) and config.model.tokenizer == "bpe" and config.expert.side == "both":
+        return {"bpe": "of texts alone"}  # not of the rows' sides too, as earlier runs
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
     decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
     found = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}

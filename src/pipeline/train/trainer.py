@@ -184,6 +184,7 @@ class Trainer(SFTTrainer):
         if sft.optimizer == "muon_adamw":
             assert self.model is not None
             betas = (sft.adam_beta1, sft.adam_beta2)
+            assert sft.learning_rate is not None
             self.optimizer = MuonWithAdamW(self.model, sft.learning_rate, sft.weight_decay, betas)
             return self.optimizer
         if sft.optimizer != "adamw":
