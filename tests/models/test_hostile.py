@@ -22,6 +22,10 @@ def deep(folder: Path) -> None:
     (folder / "config.json").write_text("[" * 100_000)
 
 
+def deep_settings(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("[" * 100_000)
+
+
 def many_layers(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**9}
     (folder / "config.json").write_text(json.dumps(config))
@@ -40,6 +44,7 @@ def pipe(folder: Path) -> None:
     ("spoil", "sentence"),
     [
         (deep, r"config.json is not valid JSON \(maximum recursion depth"),
+        (deep_settings, r"generation_config.json is not valid JSON \(maximum recursion depth"),
         (many_layers, r"num_hidden_layers of its config.json is 1000000000, above 1000"),
         (many_layers_of_text, r"num_hidden_layers of its config.json is 1000000000, above 1000"),
         (pipe, r"tokenizer.json is not a regular file"),

@@ -100,6 +100,9 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
             f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
             "and no config.json with safetensors, so it is not a model"
         )
+    for path in files:
+        if path.name.endswith("config.json"):  # which libraries read, whatever they make of nesting without end
+            read_json(path)
     if (folder / "config.json").is_file():
         refuse_depth(folder / "config.json", knob)
     return Folder(folder, tuple(files), runs_dir)
