@@ -61,7 +61,9 @@ def test_a_knob_has_the_default_that_the_page_says(row: str, key: str, value: An
     if asked.get("expert", "").startswith("math_") and "sft" not in options:
         asked["sft"] = "mixed"
     words = [f"{name}={of}" for name, of in asked.items()] + MERGED.get(asked.get("merge", ""), [])
-    config = compose([f"stage={stage}", *words])
+    config: Any = compose([f"stage={stage}", *words])
+    if stage == "merge":
+        config.merge = config.merge.settled(config.partition)
     if not key:
         return
     found = reduce(lambda at, name: at[int(name)] if name.isdigit() else getattr(at, name), key.split("."), config)

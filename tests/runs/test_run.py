@@ -122,8 +122,8 @@ def test_paths_labels_and_the_batch_size_of_evaluation_are_free(name: str, free:
 
 
 def test_a_knob_at_its_default_adds_nothing() -> None:
-    one = Run(compose(["stage=sft", "expert=math"]), "x", version=1)  # type: ignore[arg-type]
-    two = Run(compose(["stage=sft", "expert=math", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"]), "y", version=1)  # type: ignore[arg-type]
+    one = build(compose(["stage=sft", "expert=math"]))  # type: ignore[arg-type]
+    two = build(compose(["stage=sft", "expert=math", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"]))  # type: ignore[arg-type]
     assert one.hash == two.hash
     assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6, "precision": "bf16"}
 
@@ -161,6 +161,24 @@ def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str 
         assert hash_of(change) == hash_of()
     if reader is not None:
         assert hash_of(reader, change) != hash_of(reader)
+
+
+def test_adapters_without_a_recipe_have_the_rate_of_the_papers_adapters() -> None:
+    def rate_of(*words: str) -> float:
+        return build(compose(["stage=sft", "expert=math", *words])).config.sft.learning_rate  # type: ignore[arg-type,no-any-return]
+
+    of_paper = rate_of("sft=lora", "recipe=unreasonable_lora", "model=qwen2.5_7b_instruct")
+    assert rate_of("sft=lora") == rate_of("sft=partial_lora", "partition=B") == of_paper == 6e-5
+    assert rate_of() == rate_of("recipe=default") == rate_of("sft=lora", "sft.learning_rate=1e-6") == 1e-6
+    assert rate_of("sft=lora", "recipe=layer_swapping_math_1") == rate_of("recipe=layer_swapping_math_1")
+
+
+def test_only_trainings_in_shards_are_others_than_before() -> None:
+    """They were trained in accelerate's dtypes."""
+    words = "stage=sft expert=math sft.processes=4 sft.parallel=fsdp2"
+    assert "shards" in build(compose(words.split())).decided_by  # type: ignore[arg-type]
+    for same in (words.replace("fsdp2", "ddp"), words.replace("sft.processes=4", "sft.processes=1")):
+        assert "shards" not in build(compose(same.split())).decided_by  # type: ignore[arg-type]
 
 
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,14 @@ def test_memory_of_the_choices() -> None:
     assert held(**eight) == 6 * whole and sum(bytes_of(**eight).values()) < H100.memory
     assert held(weights="bfloat16", optimizer="adamw_bf16") == 8 * whole
     assert held(parallel="fsdp2", processes=4) == 4 * whole and held(processes=4) == 16 * whole
+    # whole at a time under fsdp2, in bf16: embeddings and head of 128,256 x 4,096, two of 32 layers, and the gradient
+    # of the head with its copy in fp32; no copies of all weights
+    head, layer = 128256 * 4096, (whole - 2 * 128256 * 4096 - 4096) / 32
+    for dtypes in ({}, eight):
+        shards = bytes_of(parallel="fsdp2", processes=4, **dtypes)
+        assert shards["gathered"] == pytest.approx(2 * (2 * head + 2 * layer) + 6 * head, rel=1e-5)
+        assert "casts" not in shards and sum(shards.values()) < H100.memory
+    assert "gathered" not in full and "gathered" not in bytes_of(parallel="fsdp2")
     of_adapters = trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64)
     lora = states(whole, of_adapters, recipe(adapter="lora"))
     assert sum(lora.values()) == 4 * whole + 16 * of_adapters

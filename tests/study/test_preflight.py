@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,84 @@ def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_pa
     text = json.dumps(header).encode()
     weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + int.from_bytes(whole[:8], "little") :])
     assert all("has a broken safetensors header" in cause for cause in refused(show_plan, mine("plan", **TWO)))
+
+
+def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Command, tmp_path: Path) -> None:
+    """Without a tokenizer, its base named as on the Hub: refused by the plan, before training, and by stage=eval,
+    unless eval.base names a copy. Its answers are then those of the model that PEFT merges it into."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = get_peft_model(start, LoraConfig(r=3, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * parameter.requires_grad, alpha=2.0)
+    model.peft_config["default"].base_model_name_or_path = "org/base"
+    model.save_pretrained(tmp_path / "theirs")
+    assert {path.name for path in (tmp_path / "theirs").glob("*.json")} == {"adapter_config.json"}
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "base" / name, tmp_path / "merged" / name)
+
+    math = {"stage": "sft", "expert": "math", "model": "trained", "model.path": "./base"}
+    theirs = {"runs": {"math": math, "theirs": {"checkpoint": "./theirs"}}}
+    columns = {"math": {"run": "math"}, "theirs": {"run": "theirs"}}
+    (cause,) = refused(show_plan, mine("plan", **TWO, **theirs, columns=columns))
+    assert cause.startswith(
+        "2 evaluations cannot run: theirs is an adapter, and its base hub:org/base cannot be reached"
+    )
+    assert "give eval.base=FOLDER" in cause
+    columns["theirs"]["eval.base"] = "./base"
+    assert "4 cells of 4 scores, 4 distinct" in show_plan(mine("plan", **TWO, **theirs, columns=columns))
+
+    def answers(*words: str) -> list[Any]:
+        eval_words = [
+            "eval=mgsm_2shot",
+            "eval.max_gen_toks=12",
+            "data_root=./data",
+            "runs_dir=./runs",
+            "languages=[qac]",
+        ]
+        run = build(compose(["stage=eval", "tracking.mode=disabled", *eval_words, *words]))
+        lines = (make_run(run) / "samples/mgsm.qac.jsonl").read_text().splitlines()
+        return [json.loads(line)["response"] for line in lines]
+
+    with pytest.raises(PipelineError, match="theirs is an adapter, and its base .* or give eval.base=FOLDER"):
+        answers("checkpoint=./theirs")
+    assert (
+        answers("checkpoint=./theirs", "eval.base=./base")
+        == answers("checkpoint=./merged")
+        != answers("checkpoint=./base")
+    )
+    for words in (["checkpoint=./base"], ["merge=soup", "merge.experts=[./base,./merged]"]):
+        with pytest.raises(
+            PipelineError, match=r"eval.base=./base is read with checkpoint=, an adapter from elsewhere"
+        ):
+            answers(*words, "eval.base=./base")
+
+
+def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path) -> None:
+    """Of files that a data run will read, and, with the rows that lose their response, of a data run's own."""
+    from transformers import AutoTokenizer
+
+    assert "truncates" not in show_plan(mine("plan", **TWO))
+    config = mine("plan", "every.sft.seq_length=40", **TWO)
+    told = re.search(
+        r"sft.seq_length=40 truncates (\d+) of the first (\d+) rows of data-math-\w+ \(", show_plan(config)
+    )
+    assert told and int(told[1]) > 0
+    data = next(run for run in order_runs(Planning.of(config).targets()) if run.config.stage == "data")
+    rows = [json.loads(line) for line in (make_run(data) / "train.jsonl").read_text().splitlines()]
+    assert int(told[2]) == len(rows) == 40
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    ids = [tokenizer(row["prompt"] + "\n" + row["completion"]).input_ids for row in rows]
+    prompts = [tokenizer(row["prompt"]).input_ids for row in rows]
+    cut, lost = (sum(len(one) >= 40 for one in some) for some in (ids, prompts))
+    assert 0 < lost < cut <= 40
+    line = f"truncates {cut} of the first 40 rows of {data.name}, {lost} of them before any response: these are dropped"
+    assert line in show_plan(config)
 
 
 def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:

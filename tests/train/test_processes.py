@@ -11,11 +11,15 @@ import pytest
 import tiny
 import torch
 from refusing import refuses
+from safetensors.torch import load_file
 from test_simultaneous import pure_loss
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipeline.errors import PipelineError
 from pipeline.train import stage
 from pipeline.train.processes import Relay, is_follower, launched_count, train_together
+from pipeline.train.save import save_model
 from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer
 
@@ -70,8 +74,8 @@ def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 SHARDED = ("full", "partial", "simultaneous, checkpointing", "simultaneous_lora")
 
 
-def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """Some of them under FSDP2. On a CPU accelerate uses whole copies instead, unless it takes the CPU for GPUs."""
+def shard_on_cpu() -> None:
+    """On a CPU accelerate uses whole copies instead of FSDP2, unless it takes the CPU for GPUs."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
@@ -84,6 +88,11 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
     PartialState.__init__ = init  # type: ignore[method-assign]
     stage.fsdp_arguments = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+
+
+def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """Some of them under FSDP2."""
+    shard_on_cpu()
     for way in WAYS.keys() - set(SHARDED):
         del WAYS[way]
     return all_ways(run, work, tracker)
@@ -150,6 +159,104 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any, movement:
         for key, value in row.items():
             if key.startswith(("loss", "grad_norm", "update_norm")):
                 assert other[key] == pytest.approx(value, rel=movement if "update" in key else 1e-6), key
+
+
+DTYPES: dict[str, dict[str, Any]] = {
+    "float32 weights": {"weights": "float32", "precision": "bf16"},
+    "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
+    "float32 weights, no autocast": {"weights": "float32", "precision": "fp32"},
+    "float32 weights, checkpointing": {"weights": "float32", "precision": "bf16", "gradient_checkpointing": True},
+    "bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_bf16"},
+    "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
+    "bfloat16 weights, no autocast": {"weights": "bfloat16", "precision": "fp32"},
+    "adapters": {"weights": "float32", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
+    "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
+}  # fmt: skip
+
+
+def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """What each recipe stores, computes, reduces and saves in two processes, as whole copies and in shards."""
+    from accelerate.state import AcceleratorState
+
+    stage.silence_warnings()
+    facts: dict[str, Any] = {}
+    for parallel in ("ddp", "fsdp2"):
+        if parallel == "fsdp2":
+            shard_on_cpu()
+        facts[parallel] = {}
+        for name, knobs in DTYPES.items():
+            recipe = tiny.recipe(
+                batch_size=8, micro_batch_size=2, processes=2, parallel=parallel, learning_rate=1e-3, steps=6, **knobs
+            )
+            start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
+            made = tiny.trainer(work / "t", recipe, tiny.rows(48), None, of=start, validation=tiny.rows(8))
+            facts[parallel][name] = dtypes_of(made, work / f"{parallel} {name}")
+            AcceleratorState._reset_state(reset_partial_state=True)
+    return facts
+
+
+def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
+    """Train and save; the dtypes of what was computed, reduced, kept and written, and the losses."""
+    seen: dict[str, set[str]] = {"layer output": set(), "reduced": set(), "gradient": set()}
+
+    def name(tensor: Any) -> str:
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def on_forward(module: Any, given: Any, output: Any) -> None:
+        rounded = output.dtype == torch.float32 and bool((output.bfloat16() == output).all())
+        if module.training:
+            seen["layer output"].add(name(output) + ", all of bfloat16" * rounded)
+
+    def on_step(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            seen["gradient"].update(name(p.grad) for p in group["params"] if p.grad is not None)
+
+    def on_reduce(comm: Any, output_tensor: Any, input_tensor: Any, *args: Any, **named: Any) -> Any:
+        seen["reduced"].add(name(input_tensor))
+        return reduce(comm, output_tensor, input_tensor, *args, **named)
+
+    [layer] = [module for path, module in made.model.named_modules() if path.endswith("layers.1")]
+    layer.register_forward_hook(on_forward)
+    reduce = DefaultReduceScatter.__call__
+    hook = register_optimizer_step_pre_hook(on_step)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DefaultReduceScatter, "__call__", on_reduce)
+        made.train()
+    hook.remove()
+    weights = made.accelerator.get_state_dict(made.model) if made.is_fsdp_enabled else None
+    first, log = made.is_world_process_zero(), made.state.log_history
+    if first:
+        save_model(made.model, made.processing_class, folder, None, weights)
+    stored = [p for p in made.model.parameters() if p.requires_grad]
+    moments = [t for state in made.optimizer.state.values() for t in state.values() if t.ndim]
+    return {
+        **{key: sorted(values) for key, values in seen.items()},
+        "stored": sorted({name(p) for p in stored}), "in shards": all(hasattr(p, "to_local") for p in stored),
+        "moments": sorted({name(t) for t in moments}),
+        "saved": sorted({name(t) for path in folder.glob("*.safetensors") for t in load_file(path).values()}),
+        "views": getattr(made.model_wrapped, "gradient_as_bucket_view", None),
+        "reduced each pass": made.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False),
+        "losses": [row[key] for row in log for key in ("loss", "eval_loss") if key in row],
+        "gradient norms": [row["grad_norm"] for row in log if "grad_norm" in row],
+    }  # fmt: skip
+
+
+def test_shards_have_the_dtypes_of_the_recipe(tmp_path: Path) -> None:
+    """accelerate sets its own unless it is kept from it, which a newer version of it may need to be in another way."""
+    facts = train_together(dtypes, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+    for name, knobs in DTYPES.items():
+        copies, shards = facts["ddp"][name], facts["fsdp2"][name]
+        kept = ["float32" if "adapter" in knobs else knobs["weights"]]
+        assert (copies["in shards"], shards["in shards"]) == (False, True)
+        assert (copies["reduced"], shards["reduced"]) == ([], ["float32"]), (name, shards)
+        assert copies["views"] and shards["reduced each pass"]  # each gradient is held once
+        for found in (copies, shards):
+            assert found["stored"] == found["moments"] == found["gradient"] == found["saved"] == kept, (name, found)
+            assert found["layer output"] == [knobs["weights"]], (name, found)
+        assert (len(copies["losses"]), len(copies["gradient norms"])) == (6 + 6, 6)
+        exact = name == "float32 weights, no autocast"
+        assert shards["losses"] == pytest.approx(copies["losses"], rel=1e-5 if exact else 1e-3), name
+        assert shards["gradient norms"] == pytest.approx(copies["gradient norms"], rel=1e-4 if exact else 2e-2), name
 
 
 def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:

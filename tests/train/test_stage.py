@@ -169,3 +169,28 @@ def test_the_validation_loss_before_the_first_step(
     assert first["validation_loss"] == pytest.approx(total / count, rel=1e-4)
     with pytest.raises(PipelineError, match="sft.validate_at_start=true needs validation rows: give data.validation"):
         make_run("stage=sft", *start, "expert=math", "sft.validate_at_start=true")
+
+
+def test_what_does_not_fit_is_refused_before_the_base_is_loaded(
+    make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "gpu_memory", lambda: 1000)
+    monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("the base was loaded"))
+    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW, "seed=77"]
+    for way in (["recipe=sandbox_math"], ["sft=lora", "recipe=sandbox_lora"]):
+        with pytest.raises(PipelineError, match=r"of weights, gradients and moments on each GPU"):
+            make_run(*words, *way)
+
+
+def test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas(
+    make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW]
+    lora = [*words, "sft=lora", "recipe=sandbox_lora", "deterministic=true"]
+    slow = facts(make_run(*lora, "sft.learning_rate=1e-6"))
+    assert [text for text in slow["warnings"] if text.startswith("sft.learning_rate=1e-06 is a rate of full training")]
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert "learning_rate" not in str(facts(make_run(*lora, "sft.learning_rate=1e-4")).get("warnings"))
+    torch.use_deterministic_algorithms(False)

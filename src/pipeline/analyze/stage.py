@@ -58,9 +58,15 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         for name in base.names
     ]
     write_csv(work / "delta.csv", rows)
+    both = partial(itertools.combinations, r=2)
     pairs = [
-        {"first": facts[a]["name"], "second": facts[b]["name"], **row_key(name, sites[name]), **results[name][1][a, b]}
-        for a, b in itertools.combinations(experts, 2)
+        {
+            "first": facts[a]["name"],
+            "second": facts[b]["name"],
+            **row_key(name, sites[name]),
+            **results[name][1][places],
+        }
+        for places, (a, b) in zip(both(map(str, range(len(experts)))), both(experts), strict=True)
         for name in base.names
     ]
     if pairs:

@@ -47,6 +47,8 @@ class Eval:
     tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
     # folder of task files in lm-eval's format; the files enter as a parent
     include_path: str | None = knob(None, hashed=False)
+    # the base of checkpoint=, an adapter that PEFT saved; null: the one that its adapter_config.json names
+    base: str | None = knob(None, run=True)
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, low=1)  # questions per task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own

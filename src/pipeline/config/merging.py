@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -84,6 +84,13 @@ class Merge:
 
         layers: None where the model is not on this machine yet.
         """
+
+    def settled(self, partition: Partition | None) -> Merge:
+        """With the values of knobs whose default depends on whether there is a partition."""
+        return self
+
+    def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
+        """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
 
     def unread(self, partition: Partition | None) -> Sequence[str]:
         """Knobs without effect in this merge, which its model card omits."""

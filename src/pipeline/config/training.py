@@ -62,7 +62,8 @@ class Sft:
     steps_per_switch: int = knob(
         1, low=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
     )  # simultaneous: optimizer steps on one side before the other's turn
-    learning_rate: float = knob(1e-5, above=0)
+    # null: 1e-6, and of adapters 6e-5, of unreasonable_lora: at rates of full training they do not move
+    learning_rate: float | None = knob(1e-5, above=0)
     batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
     micro_batch_size: int | None = knob(None, low=1)  # per process and pass; null: all at once
     processes: int = knob(1, low=1)  # one per GPU

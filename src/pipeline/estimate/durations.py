@@ -204,6 +204,18 @@ def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
     return tuple(sorted(lengths))
 
 
+def cut_rows(run: Run[TrainStage]) -> tuple[int, int, int]:
+    """(rows longer than sft.seq_length, those whose prompt alone is, rows looked at) of a sample of a training's rows;
+    of plain text that is packed none, and of rows that are not here."""
+    sft, data_file = run.config.sft, run.parents["data"].folder / "train.jsonl"
+    if sft.packing:
+        return 0, 0, 0
+    lengths = row_lengths(run)
+    prompts = sampled_lengths(data_file, ("prompt",), tokenizer_of(run)) if data_file.is_file() else ()
+    cut, lost = (sum(length >= sft.seq_length for length in some) for some in (lengths, prompts))
+    return cut, lost, len(lengths)
+
+
 def mean_row(run: Run[TrainStage], otherwise: float) -> float:
     lengths = row_lengths(run)
     return statistics.fmean(lengths) if lengths else otherwise

@@ -22,8 +22,11 @@ from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.tasks import LeftOut, task_definitions
+from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, read_json
+from pipeline.runs.lineage import is_adapter
 from pipeline.runs.provenance import environment_for
+from pipeline.runs.run import Folder
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -60,6 +63,7 @@ def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
     if settings.backend == "vllm":
         vllm_versions(settings.vllm_python, settings.vllm_suffix)
+    refuse_unreachable_base(run)
     if "checkpoint" not in run.parents:
         return  # a merge's files are looked at with its headers
     refuse_model(run.parents["checkpoint"].folder, settings)
@@ -108,6 +112,24 @@ def vllm_versions(python: str | None, suffix: bool = False) -> dict[str, str]:
         )
     versions |= {"arctic-inference": arctic} if suffix else {}
     return versions | {"batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0")}
+
+
+def refuse_unreachable_base(run: Run[EvalStage]) -> None:
+    """Raise PipelineError for an adapter from elsewhere whose base is on the Hub, and can not be fetched from it."""
+    base, adapter = run.parents.get("base"), run.parents.get("0")
+    if base is None or not isinstance(adapter, Folder) or not is_adapter(adapter.folder) or not of_hub(base.folder):
+        return
+    try:
+        _look_for(base.folder)
+    except PipelineError as error:
+        raise PipelineError(
+            f"{adapter.name} is an adapter, and its base {error}; or give eval.base=FOLDER, a copy of the base"
+        ) from error
+
+
+@functools.cache
+def _look_for(base: Path) -> None:
+    local_folder(base, fetch=False)
 
 
 def refuse_model(folder: Path, settings: Eval) -> None:

@@ -12,8 +12,10 @@ from pipeline.models.files import HUB_PATTERNS
 SECONDS = 10  # for the Hub to answer
 
 
-def local_folder(folder: Path, revision: str | None = None) -> Path:
+def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) -> Path:
     """The folder itself, or the snapshot of the Hub's model named by org/name (or org/name@revision).
+
+    fetch=False only looks whether it is there to be fetched, and returns the name of one that would be.
 
     The Hub is queried once before anything is fetched, because a download that cannot reach it retries for half a
     minute. Old names there have no organisation.
@@ -35,6 +37,8 @@ def local_folder(folder: Path, revision: str | None = None) -> Path:
         raise refusal_of_model(name, error) from error
     except Exception:  # whatever the network does, or HF_HUB_OFFLINE
         reached = False
+    if reached and not fetch:
+        return folder
     try:
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS, local_files_only=not reached)

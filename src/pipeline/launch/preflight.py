@@ -24,7 +24,14 @@ from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
 from pipeline.estimate.models import models_of
-from pipeline.evaluate.before import Lengths, define_tasks, refuse_early, refuse_model, too_long
+from pipeline.evaluate.before import (
+    Lengths,
+    define_tasks,
+    refuse_early,
+    refuse_model,
+    refuse_unreachable_base,
+    too_long,
+)
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.report.render.text import pluralize
@@ -73,6 +80,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     model = model_here(run, models)
     if model is not None:
         refuse_model(model, run.config.eval)
+    refuse_unreachable_base(run)
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return

@@ -9,6 +9,7 @@ from pipeline.errors import PipelineError
 
 # parameter -> source -> weight; 1 for a single source means that the parameter is that source's, byte for byte
 Weights = dict[str, dict[str, float]]
+MOST_WEIGHT = 1e30  # times a weight of a model, still below the largest float32
 
 
 def inverse_weights(magnitudes: Mapping[str, float]) -> dict[str, float]:
@@ -33,4 +34,6 @@ def expert_weights(weights: Sequence[float] | None, count: int, default: float =
         raise PipelineError(
             f"merge.weights has {len(weights)} numbers for {count} merge.experts: give one for each expert"
         )
+    if large := next((weight for weight in weights if abs(weight) > MOST_WEIGHT), None):
+        raise PipelineError(f"merge.weights={weights}: {large:g} is above {MOST_WEIGHT:g}, where float32 overflows")
     return [float(weight) for weight in weights]

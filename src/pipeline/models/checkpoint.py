@@ -255,7 +255,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises PipelineError if it is not one."""
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of brackets in brackets
         raise PipelineError(f"{path} is not valid JSON ({error}): copy it again") from error
     if not isinstance(value, dict):
         raise PipelineError(f"{path} holds a JSON {type(value).__name__}, not an object: copy it again")

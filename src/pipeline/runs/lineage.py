@@ -49,6 +49,15 @@ def recorded_base(expert: Parent) -> Parent | None:
     return External(base.name, f"sha256:{base.hash}" if is_plain_sha256 else base.hash, expert.folder)
 
 
+def declared_side(expert: Parent) -> str | None:
+    """The side of a training, planned or finished, by its expert; None of a model that is no training."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
+    if isinstance(expert, Run):
+        return expert.config.expert.side if isinstance(expert.config, TrainStage) else None
+    manifest = read_manifest(expert.folder)
+    return (manifest.config.get("expert") or {}).get("side") if manifest else None
+
+
 def gives_adapter(expert: Parent) -> bool:
     """Whether a run holds, or will hold, a LoRA adapter and not a whole model."""
     if isinstance(expert, Run) and isinstance(expert.config, TrainStage):
@@ -142,7 +151,7 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
         return name, settings.get("revision")
     raise PipelineError(
         f"{folder} is an adapter whose base {name} is not here: put it there, or correct base_model_name_or_path in "
-        f"its {ADAPTER_CONFIG}; a merge takes merge.base=RUN too"
+        f"its {ADAPTER_CONFIG}; an evaluation takes eval.base=FOLDER too, a merge merge.base=RUN"
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pipeline.benchmarks import find_benchmark
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, RunStage
+from pipeline.config.stages import EvalStage, RunStage, TrainStage
 from pipeline.files import FileState
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.identity import folder_digest
@@ -159,7 +159,11 @@ class Run(Generic[Config]):
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     """What affects the hash next to knobs and parents: `packages`, name and version of the other packages that a method
-    or tasks are from, and what the method adds. Empty for those of this program."""
+    or tasks are from, and what the method adds; `shards` of trainings under FSDP2. Else empty."""
+    if isinstance(config, TrainStage) and config.sft.processes > 1 and config.sft.parallel == "fsdp2":
+        return {"shards": "in the dtypes of the recipe"}  # not in those that accelerate chose, as earlier runs
+    if isinstance(config, TrainStage) and config.model.tokenizer == "bpe" and config.expert.side == "both":
+        return {"bpe": "of texts alone"}  # not of the rows' sides too, as earlier runs
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
     decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
     decided = dict(decided)

@@ -18,9 +18,11 @@ from pipeline.evaluate.bundle import SAMPLED, scoring_runs
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.models.load import date_of_templates
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
-from pipeline.runs.run import LABEL_LENGTH, External, Parent, Run
+from pipeline.runs.lineage import gives_adapter
+from pipeline.runs.run import LABEL_LENGTH, External, Folder, Parent, Run
 from pipeline.stages.data import locked_benchmarks, own_languages
 from pipeline.stages.merge import label_and_parents
 from pipeline.stages.resolver import Draft, Resolver, label_of
@@ -38,6 +40,9 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         raise PipelineError(f"eval.vllm_suffix=true is vLLM's, with eval.backend={config.eval.backend}: leave it out")
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
+    config = with_base(config, resolver)
+    if config.merge is not None:
+        config = replace(config, merge=config.merge.settled(config.partition))
     if config.checkpoint is None:
         label, parents = label_and_parents(config, resolver)
     else:
@@ -74,6 +79,20 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         parents["include_path"] = External(folder[0].name, folder[1], folder[0])
     (code,) = config.languages
     return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
+
+
+def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:
+    """The configuration; of an adapter from elsewhere a merge in memory is scored, of it alone on eval.base or the base
+    that it names. Raises PipelineError for eval.base with anything else."""
+    base, reference = config.eval.base, config.checkpoint
+    adapter = resolver.model(reference, "checkpoint") if reference is not None else None
+    if reference is not None and isinstance(adapter, Folder) and gives_adapter(adapter):
+        merge = TaskArithmetic(experts=[reference], base=base)
+        return replace(config, checkpoint=None, merge=merge, eval=replace(config.eval, base=None))
+    if base is not None:
+        model = "a merge takes merge.base=RUN" if adapter is None else f"{adapter.name} is not one: leave it out"
+        raise PipelineError(f"eval.base={base} is read with checkpoint=, an adapter from elsewhere; {model}")
+    return config
 
 
 def refuse_sampling(settings: Eval) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
-from pipeline.runs.lineage import base_of, gives_adapter, one_base, recorded_base
+from pipeline.runs.lineage import base_of, declared_side, gives_adapter, one_base, recorded_base
 from pipeline.runs.run import Folder, Parent
 from pipeline.stages.resolver import Draft, Resolver, label_of
 
@@ -16,6 +17,7 @@ LIMIT = 60  # characters of a label that names many experts
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
+    config = replace(config, merge=config.merge.settled(config.partition))
     return config, *label_and_parents(config, resolver)
 
 
@@ -57,6 +59,7 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
     hashes = [parent.hash for parent in parents.values()]
     if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
+    merge.refuse_sides({role: declared_side(parent) for role, parent in parents.items()})
     if named_base is not None:
         parents["base"] = resolver.model(named_base, "merge.base")
         return parents

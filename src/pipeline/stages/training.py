@@ -24,6 +24,9 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     """Config, label and parents; resolves the side that partial trains and the counts of a partition."""
     check_method(config)
     parents = parents_of(config, resolver)
+    if config.sft.learning_rate is None:
+        rate = 6e-5 if config.sft.adapter == "lora" else 1e-6
+        config = replace(config, sft=replace(config.sft, learning_rate=rate))
     if config.sft.method == "partial" and config.sft.side is None:
         config = replace(config, sft=replace(config.sft, side=config.expert.side))
     base = parents.get("model")

@@ -79,9 +79,16 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator((value for example in examples for value in example.values()), trainer)
+    backend.train_from_iterator((text for example in examples for text in texts_of(example)), trainer)
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def texts_of(example: Example) -> list[str]:
+    """What a row is trained on: the turns of a conversation, else its prompt and completion, or its text."""
+    if "messages" in example:
+        return [str(message["content"]) for message in example["messages"]]
+    return [example[key] for key in ("prompt", "completion", "text") if key in example]
 
 
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:

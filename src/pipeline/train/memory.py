@@ -13,7 +13,8 @@ Bytes per trained parameter, of weight, gradient and the two moments:
 | bfloat16 | adamw_8bit | 2 + 2 + 1 + 1 = 6 | stochastic: right in the mean |
 
 adamw_bf16 and adamw_8bit are torchao's (extra `memory`); eight-bit moments carry a scale per block of 256, 1.6 % more.
-Accumulating gradients over micro-batches adds nothing: the gradient exists once. LoRA holds only the base's weights
+Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
+under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights
 (4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
 """
 
@@ -166,15 +167,26 @@ def training_memory(shape: Shape, trained: int, length: float, sft: Sft) -> dict
 
     Casts: the bf16 copies that autocast makes of fp32 weights and keeps until the forward pass ends, of trained ones;
     without checkpointing of all, until the backward pass has used them. Gradients take their place unless they exist
-    already, accumulated over micro-batches. fsdp2 divides everything but activations and casts.
+    already, accumulated over micro-batches. fsdp2 divides the states, casts before it gathers, and holds `gathered`.
     """
     micro, passes = micro_batches(sft)
     state_bytes, checkpointing = states(shape.parameters, trained, sft), sft.gradient_checkpointing
     casts: float = (0 if sft.adapter == "lora" else 2 * trained) if checkpointing else 2 * shape.parameters
     casts = max(0, casts - (0 if passes > 1 else state_bytes["gradients"]))
     autocast = sft.weights == "float32" and sft.precision == "bf16"
+    sharded = sft.parallel == "fsdp2" and sft.processes > 1
     activations = activation_bytes(shape, micro * length, sft.weights, checkpointing)
-    return {**state_bytes, "casts": casts if autocast else 0, "activations": activations, "context": 1e9}
+    whole = {"gathered": gathered_bytes(shape, sft)} if sharded else {"casts": casts if autocast else 0}
+    return {**state_bytes, **whole, "activations": activations, "context": 1e9}
+
+
+def gathered_bytes(shape: Shape, sft: Sft) -> float:
+    """Bytes of what fsdp2 holds unsharded at a time, in the dtype that it computes in: embeddings and head, a layer and
+    the next one, and the largest gradient among these with the float32 copy that is reduced."""
+    width = 2 if sft.precision == "bf16" else WIDTH[sft.weights]
+    layer = (shape.parameters - shape.outside) / shape.layers
+    gradient = 0 if sft.adapter == "lora" else max(layer, shape.vocabulary * shape.width)
+    return width * (shape.outside + 2 * layer) + (width + 4) * gradient
 
 
 # ---------------------------------------------------------------------------------------------------- remedies

@@ -7,6 +7,7 @@ tokens (sft.packing, cpt's default).
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.merge.resident import release_models
+from pipeline.models.skeleton import build_skeleton
 from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 
+LOW_RATE = 1e-5  # below which an adapter's training is warned of
+
+
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the losses."""
     facts = train_together(train, run, work, tracker)
@@ -61,7 +66,11 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     """Train in one of the stage's processes; the first saves and returns the facts."""
     config = run.config
     silence_warnings()
+    if not is_follower():
+        warn_of_low_rate(config.sft)
     release_models()  # memory of earlier evaluations
+    if config.deterministic:  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)
 
@@ -72,12 +81,12 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     tokenizer = load_tokenizer(run, examples, base)
     if base is not None:
         check_base(base, tokenizer)
+    if (room := gpu_memory()) is not None:
+        refuse_large(config, weightless(run, tokenizer, base), room)
     lengths = measure_lengths(examples, tokenizer, config.sft, base, validation)
     report_progress(f"{run.name}: loading {base or 'a model from random weights'}")
     model, parts = choose_parameters(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
-    adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
-    refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], gpu_memory(), config.sft)
 
     report_progress(f"{run.name}: tokenizing for the trainer")
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
@@ -164,9 +173,34 @@ def size_of(model: Any, sft: Sft) -> dict[str, int]:
     }  # fmt: skip
 
 
+def weightless(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
+    """The model that will be trained, without memory for its weights."""
+    if base is not None:
+        return build_skeleton(base, "model.path")
+    with torch.device("meta"):
+        return load_model(run, tokenizer, None)
+
+
+def refuse_large(config: TrainStage, model: Any, room: int) -> None:
+    """Raise PipelineError for a training whose states exceed the bytes of a GPU; `model` may have no weights."""
+    model, _ = choose_parameters(model, config.sft, config.partition)
+    numbers = size_of(model, config.sft)
+    adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
+    refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft)
+
+
 def gpu_memory() -> int | None:
     """Bytes of memory of this process' GPU; None on a CPU."""
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+def warn_of_low_rate(sft: Sft) -> None:
+    """Warn of a rate at which adapters, of which one factor starts from zero, hardly change what a model answers."""
+    if sft.adapter == "lora" and sft.learning_rate is not None and sft.learning_rate < LOW_RATE:
+        warn(
+            f"sft.learning_rate={sft.learning_rate:g} is a rate of full training: adapters hardly move below "
+            f"{LOW_RATE:g}, the papers' have 6e-5 (recipe=unreasonable_lora); give sft.learning_rate=6e-5"
+        )
 
 
 def warn_where_slow(sft: Sft) -> None:
@@ -204,6 +238,7 @@ def silence_warnings() -> None:
 def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
     """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
     sft, seed = config.sft, config.seed
+    assert sft.learning_rate is not None
     micro, passes = micro_batches(sft)
     return SFTConfig(
         output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 import trl.trainer.utils
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
@@ -109,13 +111,25 @@ def refuse_unread(trainer: Any) -> None:
             raise PipelineError(f"{name} is not called by this trainer's loss: leave it out")
 
 
+def shard_dtypes(sft: Sft) -> MixedPrecisionPolicy:
+    """FSDP2's dtypes: computed as under DDP, and gradients reduced in float32.
+
+    Layers keep a residual stream in the dtype of the weights: their input is not cast, their output is float32 where
+    the weights are.
+    """
+    computed = torch.bfloat16 if sft.precision == "bf16" else None
+    reduced = torch.float32 if computed or sft.weights == "bfloat16" else None
+    output = torch.float32 if computed and sft.weights == "float32" else None
+    return MixedPrecisionPolicy(computed, reduced, output, cast_forward_inputs=False)
+
+
 class Trainer(SFTTrainer):
     """Knows its parts: the names of the parameters trained in a step of each. Here one part, in all steps."""
 
     def __init__(self, *args: Any, sft: Sft, parts: Parts | None = None, **keywords: Any) -> None:
+        self.sft = sft
         super().__init__(*args, **keywords)
         refuse_unread(self)
-        self.sft = sft
         self.stop_backward_at_lowest()
         assert self.model is not None
         weigh_only_labels(self.model)
@@ -130,6 +144,19 @@ class Trainer(SFTTrainer):
         self.counts: dict[str, int] = defaultdict(int)
         self.measured: dict[str, torch.Tensor] = {}
         self.warned: set[str] = set()
+
+    def _build_accelerator_args(self, **given: Any) -> dict[str, Any]:
+        """Accelerate's settings. Shards get our dtypes: told of bf16, it would upcast trained weights to float32 and
+        reduce gradients in bf16. Each gradient is held once: shards are reduced after every micro-batch, and those of
+        whole copies are views of DDP's buckets."""
+        settings = super()._build_accelerator_args(**given)
+        if (plugin := given["fsdp_plugin"]) is not None:
+            plugin.mixed_precision_policy = shard_dtypes(self.sft)
+            settings["mixed_precision"] = "no"
+            settings["gradient_accumulation_plugin"].sync_each_batch = True
+        for handler in settings["kwargs_handlers"]:
+            handler.gradient_as_bucket_view = True
+        return settings
 
     def stop_backward_at_lowest(self) -> None:
         """Let the backward pass end at the lowest trained layer: TRL, and again transformers as the training begins,
@@ -157,6 +184,7 @@ class Trainer(SFTTrainer):
         if sft.optimizer == "muon_adamw":
             assert self.model is not None
             betas = (sft.adam_beta1, sft.adam_beta2)
+            assert sft.learning_rate is not None
             self.optimizer = MuonWithAdamW(self.model, sft.learning_rate, sft.weight_decay, betas)
             return self.optimizer
         if sft.optimizer != "adamw":
@@ -185,7 +213,12 @@ class Trainer(SFTTrainer):
         assert not return_outputs
         weights = inputs.pop("weights", None)
         routed = {"output_router_logits": True} if self.aux_loss_enabled else {}  # for mixtures of experts
-        outputs = model(**inputs, **routed, use_cache=False, fused_lm_head=True)
+        with (
+            torch.autocast(self.args.device.type, torch.bfloat16)
+            if self.is_fsdp_enabled and self.args.bf16
+            else nullcontext()
+        ):
+            outputs = model(**inputs, **routed, use_cache=False, fused_lm_head=True)
         weights = inputs["labels"][:, 1:].ne(-100) if weights is None else weights[:, 1:]
         total = weights.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         loss = -(outputs.log_probs * weights).sum() / total.clamp(min=1e-6)  # 0 where there is no label

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.knob import knob
@@ -23,7 +23,11 @@ OWNERS = ("average", "magnitude", *SIDES)
 _OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
 
 
-COUNTS = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
+COUNTS = {"bottom_layers": 5, "top_layers": 2, "bottom_transition": 0, "top_transition": 0}  # key -> default
+
+
+def is_changed(key: str) -> Callable[[Any], bool]:
+    return lambda merge: getattr(merge, key) != COUNTS[key]
 
 
 @dataclass
@@ -36,16 +40,19 @@ class LayerSwap(Merge):
     method: str = "layer_swap"
     math: Any = knob(run=True)
     language: Any = knob(run=True)
-    bottom_layers: int = knob(5, low=0)
-    top_layers: int = knob(2, low=0)
-    bottom_transition: int = knob(0, low=0)
-    top_transition: int = knob(0, low=0)
+    # Counts, each at most given where there is no partition; its value of COUNTS adds nothing to a hash
+    bottom_layers: int | None = knob(None, low=0, hashed=is_changed("bottom_layers"))  # null: 5, or the partition's
+    top_layers: int | None = knob(None, low=0, hashed=is_changed("top_layers"))  # null: 2, or the partition's
+    bottom_transition: int | None = knob(None, low=0, hashed=is_changed("bottom_transition"))  # null: 0
+    top_transition: int | None = knob(None, low=0, hashed=is_changed("top_transition"))  # null: 0
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
     zones: str = knob("average", options=OWNERS, hashed=lambda merge: merge.has_zones)
     embeddings: str = knob("average", options=OWNERS)
     final_norm: str = knob("average", options=OWNERS)
     head: str = knob("average", options=OWNERS)
     layer_norms: str = knob("with_layer", options=("with_layer", *OWNERS))
+    # any: math may be an expert that was trained for language, and language one for math
+    sides: str = knob("declared", options=("declared", "any"), hashed=False)
 
     reads_partition = True
 
@@ -60,6 +67,15 @@ class LayerSwap(Merge):
             roles = [name] if len(runs) == 1 else [f"{name}.{index}" for index in range(len(runs))]
             all_references |= {role: (f"merge.{name}", run) for role, run in zip(roles, runs, strict=True)}
         return all_references
+
+    def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
+        for role, side in declared.items():
+            name = role.partition(".")[0]
+            if self.sides == "declared" and side in SIDES and side != name:
+                raise PipelineError(
+                    f"merge.{name}={getattr(self, name)} names an expert for {side}: give it as merge.{side}, or "
+                    "merge.sides=any"
+                )
 
     @property
     def has_zones(self) -> bool:
@@ -79,7 +95,17 @@ class LayerSwap(Merge):
         return (*COUNTS, "scale_to_depth", "zones") if partition else ()
 
     def label(self, partition: Partition | None) -> str:
-        return f"layer_swap-{partition.name if partition else f'{self.bottom_layers}-{self.top_layers}'}"
+        b, u, *_ = self.counts()
+        return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
+
+    def counts(self) -> list[int]:
+        """b, u, t_b and t_u, as they are given, or by default."""
+        values = [getattr(self, key) for key in COUNTS]
+        return [default if value is None else value for value, default in zip(values, COUNTS.values(), strict=True)]
+
+    def settled(self, partition: Partition | None) -> LayerSwap:
+        given: dict[str, Any] = {} if partition else dict(zip(COUNTS, self.counts(), strict=True))
+        return replace(self, **given)
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
@@ -169,7 +195,7 @@ def refuse_counts(config: LayerSwap, partition: Partition) -> None:
 
 def swapped_counts(config: LayerSwap, layers: int) -> tuple[int, int, int, int]:
     """(b, u, t_b, t_u) for a model of this depth. Raises PipelineError where together they exceed it."""
-    counts = [getattr(config, key) for key in COUNTS]
+    counts = config.counts()
     for key, count in zip(COUNTS, counts, strict=True):
         if count < 0:
             raise PipelineError(f"merge.{key} must be 0 or more, got {count}")

@@ -87,11 +87,11 @@ def check_sums(numbers: Mapping[str, float], layer_weights: Any, layers: int) ->
     """Raise PipelineError unless the weights of every kind of parameter in every layer sum to 1."""
     for kind, rows in weights_of_layers(numbers, layer_weights, layers).items():
         for layer, row in enumerate(rows):
-            if not abs(math.fsum(row.values()) - 1) <= 1e-6:
+            if not abs(sum(row.values()) - 1) <= 1e-6:
                 given = " + ".join(f"{number:g}" for number in row.values())
                 place = f"{kind} in layer {layer}" if kind in LAYER_KINDS.values() else kind
                 raise PipelineError(
-                    f"merge.layer_weights: the weights of {place} are {given} = {math.fsum(row.values()):g}, not 1: "
+                    f"merge.layer_weights: the weights of {place} are {given} = {sum(row.values()):g}, not 1: "
                     "give them for each expert, or merge=task_arithmetic, whose weights have any sum"
                 )
 

@@ -1,0 +1,75 @@
+"""Words of a merge that contradict each other, its experts, or arithmetic: one sentence before anything is read."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.analyze.stage import make as make_analysis
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.stages.rows import build
+
+SWAP = "stage=merge merge=layer_swap merge.math=hub:org/math merge.language=hub:org/sw"
+SOUP = "stage=merge merge=soup merge.experts=[hub:org/math,hub:org/sw]"
+
+
+def built(words: str) -> Any:
+    return build(compose(words.split()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", ["bottom_layers=5", "bottom_layers=4", "top_layers=2", "bottom_transition=0"])
+def test_any_count_beside_a_partition_is_refused(count: str) -> None:
+    """Those of the defaults too."""
+    with pytest.raises(PipelineError, match=rf"merge.{count} beside partition=B: give layer counts or a partition"):
+        built(f"{SWAP} partition=B merge.{count}")
+    assert "bottom_layers" not in built(f"{SWAP} partition=B").decided_by["config"]["merge"]
+
+
+def test_the_default_counts_add_nothing_to_a_hash() -> None:
+    named = built(f"{SWAP} merge.bottom_layers=5 merge.top_layers=2 merge.bottom_transition=0 merge.top_transition=0")
+    plain = built(SWAP)
+    assert named.hash == plain.hash and plain.label == "layer_swap-5-2-math-sw"
+    assert (plain.config.merge.bottom_layers, plain.config.merge.top_layers) == (5, 2)  # as recorded
+    assert built(f"{SWAP} merge.bottom_layers=4").hash != plain.hash
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{SOUP} merge.weights=[1e308,1e308]",
+        f"{SOUP} merge.weights=[-1e308,1e308]",
+        f"{SOUP.replace('soup', 'task_arithmetic')} merge.weights=[1e308,1e308] merge.base=hub:org/base",
+    ],
+)
+def test_weights_that_overflow(words: str) -> None:
+    with pytest.raises(PipelineError, match=r"^merge.weights=.* is above 1e\+30, where float32 overflows$"):
+        built(words)
+
+
+def test_experts_on_the_wrong_sides(math_expert: Path, language_expert: Path) -> None:
+    words = f"stage=merge merge=layer_swap runs_dir={math_expert.parent} merge.math={{}} merge.language={{}}"
+    swapped, right = words.format(language_expert, math_expert), words.format(math_expert, language_expert)
+    with pytest.raises(PipelineError, match=r"merge.math=.* names an expert for language: .*, or merge.sides=any$"):
+        built(swapped)
+    assert built(f"{right} merge.sides=any").hash == built(right).hash != built(f"{swapped} merge.sides=any").hash
+
+
+def test_pairs_of_an_analysis_are_by_the_place_of_a_role(
+    math_expert: Path, language_expert: Path, tmp_path: Path
+) -> None:
+    """Not by its name, which is a number only as the stage names them today."""
+    run = built(
+        f"stage=analyze checkpoint=[{math_expert},{language_expert}] runs_dir={math_expert.parent} "
+        "analyze.threshold=1e-5"
+    )
+    names = {"0": "math", "1": "language", "base": "base"}
+    run.parents = {names[role]: parent for role, parent in run.parents.items()}
+    make_analysis(run, tmp_path, SimpleNamespace(table=lambda *_: None))  # type: ignore[arg-type]
+    with open(tmp_path / "pairs.csv") as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows and {(row["first"], row["second"]) for row in rows} == {(math_expert.name, language_expert.name)}
