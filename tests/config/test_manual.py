@@ -72,3 +72,5 @@ def test_values_are_those_of_the_command() -> None:
     default = manual_text(["stage=sft"])  # the expert is needed and not named
     assert entry_of(default, "sft.precision").startswith(f"sft.precision={compose(words[:2]).sft.precision} ")  # type: ignore[attr-defined]
     assert "expert.side=... " in default
+    rates = [entry_of(manual_text(["stage=sft", f"sft={way}"]), "sft.learning_rate") for way in ("full", "lora")]
+    assert [rate.split()[0] for rate in rates] == ["sft.learning_rate=1e-06", "sft.learning_rate=6e-05"]

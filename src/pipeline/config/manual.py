@@ -18,6 +18,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose_config, spelled_out, split_command, split_every
 from pipeline.config.explain import options_in, type_inside
 from pipeline.config.knob import format_value
+from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 
 WIDTH = 118
@@ -65,7 +66,10 @@ def values_in_effect(words: list[str], stage: str) -> tuple[DictConfig, list[str
     unnamed = [
         group for group, option in conf.stage_defaults(stage) if option == MISSING and group not in options_in(own)
     ]
-    return compose_config([*own, *(f"{group}={conf.options(group)[0]}" for group in unnamed)]), unnamed
+    config = compose_config([*own, *(f"{group}={conf.options(group)[0]}" for group in unnamed)])
+    if "sft" in config and config.sft.learning_rate is None:
+        config.sft.learning_rate = default_rate(config.sft.adapter)
+    return config, unnamed
 
 
 def value_of(config: DictConfig, key: str, item: Field[Any]) -> str:

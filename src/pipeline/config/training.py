@@ -50,6 +50,11 @@ class Partition:
 WITH_ADAPTER = (lambda sft: sft.adapter == "lora", "sft=lora, partial_lora, mixed_lora or simultaneous_lora")
 
 
+def default_rate(adapter: str) -> float:
+    """The learning rate where a recipe leaves it open: of adapters that of unreasonable_lora, else our choice."""
+    return 6e-5 if adapter == "lora" else 1e-6
+
+
 @dataclass
 class Sft:
     """A training method and its recipe. Batch sizes are sequences per optimizer step; lengths are tokens."""

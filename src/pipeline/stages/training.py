@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import DataStage, Expert, TrainStage
+from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.load import date_of_templates
@@ -25,8 +26,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     check_method(config)
     parents = parents_of(config, resolver)
     if config.sft.learning_rate is None:
-        rate = 6e-5 if config.sft.adapter == "lora" else 1e-6
-        config = replace(config, sft=replace(config.sft, learning_rate=rate))
+        config = replace(config, sft=replace(config.sft, learning_rate=default_rate(config.sft.adapter)))
     if config.sft.method == "partial" and config.sft.side is None:
         config = replace(config, sft=replace(config.sft, side=config.expert.side))
     base = parents.get("model")
