@@ -13,7 +13,7 @@ from made_up_report import results_of
 
 from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult
-from pipeline.report.render.cells import allowed_difference, cells_csv, is_outside
+from pipeline.report.render.cells import allowed_difference, cells_csv, cells_markdown, is_outside
 from pipeline.report.stats.statistics import replication_reach
 
 BASE = CellResult("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
@@ -73,3 +73,9 @@ def test_another_set_of_experts_lies_within_reach(reduce, mean: bool, low: float
         levels = [([reduce(part) for part in parts], mean) for parts in (ours, ours.T)]
         within += abs(reduce(ours) - reduce(theirs)) <= replication_reach(levels)
     assert low <= within / 1000 <= high
+
+
+def test_markdown_holds_no_html_of_a_name() -> None:
+    cells = [CellResult("<img src=x onerror=alert(1)>", "math", value=20.0)]
+    text = cells_markdown(results_of(cells, []), "p < 0.001", [])
+    assert "&lt;img src=x" in text and "<" not in text

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_report import line_of
+from made_up_report import line_of, results_of
 
+from pipeline.evaluate.records import ScoreRow
+from pipeline.report.html.samples import inconclusive_sentence
+from pipeline.report.load.answers import Answers
+from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.load.scores import score_interval
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences, holm_level
 from pipeline.report.stats.statistics import contrast, smallest_difference
@@ -107,3 +111,22 @@ def test_one_interval_of_a_score(value, error, n, low, high):
 def test_measures_of_no_variance_have_no_interval():
     row: Any = SimpleNamespace(value=0.5, stderr=0.0, n=50, metric="bits")
     assert score_interval(row) is None
+
+
+@pytest.mark.parametrize("cut, said", [(("a", "b"), "2 of 2 scores of math most"), (("a",), None)])
+def test_a_column_of_cut_off_answers_is_named(cut, said):
+    """Of three columns one has answers that ran out of tokens: fewer than half of the scores of the table."""
+    runs, columns = ("a", "b"), ("math", "other", "third")
+    cells = [
+        CellResult(run, column, value=10.0, task="mgsm", scores=[CellScore(f"{run} {column}", {})])
+        for run in runs for column in columns
+    ]  # fmt: skip
+    row = {"task": "mgsm", "language": "sw", "pair": None, "subject": None, "num_fewshot": 0, "metric": "exact_match",
+           "filter": "flexible-extract", "value": 0.1, "stderr": 0.03, "n": 10, "reason": None}  # fmt: skip
+    written: Any = {f"{run} {column}": ([ScoreRow(**row)], {}) for run in runs for column in columns}
+    answers = {
+        (name, "mgsm", "sw"): Answers(n=10, cut_off=9 if name in {f"{run} math" for run in cut} else 0)
+        for name in written
+    }
+    found = inconclusive_sentence(results_of(cells, []), written, answers)
+    assert [said in sentence for sentence in found] == [True] if said else not found
