@@ -408,25 +408,28 @@ def run_elements(elements: list[str], as_task: bool, folder: Path) -> str:
     return told.stdout + told.stderr
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("as_task", [False, True])
-def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(as_task: bool, tmp_path: Path, tiny: Path) -> None:
-    """A worker has read no configuration: it is handed runs. Beside MGSM of data_root, in one command."""
+def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
+    as_task: bool, beside: bool, tmp_path: Path, tiny: Path
+) -> None:
+    """A worker has read no configuration: it is handed runs. Alone, and beside MGSM of data_root in one command."""
     own, root = own_with_rows(tmp_path), tmp_path / "root"
     write_rows(root / "mgsm/en/test.jsonl", [{"question": "1 and 1?", "answer": None, "answer_number": 2}])
-    words = ["stage=eval", f"checkpoint={tiny}", "eval.tasks=[own_counting,mgsm]", f"eval.include_path={own}"]
-    words += [f"data_root={root}", f"runs_dir={tmp_path / 'runs'}", "languages=[en]", "eval.max_gen_toks=3"]
-    run = build(compose([*words, "tracking.mode=disabled"]))  # type: ignore[arg-type]
-    scoring = [one for one in order_runs([run]) if one.hash != run.hash]
-    assert [one.label.partition("-tiny")[0] for one in scoring] == ["eval-own_counting_0shot", "eval-mgsm_0shot"]
-    told = run_elements([json.dumps(element_of(one)) for one in [*scoring, run]], as_task, tmp_path)
-    assert "unknown task" not in told
+    tasks = ["eval.tasks=[own_counting,mgsm]", f"data_root={root}"] if beside else ["eval=own_counting"]
+    words = ["stage=eval", f"checkpoint={tiny}", *tasks, f"eval.include_path={own}", f"runs_dir={tmp_path / 'runs'}"]
+    words += ["languages=[en]", "eval.max_gen_toks=3", "tracking.mode=disabled"]
+    run = build(compose(words))  # type: ignore[arg-type]
+    runs = order_runs([run])
+    labels = [one.label.partition("-tiny")[0] for one in runs[:2]]
+    assert labels == ["eval-own_counting_0shot", "eval-mgsm_0shot"][: 1 + beside]
+    told = run_elements([json.dumps(element_of(one)) for one in runs], as_task, tmp_path)
+    assert "unknown task" not in told, told
     rows = json.loads((run.folder / "scores.json").read_text())["rows"]
-    assert [(row["task"], row["n"]) for row in rows if row["metric"] == "exact_match"][:2] == [
-        ("own_counting", 3),
-        ("mgsm", 1),
-    ]
+    counts = {row["task"]: row["n"] for row in rows if row["metric"] == "exact_match"}
+    assert counts == {"own_counting": 3, **({"mgsm": 1} if beside else {})}
     (own / "counting.yaml").write_text((own / "counting.yaml").read_text() + "# changed\n")
-    assert "was changed after eval-own_counting" in run_elements([json.dumps(element_of(scoring[0]))], False, tmp_path)
+    assert "was changed after eval-own_counting" in run_elements([json.dumps(element_of(runs[0]))], False, tmp_path)
 
 
 def test_a_run_is_named_by_its_task_whatever_option_was_given_beside(tmp_path: Path, tiny: Path) -> None:
