@@ -35,7 +35,7 @@ from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, READABLE, longest_of, sampled_lengths
+from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, longest_of, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
@@ -46,6 +46,7 @@ READ_RATE, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared 
 WORLD_ROW = 200  # bytes of a row of the small world
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
 VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
+COUNTED = 1000  # rows of a set, of which a plan counts those that are cut
 DAY = 86400.0
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
 Kind = tuple[str, ...]
@@ -189,19 +190,19 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
     return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
 
 
-def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
+def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
     data = run.parents["data"]
     if (data_file := data.folder / "train.jsonl").is_file():
-        return sampled_lengths(data_file, (), tokenizer_of(run))
+        return sampled_lengths(data_file, (), tokenizer_of(run), rows)
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return ()
     tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    lengths = [length for file in files if file.suffix in READABLE for length in sampled_lengths(file, (), tokenizer)]
-    return tuple(sorted(lengths))
+    readable = [file for file in files if file.suffix in READABLE]
+    return tuple(sorted(length for file in readable for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
 def cut_rows(run: Run[TrainStage]) -> tuple[int, int, int]:
@@ -210,8 +211,8 @@ def cut_rows(run: Run[TrainStage]) -> tuple[int, int, int]:
     sft, data_file = run.config.sft, run.parents["data"].folder / "train.jsonl"
     if sft.packing:
         return 0, 0, 0
-    lengths = row_lengths(run)
-    prompts = sampled_lengths(data_file, ("prompt",), tokenizer_of(run)) if data_file.is_file() else ()
+    lengths = row_lengths(run, COUNTED)
+    prompts = sampled_lengths(data_file, ("prompt",), tokenizer_of(run), COUNTED) if data_file.is_file() else ()
     cut, lost = (sum(length >= sft.seq_length for length in some) for some in (lengths, prompts))
     return cut, lost, len(lengths)
 

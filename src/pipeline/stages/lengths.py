@@ -50,9 +50,11 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 @lru_cache(maxsize=1024)
-def sampled_lengths(file: Path, columns: tuple[str, ...], tokenizer: Path | None) -> tuple[float, ...]:
+def sampled_lengths(
+    file: Path, columns: tuple[str, ...], tokenizer: Path | None, rows: int = SAMPLE
+) -> tuple[float, ...]:
     """Sorted numbers of tokens of a file's first rows, in these columns or in all that hold text."""
-    texts = [text_of(row, columns) for row in islice(read_rows(file), SAMPLE)]
+    texts = [text_of(row, columns) for row in islice(read_rows(file), rows)]
     if tokenizer is None:
         return tuple(sorted(len(text.encode()) / BYTES for text in texts))
     return tuple(sorted(len(encoding.ids) for encoding in load_tokenizer(tokenizer).encode_batch(texts)))
