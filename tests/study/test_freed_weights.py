@@ -27,10 +27,12 @@ def scored(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) ->
     few = {key: json.loads(value) if value[0].isdigit() else value for key, value in (word.split("=") for word in FEW)}
     experts = {name: {"stage": "sft", "expert": expert} for name, expert in (("math", "math"), ("qac", "qac"))}
     every = {"data_root": str(world), "model": "trained", "model.path": str(base), "eval.max_gen_toks": 2, **few}
+    soup = {"merge": "soup", "merge.experts": ["math", "qac"]}
+    written = {"stage": "merge", **soup, "merge.weights": [0.3, 0.7]}
     table = {
         "name": "mine", "title": "t", "columns": {"English": {"in": "en"}}, "score": {"eval": "mgsm_0shot"},
-        "every": every, "runs": {**experts, "soup": {"merge": "soup", "merge.experts": ["math", "qac"]}},
-        "rows": {"math": "math", "qac": "qac", "soup": "soup"},
+        "every": every, "runs": {**experts, "soup": soup, "written": written},
+        "rows": {name: name for name in ("math", "qac", "soup", "written")},
     }  # fmt: skip
     (home / "mine.yaml").write_text(json.dumps(table))
     assert main(["stage=table", *words(home)]) == 0
@@ -58,7 +60,7 @@ def test_finished_scores_do_not_need_weights(whole: bool, home: Path, call: Call
     else:
         (expert / "model.safetensors").unlink()
     told = call("stage=plan", *words(home))
-    assert told.status == 0 and "0 of 7 runs to compute here" in told.out, told.out + told.err
+    assert told.status == 0 and "0 of 9 runs to compute here" in told.out, told.out + told.err
     told = call("stage=table", *words(home))
     assert told.status == 0 and "[1/" not in told.err, told.err
     told = call("stage=report", *words(home))
@@ -72,7 +74,7 @@ def test_a_new_score_needs_them(home: Path, call: Call) -> None:
     (math,), (qac,) = ((home / "runs").glob(f"{name}-full-s0-*") for name in ("math", "qac"))
     shutil.rmtree(qac)
     told = call("stage=plan", *words(home), "every.eval.limit=1")
-    assert told.status == 0 and "4 of 7 runs to compute here" in told.out, told.out
+    assert told.status == 0 and "5 of 9 runs to compute here" in told.out, told.out
     (math / "model.safetensors").unlink()
     told = call("stage=table", *words(home), "every.eval.limit=1")
     assert told.status == 1 and f"needs {math.name}, which was deleted: train again with redo=true" in told.err

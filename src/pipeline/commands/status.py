@@ -123,6 +123,8 @@ def of_finished(manifest: Manifest) -> RunStatus:
     detail = f"by version {version} of the stage, now {row.version}" if row and stale else f"began {begun}"
     cost = manifest.seconds, manifest.attempt
     score = main_score(manifest.facts.get("scores") or {})
+    if score and (limit := manifest.config.get("eval", {}).get("limit")):
+        score += f" ({limit} questions)"
     if score and (split := manifest.config.get("eval", {}).get("split", "test")) != "test":
         score += f" ({split})"
     return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *cost, score=score)

@@ -78,14 +78,16 @@ class Bill:
         return sum(cost.hours for cost in self.kinds[kind])
 
     def headline(self) -> str:
-        """GPU-hours, and how many runs of each kind are not in them, with the first reason; empty for nothing to do."""
+        """GPU-hours, and how many runs of each kind are not in them, with a reason each; empty for nothing to do."""
         missing = Counter(kind for kind, _ in self.unknown.values())
         counts = {kind: missing[kind] + len(self.kinds.get(kind, ())) for kind in missing}
-        omitted = " and ".join(f"{count:,} of {counts[kind]:,} of {kind}" for kind, count in missing.items())
-        reason = next((reason for _, reason in self.unknown.values()), "")
+        reasons = dict(reversed(list(self.unknown.values())))  # kind -> the first
+        omitted = " and ".join(
+            f"{count:,} of {counts[kind]:,} of {kind} ({reasons[kind]})" for kind, count in missing.items()
+        )
         hours = f"{sum(map(self.hours, self.kinds)):,.1f}" if self.kinds else "?"
         text = f"{self.plan.gpu}: {hours} GPU-hours" if self.kinds or missing else ""
-        return text + (f", not including {omitted} ({reason})" if missing else "")
+        return text + (f", not including {omitted}" if missing else "")
 
     def lines(self) -> list[str]:
         """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk; number of runs without an estimate."""

@@ -222,7 +222,7 @@ def error_sentence(error: BaseException) -> str | None:
     if isinstance(error, PipelineError):
         return shorten_words(without_credentials(str(error)))
     if isinstance(error, OSError) and error.errno is not None:
-        text = f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+        text = f"{error.strerror}: {shorten_words(str(error.filename or 'no file named'))}; nothing was published"
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

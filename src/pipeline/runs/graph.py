@@ -51,7 +51,7 @@ def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str
         for parent in parent_runs(run.parents):
             children.setdefault(parent.hash, []).append(run.hash)
         remade = [parent for parent in unfinished if parent.hash not in deleted]
-        needed = remade if run.config.stage == "eval" else unfinished
+        needed = unfinished if run.config.stage in ("sft", "cpt") else remade
         if reason := why_not_finished(run):
             reasons[run.hash] = reason
             if not remade and not run.config.redo and not run.folder.exists():

@@ -42,6 +42,8 @@ def load_table(config: TableStage) -> Table:
 
     def find_table(name: str) -> tuple[str, str]:
         path = conf.table_file(name)
+        if path.suffix == ".zip":
+            raise PipelineError(f"table={name} is an archive of results: stage=report reads it")
         try:
             return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
         except UnicodeDecodeError as error:

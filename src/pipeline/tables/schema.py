@@ -405,6 +405,7 @@ class Reader:
             return Reference(stem, at, step=int(step))
         if "all" in words or at or not ELSEWHERE.search(name):
             problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
+            problem += f" (a folder is written ./{name})" if key in ("data_root", "checkpoint", "model.path") else ""
             raise table_error(self.file, place, problem)
         return name
 
