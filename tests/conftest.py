@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # below nohup, which test
 
 import pytest
 import yaml
-from tiny_words import FEW, TINY, WORLD
+from tiny_words import FEW, TINY, WORLD, last_of
 
 import pipeline
 import pipeline.stages.rows  # hands its rows to compose
@@ -248,7 +248,8 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
-    """The command line in this process: its exit status, standard output and standard error."""
+    """The command line in this process: its exit status, standard output and standard error. Of words with the same
+    key the last is given."""
     from pipeline.__main__ import main
     from pipeline.files import ADDED_CONF
 
@@ -256,7 +257,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def command_line(*words: str) -> SimpleNamespace:
         capfd.readouterr()
-        status = main(list(words))
+        status = main(last_of(words))
         told = capfd.readouterr()
         return SimpleNamespace(status=status, out=told.out, err=told.err)
 

@@ -393,7 +393,7 @@ def test_a_configuration_file_that_is_no_yaml(
 
 def test_prefetch_where_the_hub_is_not_reached(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     refused(
-        call("stage=prefetch", "table=real_smoke", f"runs_dir={tmp_path}"), "cannot be reached: run stage=prefetch on"
+        call("stage=prefetch", "table=real_smoke", f"runs_dir={tmp_path}"), "cannot be reached: run the same words with"
     )
 
 

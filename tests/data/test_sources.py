@@ -391,7 +391,7 @@ def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_other_repositories_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"source a \(no/such\) cannot be reached: run stage=prefetch"):
+    with pytest.raises(PipelineError, match=r"source a \(no/such\) cannot be reached: run the same words with"):
         list(read_source("a", source("aya", hub="no/such"), None))
     with pytest.raises(PipelineError, match="has no such files"):
         list(read_source("x", source("xp3mt", hub=str(tmp_path), language="sw"), None))

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_words import last_of
 
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage, Tracking
@@ -551,10 +552,10 @@ def test_no_credential_of_a_url_is_written(
     monkeypatch.setattr(sys, "argv", ["pipeline", *words, local])
     assert main([*words, local]) == 0
     assert main([*words, local, "data.size=9"]) == 1
-    assert main([*words, f"expert.sources.own.url={url}"]) == 1  # its = and ? are no override without quotes
+    assert main(last_of([*words, f"expert.sources.own.url={url}"])) == 1  # its = and ? are no override without quotes
     assert main([*words, f"data.benchmarks={tmp_path}/root"]) == 1  # not reached
     assert sys.argv == ["pipeline", *words, local]
-    assert main(["-m", *words, local, "seed=3", "tracking.mode=disabled"]) == 0
+    assert main(last_of(["-m", *words, local, "seed=3", "tracking.mode=disabled"])) == 0
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert len([path for path in files if path.suffix == ".wandb"]) == 3
     for path in files:

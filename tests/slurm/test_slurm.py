@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
+from tiny_words import last_of
 
 from pipeline.files import sha256
 from pipeline.runs.manifest import read_manifest
@@ -234,7 +235,9 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
         runs_dir = folder / name / "runs"
         runs_dir.mkdir(parents=True)
         command = ["sbatch", "--parsable", f"--output={runs_dir.parent}/%j.log", *options]
-        job = cluster.run(*command, str(SLURM_FOLDER / f"{file}.sbatch"), *training, *more, f"runs_dir={runs_dir}")
+        job = cluster.run(
+            *command, str(SLURM_FOLDER / f"{file}.sbatch"), *last_of([*training, *more]), f"runs_dir={runs_dir}"
+        )
         found[name] = Job(job.strip(), runs_dir)
     return found
 
@@ -281,7 +284,7 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
     """Two of its processes on one node, one on the other."""
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=3", "-m", "pipeline"]
     asked = ["sft.steps=3", "sft.processes=3", "sft.batch_size=6", f"runs_dir={tmp_path}"]
-    subprocess.run([*torchrun, *training, *asked], check=True)
+    subprocess.run([*torchrun, *last_of([*training, *asked])], check=True)
     cluster.until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
     assert cluster.ended(jobs["srun"].id) == ["COMPLETED"], jobs["srun"].log()
     folders = [*tmp_path.glob("math-full*"), *jobs["srun"].runs_dir.glob("math-full*")]
@@ -318,8 +321,10 @@ def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:
 def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training: list[str], tmp_path: Path) -> None:
     def asked(*more: str, path: str | None = None) -> tuple[int, str]:
         environment = {**cluster.environment, **({"PATH": path} if path else {})}
-        command = [sys.executable, "-m", "pipeline", *training, "sft.steps=2", f"runs_dir={tmp_path}/runs"]
-        done = subprocess.run([*command, *SLURM, *more], env=environment, capture_output=True, text=True)
+        given = last_of([*training, "sft.steps=2", f"runs_dir={tmp_path}/runs", *SLURM, *more])
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", *given], env=environment, capture_output=True, text=True
+        )
         assert "Traceback" not in done.stderr and done.stdout == ""
         return done.returncode, done.stderr.strip().splitlines()[-1]
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_words import last_of
 from transformers import TrainerCallback
 
 from pipeline.config.compose import compose
@@ -180,7 +181,7 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     for parent in order_runs([run])[:-1]:
         make_once(parent, stage_function(parent))
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "pipeline", *last_of(command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + 120
     while (

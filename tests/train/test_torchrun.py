@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tiny_words import FEW
+from tiny_words import FEW, last_of
 
 
 def test_a_follower_of_torchrun_that_dies_ends_all_within_a_minute(base: Path, world: Path, tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_follower_of_torchrun_that_dies_ends_all_within_a_minute(base: Path, w
     words += ["sft.micro_batch_size=2", "sft.steps=30000", "sft.epochs=9000", "sft.processes=2", "threads=1"]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(
-            [str(torchrun), "--nproc_per_node=2", "-m", "pipeline", *words, f"runs_dir={runs_dir}",
+            [str(torchrun), "--nproc_per_node=2", "-m", "pipeline", *last_of(words), f"runs_dir={runs_dir}",
              "tracking.mode=disabled"], stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:

@@ -46,7 +46,7 @@ def manual_text(words: list[str]) -> str:
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
         part_names = {name for name, _ in stage_parts(stage, None)}
         for item in fields(kind):
-            if item.name in ("stage", "name") or (title == TOP_LEVEL and item.name in part_names):
+            if item.name == "name" or (title == TOP_LEVEL and item.name in ("stage", *part_names)):
                 continue
             key = item.name if title == TOP_LEVEL else f"{title}.{item.name}"
             value = default_of(item) if title in unnamed else value_of(config, key, item)

@@ -219,7 +219,7 @@ def submit_continuation(
 ) -> None:
     """Submit the same command as a job that runs after all others. At the site's submit limit it replaces the last
     task."""
-    words = [*again, "launcher.retry_failed=false"]
+    words = [word for word in again if not word.startswith("launcher.retry_failed=")] + ["launcher.retry_failed=false"]
     script = script_of(launcher, ["-m", "pipeline", *words], COMPLETED)
     options = ["--job-name", f"{name}-goes-on", "--dependency", dependency_on(jobs.values())]
     arguments = folder / f"{name}-{time.time_ns()}.sh", script, Resources(0, 1, int(EARLY)), options, "goes-on"
