@@ -187,6 +187,8 @@ def test_a_single_command_is_planned(own: Path) -> None:
     assert lines[0] == lines[-1] and re.match(r"2 of 2 runs to compute here: about \d+ s", lines[0])
     run = build(compose(["stage=sft", *words, "sft.steps=3"]))  # type: ignore[arg-type]
     assert any(line.startswith(run.name) for line in lines)
+    fetched = compose(["stage=prefetch", *words])
+    assert fetched.runs_dir == f"{own}/r" and fetched.command == ["stage=sft", *words]  # type: ignore[attr-defined]
     data = show_plan(compose(["stage=plan", "plan.stage=data", *words[:1], *words[3:]]))  # type: ignore[arg-type]
     assert data.startswith("1 of 1 runs to compute here: ") and "data-mine-" in data
     assert not (own / "r").exists()

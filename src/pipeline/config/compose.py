@@ -92,9 +92,9 @@ def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
     of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
     if study not in ("plan", "prefetch") or of is None or "table" in options:
         return words, None
-    keys = {word: word.lstrip("+").partition("=")[0] for word in words}
-    own = [word for word, key in keys.items() if key == "stage" or key.partition(".")[0] in (study, "launcher")]
-    return own, [f"stage={of}", *(word for word in words if keys[word] != "stage" and word not in own)]
+    groups = {word: re.split(r"[.=]", word.lstrip("+"), maxsplit=1)[0] for word in words}
+    own = [word for word in words if groups[word] in ("stage", study, "launcher", "runs_dir", "tracking")]
+    return own, [f"stage={of}", *(word for word in words if groups[word] not in ("stage", study, "launcher"))]
 
 
 def refuse_unread(stage: Stage, given: Mapping[str, Any]) -> None:
