@@ -45,7 +45,7 @@ from transformers import (
 )
 
 from pipeline.config.evaluation import EvalTask
-from pipeline.evaluate import model as model_module
+from pipeline.evaluate import torch_backend
 from pipeline.evaluate.drafts import LOOKUP
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import group_prompts
@@ -302,7 +302,7 @@ def record_steps(asked: argparse.Namespace) -> Path:
     stock: Any = HFLM(pretrained=str(asked.model), dtype=asked.dtype, batch_size=8, device="cpu")
     ours = Answering(pretrained=stock.model, tokenizer=stock.tokenizer, batch_size=8)
     ours.share_prefix = True
-    forms, most = {"tries": ours, "prefixes": ours, "hflm": stock}, model_module.MOST_TOKENS
+    forms, most = {"tries": ours, "prefixes": ours, "hflm": stock}, torch_backend.MOST_TOKENS
     found: dict[str, list[float]] = {}
     record: dict[str, Any] = {
         "what": "mgsm_steps as token tries", "model": asked.model.resolve().name.partition("-transformers")[0],
@@ -310,7 +310,7 @@ def record_steps(asked: argparse.Namespace) -> Path:
         "steps": asked.steps, "requests": len(task.instances),
     }  # fmt: skip
     for form, lm in forms.items():
-        model_module.MOST_TOKENS = most if form == "tries" else 0
+        torch_backend.MOST_TOKENS = most if form == "tries" else 0
         begun = time.process_time()
         answers, spent = timed(lm, "loglikelihood", task.instances)
         found[form] = [likelihood for likelihood, _ in answers]
@@ -320,7 +320,7 @@ def record_steps(asked: argparse.Namespace) -> Path:
             "largest_difference": far,
         }  # fmt: skip
         print(f"{form}: {record[form]}", flush=True)
-    model_module.MOST_TOKENS = most
+    torch_backend.MOST_TOKENS = most
     record |= {
         f"speedup_over_{form}": round(record[form]["cpu_seconds"] / record["tries"]["cpu_seconds"], 2)
         for form in ("prefixes", "hflm")
