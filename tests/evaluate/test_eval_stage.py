@@ -198,3 +198,16 @@ def test_a_folder_without_safetensors_is_refused(data_root: Path, tmp_path: Path
     (tiny / "model.safetensors").rename(tiny / "pytorch_model.bin")
     with pytest.raises(PipelineError, match="only safetensors are read"):
         stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_terminal_says_where_rounding_decides_answers(
+    dtype: str, base: Path, world: Path, call: Any, tmp_path: Path
+) -> None:
+    few = ["eval=mgsm_0shot", "languages=[en]", "eval.limit=1", "eval.max_gen_toks=2", f"eval.dtype={dtype}"]
+    told = call(
+        "stage=eval", f"checkpoint={base}", f"data_root={world}", *few, f"runs_dir={tmp_path}", "tracking.mode=disabled"
+    )
+    assert told.status == 0, told.err
+    said = "eval.dtype=bfloat16: answers depend on eval.batch_size, eval.share_prefix and the processor" in told.err
+    assert said is (dtype == "bfloat16")
