@@ -149,6 +149,9 @@ def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tm
     (own / "language").mkdir(parents=True), (own / "recipe").mkdir()
     (own / "language/quy.yaml").write_text("{name: Quechua, flores: quy_Latn}\n")
     (own / "recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3e-4\n")
+    for group in ("launcher", "tracking"):
+        (own / group).mkdir()
+        (own / group / "site.yaml").write_text("setup: ['export HF_TOKEN=open-sesame']\n")
     table = home / "t.yaml"
     table.write_text(table.read_text().replace("low: {in: qac}", "low: {in: quy}"))
     assert "quy" in table.read_text()
@@ -162,6 +165,10 @@ def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tm
     assert told.status == 0, told.err
     with zipfile.ZipFile(tmp_path / "t.zip") as archive:
         assert archive.read("conf/recipe/mine.yaml").decode().startswith("# @package sft")
+        assert [name for name in archive.namelist() if name.startswith("conf/")] == [
+            "conf/language/quy.yaml", "conf/recipe/mine.yaml",
+        ]  # fmt: skip
+        assert not [name for name in archive.namelist() if b"open-sesame" in archive.read(name)]
 
 
 def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ limits, everything is plain data, and none of it becomes an address or markup of
 
     archive.json                {"format": 2, "results": ...}, as in report/load/contents.py, without folders
     table.yaml                  the table as requested
-    conf/GROUP/NAME.yaml        the options and languages of --config-dir
+    conf/GROUP/NAME.yaml        the options and languages of --config-dir, without launcher and tracking
     runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
 """
 
@@ -64,7 +64,8 @@ def write_archive(results: Results, table: str, file: Path, roots: Sequence[str]
         add_member(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
         add_member(archive, "table.yaml", without_private(table, roots))
         for path in (path for root in added_conf() for path in sorted(root.glob("*/*.yaml"))):
-            add_member(archive, f"conf/{path.parent.name}/{path.name}", packed_content(path, roots))
+            if path.parent.name not in PRIVATE:
+                add_member(archive, f"conf/{path.parent.name}/{path.name}", packed_content(path, roots))
         for run in sorted(results.runs, key=lambda run: run.name):
             paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
             for path in paths:
