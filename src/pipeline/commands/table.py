@@ -10,15 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.clean import free_ranked, missing_snapshots
-from pipeline.config.stages import (
-    EvalStage,
-    PlanStage,
-    Report,
-    ReportStage,
-    SelectStage,
-    TableStage,
-    TrainStage,
-)  # fmt: skip
+from pipeline.config.stages import EvalStage, PlanStage, Report, ReportStage, SelectStage, TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, cut_rows, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import estimate_costs
@@ -54,15 +46,15 @@ def show_plan(config: PlanStage) -> str:
             with the shown text.
     """
     if config.command is not None:
-        target = build_single(config.command)
-        return plan_text(config, [target], [], [*evaluation_problems(order_runs([target]), config.plan.prompts)])
+        runs = order_runs([build_single(config.command)])
+        return plan_text(config, runs, reasons_unfinished(runs), [], evaluation_problems(runs, config.plan.prompts))
     planning = Planning.of(config)
     check_claims(planning)
     targets = planning.targets()
     runs = order_runs(targets)
-    waiting = waiting_evaluations(planning)
+    reasons, waiting = reasons_unfinished(runs, targets), waiting_evaluations(planning)
     lines = [
-        *count_kinds(planning, runs),
+        *count_kinds(planning, runs, reasons),
         *describe_every_keys(planning),
         *published_lines(planning.plan),
         *detectable_differences(planning),
@@ -75,23 +67,22 @@ def show_plan(config: PlanStage) -> str:
     scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)
     missing = sum(not any(plan(score) for plan in planned_for) for score in scores)
     omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
-    return plan_text(config, targets, lines, causes, omitted, planning.plan.table.free_snapshots, waiting)
+    return plan_text(config, runs, reasons, lines, causes, omitted, planning.plan.table.free_snapshots, waiting)
 
 
 def plan_text(
-    config: PlanStage, targets: list[Run], more: list[str], causes: list[str], omitted: str = "",
-    free_snapshots: bool = False, waiting: Sequence[Run] = (),
+    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], more: list[str], causes: list[str],
+    omitted: str = "", free_snapshots: bool = False, waiting: Sequence[Run] = (),
 ) -> str:  # fmt: skip
-    """The plan of targets as text: what it takes and what is `omitted` from that, first and last; the runs, their cost,
-    and `more`.
+    """A plan of runs as text: what it takes and what is `omitted` from that, first and last; the runs, their cost, and
+    `more`. reasons: why runs are to compute.
 
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    runs = order_runs(targets)
     cost = estimate_costs(runs, config.plan, free_snapshots, waiting) if config.plan.gpu else None
     causes = [*causes, *(cost.causes if cost else [])]
-    history, reasons = History(finished_manifests(Path(config.runs_dir))), reasons_unfinished(runs, targets)
+    history = History(finished_manifests(Path(config.runs_dir)))
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     time = history.sum([run for run in runs if run.hash in reasons], workers)
     parts = [f"{len(reasons)} of {len(runs)} runs to compute here: {time}", cost.headline() if cost else "", omitted]
@@ -172,7 +163,7 @@ def memory_lines(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
+def count_kinds(planning: Planning, runs: Sequence[Run], reasons: Mapping[str, str]) -> list[str]:
     """Lines with the number of runs and finished runs per kind; evaluations of merges in memory are a kind of their
     own."""
     by_kind: dict[str, list[Run]] = {}
@@ -180,9 +171,8 @@ def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
         in_memory = isinstance(run.config, EvalStage) and run.config.merge is not None
         kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if in_memory else run.config.stage
         by_kind.setdefault(kind, []).append(run)
-    remaining = reasons_unfinished(list(runs), planning.targets())
     lines = [
-        f"{kind}: {len(members)}, {sum(run.hash not in remaining for run in members)} finished"
+        f"{kind}: {len(members)}, {sum(run.hash not in reasons for run in members)} finished"
         for kind, members in by_kind.items()
     ]
     plan, waiting = planning.plan, len(planning.waiting_scores())

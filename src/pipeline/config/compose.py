@@ -23,7 +23,7 @@ from yaml import YAMLError
 from pipeline.config import conf
 from pipeline.config.explain import explain_error, options_in, unknown_key
 from pipeline.config.harness_tasks import INCLUDED, TASKS, include, spell_out_tasks
-from pipeline.config.knob import check, fields_of_key, refuse_number, unread_knobs
+from pipeline.config.knob import check, field_of_key, refuse_number, unread_knobs
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, ExportStage, PlanStage, PrefetchStage, RunStage, Stage, TableStage
 from pipeline.errors import PipelineError
@@ -119,8 +119,8 @@ def compose_words(words: list[str], omitted: tuple[str, ...] = ()) -> Stage:
     given = {override.key_or_group: override for override in map(parse_override, words)}
     stage = to_stage(compose_config(words, omitted))
     for key, override in given.items():
-        if found := [*fields_of_key(stage, key)]:
-            refuse_number(key, found[-1][1].type, override.value())
+        if place := field_of_key(stage, key):
+            refuse_number(key, place[1].type, override.value())
     return with_every(stage, run_overrides)
 
 
@@ -301,11 +301,9 @@ def parse_override(word: str, sweep: bool = False) -> Override:
     """A `key=value`. sweep: allow `key=a,b`, as for `-m`.
 
     Raises:
-        PipelineError: not an override, one of Hydra's that has no meaning here, or an interpolation, which could carry
-            a token of the environment into manifests.
+        PipelineError: not an override, one of Hydra's that has no meaning here, or an interpolation.
     """
-    if conf.INTERPOLATION.search(word):
-        raise PipelineError(f"{word.partition('=')[0]} holds an interpolation, ${{...}}: write the value itself")
+    conf.refuse_interpolation(word.partition("=")[0], word)
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:

@@ -22,7 +22,7 @@ from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: claims of papers, by table
-INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf: read in shipped files alone
+INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
 FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of conf/ that are read as files, not Hydra groups
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
@@ -60,13 +60,20 @@ def add_folder(name: str) -> None:
         for option in path.glob("*.yaml"):
             text = option.read_text(encoding="utf-8", errors="replace")
             check_yaml_size(text, option)
-            if path.name not in FILES and INTERPOLATION.search(text):
-                raise PipelineError(f"{option} holds an interpolation, ${{...}}: write the value itself")
+            if path.name not in FILES:
+                refuse_interpolation(str(option), text)
         if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"
             )
     add_conf(directory)
+
+
+def refuse_interpolation(place: str, text: str) -> None:
+    """Raise PipelineError for an interpolation outside of shipped files: resolved, it could carry a token of the
+    environment into manifests and W&B."""
+    if INTERPOLATION.search(text):
+        raise PipelineError(f"{place} holds an interpolation, ${{...}}: write the value itself")
 
 
 def searchpath_override() -> list[str]:

@@ -112,20 +112,19 @@ def _check_value(name: str, value: Any, item: Any) -> None:
         raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
 
 
-def fields_of_key(config: Any, key: str) -> Iterator[tuple[Any, Any]]:
-    """(dataclass, field) of each name of a dotted key, as far as dataclasses reach."""
-    for name in key.split("."):
-        item = next((item for item in fields(config) if item.name == name), None) if is_dataclass(config) else None
-        if item is None:
-            return
-        yield config, item
-        config = getattr(config, name)
+def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
+    """(dataclass, field) of a dotted key; None where it leads through anything but dataclasses."""
+    *path, last = key.split(".")
+    for name in path:
+        config = getattr(config, name, None)
+    item = config.__dataclass_fields__.get(last) if is_dataclass(config) else None
+    return (config, item) if item else None
 
 
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
-    """Of the keys that set a knob which this configuration does not read: key -> what would make it read it."""
-    last = {key: found[-1] for key in keys if len(found := [*fields_of_key(config, key)]) == len(key.split("."))}
-    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in last.items()}
+    """Key of a knob without effect in this configuration, of these keys -> what would give it one."""
+    found = {key: place for key in keys if (place := field_of_key(config, key))}
+    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in found.items()}
     return {key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)}
 
 

@@ -17,7 +17,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose_words, format_word
 from pipeline.config.explain import wrong_type_message
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check, refuse_number
+from pipeline.config.knob import check, field_of_key, refuse_number
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 
@@ -72,9 +72,11 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
         key: value for key, value in values.items() if value != composed_values[key] or key.partition(".")[0] in parts
     }
     changed = later | {key.lstrip("+"): value for key, value in changed.items()}
-    if any(not is_settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
+    if any(field_of_key(stage, key) is None for key in changed):  # below a dict, such as expert.sources.own.file
         return compose_words(as_words(words))
-    if any(not is_settable(stage, key) or reduce(getattr, key.split("."), stage) not in ({}, None) for key in mappings):
+    if any(
+        field_of_key(stage, key) is None or reduce(getattr, key.split("."), stage) not in ({}, None) for key in mappings
+    ):
         return compose_words(as_words(words))  # a mapping is merged into the existing one
     changed |= mappings
     return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
@@ -99,14 +101,6 @@ def load_option(sample: Any, stage: str, part: tuple[Any, ...]) -> Any:
 
 def as_words(words: Mapping[str, Any]) -> list[str]:
     return [f"{key}={format_word(value)}" for key, value in words.items()]
-
-
-def is_settable(config: Any, key: str) -> bool:
-    """Whether a dotted key leads through dataclasses only."""
-    *path, last = key.split(".")
-    for name in path:
-        config = getattr(config, name, None)
-    return is_dataclass(config) and last in config.__dataclass_fields__
 
 
 def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
@@ -143,8 +137,7 @@ def convert_value(kind: type, name: str, value: Any, key: str) -> Any:
     if is_plain(hint, value):
         return value
     refuse_number(key, hint, value)
-    if conf.INTERPOLATION.search(str(value)):
-        raise PipelineError(f"{key} holds an interpolation, ${{...}}: write the value itself")
+    conf.refuse_interpolation(key, str(value))
     node = OmegaConf.structured(kind)
     try:
         OmegaConf.update(node, name, value)

@@ -336,7 +336,7 @@ def contrast_lines(column: Column) -> list[dict[str, Any]]:
 
 
 def contrast_of(column: Column, left: str, right: str) -> Contrast:
-    """Of shares Tango's score test, of other numbers Student's t."""
+    """Tango's score test of shares, Student's t of other numbers."""
     differences = [a - b for a, b in zip(column.values[left], column.values[right], strict=True)]
     return contrast(differences) if column.is_share else measure_contrast(differences)
 

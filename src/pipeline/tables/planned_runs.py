@@ -205,8 +205,7 @@ class Planning:
         for a score that waits for no choice."""
         if score.model not in self.plan.chosen:
             return None
-        model = next(iter(self.plan.chosen[score.model].models.values()))
-        return self.try_building(score, lambda: self.build_evaluation(score, self.plan.specs[model]))
+        return self.evaluation_on(score, next(iter(self.plan.chosen[score.model].models.values())))
 
     def primary_number(self, score: ScoreRef) -> float | None:
         """The primary number of a finished score; None if it is unfinished."""
@@ -218,8 +217,10 @@ class Planning:
     def evaluation_of(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The run that computes a score; None where its model is still to be chosen, or cannot be built."""
         model = self.model_of(score)
-        if model is None:
-            return None
+        return None if model is None else self.evaluation_on(score, model)
+
+    def evaluation_on(self, score: ScoreRef, model: str) -> Run[EvalStage] | None:
+        """The run that computes a score of a spec's model; None where it cannot be built."""
         if (score, model) not in self._scored:
             run = self.try_building(score, lambda: self.build_evaluation(score, self.plan.specs[model]))
             if run is None:
@@ -308,8 +309,8 @@ class Planning:
             raise self.refuse_place(place, str(error)) from error
         assert isinstance(config, RunStage)
         idle = unread_knobs(config, words)
-        self._read = {**{key: idle.get(key, "") for key in words}, **self._read}
-        self._read |= dict.fromkeys(words.keys() - idle.keys(), "")
+        for key in words:
+            self._read[key] = self._read.get(key, idle[key]) if key in idle else ""
         shared_values: dict[str, Any] = {
             "runs_dir": self.config.runs_dir,
             "tracking": self.config.tracking,

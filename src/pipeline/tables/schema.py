@@ -257,10 +257,10 @@ def dotted(words: Any, file: str, place: str) -> Any:
     """
     flat: Words = {}
     for key, value in words.items() if isinstance(words, dict) else ():
-        nests = isinstance(value, dict) and "." not in str(key) and list(value.values()) != [None]
-        if key == "by" or key in RUN_KEYS or not nests:
-            inner: Words = {key: dotted(value, file, f"{place}, by") if key == "by" else value}
-        else:
+        inner: Words = {key: value}
+        if key == "by":
+            inner = {key: dotted(value, file, f"{place}, by")}
+        elif isinstance(value, dict) and "." not in str(key) and key not in RUN_KEYS and [*value.values()] != [None]:
             inner = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
         for name, item in inner.items():
             if name in flat:

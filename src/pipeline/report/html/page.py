@@ -41,6 +41,7 @@ def page(
     answers: Mapping[Place, Answers],
     headline: Sequence[str],
     notes: Sequence[str],
+    marks: Sequence[samples.Mark],
     folder: Path,
 ) -> tuple[str, dict[str, str]]:
     """index.html of a report in `folder`, and its plots as SVG by name. The page works offline."""
@@ -83,7 +84,7 @@ def page(
             chart=chart,
             curves=curves,
             maps=maps_of(results),
-            marks=_grouped(samples.suspicious_scores(results, written, answers)),
+            marks=samples.group_marks(marks),
             runs_data=describe_runs(results, folder, logs),
             answered=any(place in answers and answers[place].n for _, place in shown.values()),
             differences=by_message((reason, run.name) for run in results.runs for reason in unusual(run)),
@@ -190,14 +191,6 @@ def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
     if not by_label or len(by_label) > MOST_BARS:
         return Curves("", silent)
     return Curves(plots.of_trainings(by_label, "Training loss over steps, one panel per training"), silent)
-
-
-def _grouped(marks: Sequence[samples.Mark]) -> dict[str, dict[str, list[str]]]:
-    """mark -> row -> its details, in order of appearance."""
-    groups: dict[str, dict[str, list[str]]] = {}
-    for item in marks:
-        groups.setdefault(item.mark, {}).setdefault(item.row, []).append(item.detail)
-    return groups
 
 
 def unusual(run: RunResult) -> list[str]:

@@ -56,14 +56,21 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
     return marks
 
 
+def group_marks(marks: Sequence[Mark]) -> dict[str, dict[str, list[str]]]:
+    """mark -> row -> its details, in order of appearance."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for item in marks:
+        groups.setdefault(item.mark, {}).setdefault(item.row, []).append(item.detail)
+    return groups
+
+
 def mark_lines(marks: Sequence[Mark]) -> list[str]:
     """A line for each kind of mark: how many scores have it, and the first of them."""
-    by_mark: dict[str, list[Mark]] = {}
-    for item in marks:
-        by_mark.setdefault(item.mark, []).append(item)
-    return [
-        f"{pluralize(len(same), 'score')} {mark}: {same[0].row}, {same[0].detail}" for mark, same in by_mark.items()
-    ]
+    lines = []
+    for mark, rows in group_marks(marks).items():
+        row, details = next(iter(rows.items()))
+        lines.append(f"{pluralize(sum(map(len, rows.values())), 'score')} {mark}: {row}, {details[0]}")
+    return lines
 
 
 def inconclusive_sentence(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[str]:

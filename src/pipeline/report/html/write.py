@@ -41,13 +41,14 @@ def write_report(results: Results, folder: Path) -> Path:
         *inconclusive_sentence(results, written_scores, answers),
         *headline_sentences(correct_contrasts(results.contrasts, results.primary), results.primary),
     ]
-    html, pictures = page(results, written_scores, answers, headline, notes, folder)
+    marks = suspicious_scores(results, written_scores, answers)
+    html, pictures = page(results, written_scores, answers, headline, notes, marks, folder)
     written = {
         "results.csv": tidy_rows(results, written_scores),
         "cells.csv": cells_csv(results),
         "cells.md": cells_markdown(results, " ".join(headline), notes),
         "choices.json": choices_json(results),
-        "summary.txt": summary_text(results, headline, mark_lines(suspicious_scores(results, written_scores, answers))),
+        "summary.txt": summary_text(results, headline, mark_lines(marks)),
         "index.html": html,
     }
     if results.verdicts:

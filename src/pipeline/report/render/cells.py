@@ -80,6 +80,12 @@ def cell_text(cell: CellResult | None) -> str:
     return " ".join(parts)
 
 
+def cell_texts(results: Results) -> list[list[str]]:
+    """The rows of a table: the name of each, and its cells."""
+    cells = results.by_place
+    return [[row, *(cell_text(cells.get((row, column))) for column in results.columns)] for row in results.rows]
+
+
 def group_reasons(results: Results, name: str) -> list[str]:
     """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
     places: dict[str, list[str]] = {}
@@ -99,7 +105,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
     lines += [one_line(headline), ""]
     lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
-    rows = [[row, *(cell_text(cells.get((row, column))) for column in columns)] for row in results.rows]
+    rows = cell_texts(results)
     lines += [*map(markdown_line, rows), ""]
     texts = " ".join(text for _, *row in rows for text in row)
     brackets = ["round brackets the number of values that a cell is reduced from"] if "(" in texts else []
@@ -120,9 +126,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
     """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns, marks on suspicious scores."""
-    cells = results.by_place
-    rows = [[row, *(cell_text(cells.get((row, column))) for column in results.columns)] for row in results.rows]
-    table = align_columns([["", *results.columns], *rows], right=range(1, len(results.columns) + 1))
+    table = align_columns([["", *results.columns], *cell_texts(results)], right=range(1, len(results.columns) + 1))
     missing = [f"{MISSING} {reason}" for reason in group_reasons(results, "missing")]
     parts = [[results.title, *headline], table, [*missing, *marks]]
     return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
