@@ -43,7 +43,7 @@ from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.gpu_budget import describe_training
+from pipeline.estimate.durations import describe_training
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
 from pipeline.launch.in_process import error_sentence, make_single_run, refuse_contaminated

@@ -50,6 +50,7 @@ READ_IN = {
     "select": ["stage=select checkpoints=[x] "],
     "mixture": [SFT, "stage=data expert=math ", "stage=cpt expert=gsm8k_text "],
     "launcher": [SFT, "stage=status "],
+    "hardware": [SFT, "stage=cpt expert=gsm8k_text ", "stage=plan ", "stage=table "],
     "tracking": [SFT, "stage=status "],
     "data": [],  # brought by an expert: below
     "stage": [],  # each of the others: below
@@ -316,7 +317,7 @@ def test_help_names_every_stage_and_option(call: Callable[..., SimpleNamespace])
     told = call("--help").out
     assert call("-h").out == told
     lines = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.startswith("  stage=")}
-    assert {f"stage={stage}": conf.groups_read(stage)[:-2] for stage in STAGES} == lines
+    assert {f"stage={stage}": [group for group, _ in conf.stage_defaults(stage)] for stage in STAGES} == lines
     for group in conf.groups():
         assert group in ("stage", "data") or all(option in told for option in conf.options(group)), group
     assert max(map(len, told.splitlines())) <= 120

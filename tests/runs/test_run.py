@@ -122,8 +122,10 @@ def test_paths_labels_and_the_batch_size_of_evaluation_are_free(name: str, free:
 
 
 def test_a_knob_at_its_default_adds_nothing() -> None:
-    one = build(compose(["stage=sft", "expert=math"]))  # type: ignore[arg-type]
-    two = build(compose(["stage=sft", "expert=math", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"]))  # type: ignore[arg-type]
+    one = build(compose(["stage=sft", "expert=math", "recipe=default"]))  # type: ignore[arg-type]
+    two = build(
+        compose(["stage=sft", "expert=math", "recipe=default", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"])
+    )  # type: ignore[arg-type]
     assert one.hash == two.hash
     assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6, "precision": "bf16"}
 
@@ -169,7 +171,7 @@ def test_adapters_without_a_recipe_have_the_rate_of_the_papers_adapters() -> Non
 
     of_paper = rate_of("sft=lora", "recipe=unreasonable_lora", "model=qwen2.5_7b_instruct")
     assert rate_of("sft=lora") == rate_of("sft=partial_lora", "partition=B") == of_paper == 6e-5
-    assert rate_of() == rate_of("recipe=default") == rate_of("sft=lora", "sft.learning_rate=1e-6") == 1e-6
+    assert rate_of("recipe=default") == rate_of("sft=lora", "sft.learning_rate=1e-6") == 1e-6
     assert rate_of("sft=lora", "recipe=layer_swapping_math_1") == rate_of("recipe=layer_swapping_math_1")
 
 

@@ -35,7 +35,7 @@ def test_more_processes_than_gpus(two_gpus: None, world: Path, base: Path, call:
     words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *few]
     told = call(*words, "sft.processes=4", "sft.micro_batch_size=1", f"runs_dir={tmp_path}")
     assert told.status == 1 and nothing_made(tmp_path)
-    assert told.err.startswith("error: sft.processes=4, but 2 GPUs are visible here (math-full-s0-")
+    assert "\nerror: sft.processes=4, but 2 GPUs are visible here (math-full-s0-" in told.err
     assert told.err.endswith("): give at most 2\n")
     two = build(compose([*words, "sft.processes=2", "sft.micro_batch_size=1", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
     refuse_without_gpus([two])
@@ -59,6 +59,6 @@ def test_without_gpus_processes_share_the_cpu(
 def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path, tmp_path: Path) -> None:
     words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}", f"runs_dir={tmp_path}"]
     run = build(compose([*words, "eval.shards=2"]))  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="launcher.workers=2 gives a run one GPU: give launcher.workers=1"):
+    with pytest.raises(PipelineError, match="launcher.workers=2 gives a run 1 GPU: give launcher.workers=1"):
         with local_pool.local_executor(Launcher(workers=2), [run]):
             pass

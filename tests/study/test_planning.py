@@ -184,7 +184,8 @@ def test_a_single_command_is_planned(own: Path) -> None:
     """What it takes first and last, of the stage that its groups name, or plan.stage."""
     words = ["expert=mine", "model=sandbox", "recipe=sandbox_math", f"data_root={own}", f"runs_dir={own}/r"]
     lines = show_plan(compose(["stage=plan", *words, "sft.steps=3"])).splitlines()  # type: ignore[arg-type]
-    assert lines[0] == lines[-1] and re.match(r"2 of 2 runs to compute here: about \d+ s", lines[0])
+    assert lines[0] == lines[-1] and re.search(r"; 2 of 2 runs to compute here: about \d+ s", lines[0])
+    assert lines[0].startswith("mine-full-s0: recipe=sandbox_math mixture=all, ") and " rows in 3 steps, " in lines[0]
     run = build(compose(["stage=sft", *words, "sft.steps=3"]))  # type: ignore[arg-type]
     assert any(line.startswith(run.name) for line in lines)
     fetched = compose(["stage=prefetch", *words])

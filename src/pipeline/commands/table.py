@@ -22,8 +22,8 @@ from pipeline.config.stages import (
     trains,
 )
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import History, cut_rows, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import describe_training, estimate_costs
+from pipeline.estimate.durations import History, cut_rows, describe_training, memory_here, visible_gpus
+from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.local_pool import workers_of
@@ -94,6 +94,8 @@ def plan_text(
     """
     cost = estimate_costs(runs, config.plan, free_snapshots, waiting) if config.plan.gpu else None
     causes = [*causes, *(cost.causes if cost else [])]
+    if config.command is not None:  # whose knobs are its own
+        causes = [cause.replace("every.", "") for cause in causes]
     history = History(finished_manifests(Path(config.runs_dir)))
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     time = history.sum([run for run in runs if run.hash in reasons], workers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from pipeline.config import conf
@@ -54,7 +55,7 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     if kind is not None and issubclass(kind, TableStage):
         passed: dict[str, Any] = {f"every.{HARDWARE}": name}
         parts = ["plan"] if stage == "plan" else []
-    elif stage in RUN_STAGES or kind is None:  # None: an unknown stage, which is refused later
+    elif reads_hardware(stage) or kind is None:  # None: an unknown stage, which is refused later
         passed, parts = {}, ["sft", "model"] if "sft" in dict(conf.stage_defaults(stage)) else []
     else:
         raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
@@ -65,6 +66,11 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if key.partition(".")[0] in parts and (adapter == "none" or key not in OF_ALL_WEIGHTS)
     }
+
+
+def reads_hardware(stage: str) -> bool:
+    """Whether a stage has trainings, a plan or jobs that a machine decides about."""
+    return stage in RUN_STAGES or issubclass(conf.STAGES[stage], TableStage)
 
 
 def option_of(group: str, words: Mapping[str, Any], knob: str, default: str) -> str:
@@ -81,7 +87,10 @@ def read_hardware(name: str) -> dict[str, Any]:
             f"{HARDWARE}={name} is not an option: {suggest(name, conf.options(HARDWARE))} (a file of your own: "
             f"--config-dir=DIR with {HARDWARE}/{name}.yaml)"
         )
-    content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{path} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
     for part, knobs in content.items():

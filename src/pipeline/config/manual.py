@@ -16,6 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from pipeline.config import conf
 from pipeline.config.compose import completed, compose_config, spelled_out, split_command, split_every
+from pipeline.config.defaults import HARDWARE, reads_hardware
 from pipeline.config.explain import options_in, type_inside
 from pipeline.config.knob import format_value
 from pipeline.config.training import default_rate
@@ -40,6 +41,8 @@ def manual_text(words: list[str]) -> str:
         if conf.options(group):
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
             lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
+    if reads_hardware(stage):
+        lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} (none unless given)")
     lines += ["", "knobs, with their values in this command; of groups that are needed and not given, their defaults"]
     config, unnamed = values_in_effect(words, stage)
     for title, kind in stage_parts(stage, options.get("merge")):

@@ -11,9 +11,11 @@ import os
 import statistics
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
+from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
@@ -26,7 +28,7 @@ from pipeline.estimate.flops import (
     scoring_memory,
     scoring_seconds,
 )
-from pipeline.estimate.gpu_budget import dtype_of, moved, seconds_of_parts
+from pipeline.estimate.gpu_budget import dtype_of, moved, row_tokens, seconds_of_parts, training_cost
 from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
 from pipeline.progress import format_duration
@@ -188,6 +190,30 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
     gpus = sft.processes if on_gpu else 1
     seconds = seconds_of_parts(run, shape, steps, lambda _: padded, machine, gpus, "adamw")
     return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
+
+
+def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
+    """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
+    hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
+    sft, expert, steps, count, tokens = run.config.sft, run.config.expert, expected_steps(run), "?", "?"
+    names = f"recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
+    of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
+    gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run, least=True)
+    if steps is not None:
+        count = f"{steps * sft.batch_size:,}"
+        with suppress(PipelineError):
+            row = mean_row(run, 0) or row_tokens(expert, expert.side, sft)
+            tokens = f"{steps * sft.batch_size * min(row, sft.seq_length):,.0f}"
+    about = f"{run.label}: {names}, {count} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} tokens"
+    if gpu is None and here is not None and here <= cpu.memory() and not visible_gpus():
+        seconds = guess(run, on_gpu=False)
+        return f"{about}; {here / 1e9:.1f} GB, " + ("?" if seconds is None else f"about {format_duration(seconds)}")
+    gpu, takes = gpu or "a100_80", "?"
+    with suppress(PipelineError, KeyError):
+        cost, card = training_cost(run, GPUS[gpu]), GPUS[gpu]
+        above = f", more than its {card.memory / 1e9:.0f}" * (cost.memory > card.memory)
+        takes = f"{cost.memory / 1e9:.0f} GB a GPU{above}, {cost.hours:.1f} GPU-hours"
+    return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
 
 
 def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -182,27 +181,6 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     )  # fmt: skip
 
 
-def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
-    """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
-    hardware=, or an A100. options: group -> what its command chooses."""
-    sft, steps = run.config.sft, expected_steps(run)
-    names = [f"{group}={options.get(group, default)}" for group, default in (("recipe", "default"), ("mixture", "all"))]
-    of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
-    gpu = options.get("plan.gpu") or of_hardware.get("plan.gpu", "a100_80")
-    rows = "?" if steps is None else f"{steps * sft.batch_size:,}"
-    tokens, cost_text = "?", "?"
-    with suppress(PipelineError, KeyError):
-        cost = training_cost(run, GPUS[gpu])
-        above = f", more than its {GPUS[gpu].memory / 1e9:.0f}" * (cost.memory > GPUS[gpu].memory)
-        cost_text = f"{cost.memory / 1e9:.0f} GB a GPU{above}, {cost.hours:.1f} GPU-hours"
-        tokens = (
-            f"{(steps or 0) * sft.batch_size * row_tokens(run.config.expert, run.config.expert.side, sft) / 1e6:.1f}"
-        )
-    counts = f"{rows} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} million tokens"
-    processes = f"{sft.processes} x " if sft.processes > 1 else ""
-    return f"{run.label}: {' '.join(names)}, {counts}; on {processes}{gpu}: {cost_text}"
-
-
 def seconds_of_parts(
     run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int, optimizer: str
 ) -> float:
@@ -288,9 +266,9 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator
         return
     largest = max(large, key=lambda cost: cost.memory)
     options = [f"{HARDWARE}={name}" for name in conf.options(HARDWARE) if hardware_fits(name, large, room, plan)]
-    fitting = options or overrides_that_fit(kind, large, room, plan)
+    fitting = [*options, *overrides_that_fit(kind, large, room, plan)]
     for name, card in GPUS.items():
-        if card.memory > room and not options:
+        if card.memory > room:
             fitting += [
                 f"plan.gpu={name} {cost}".strip() for cost in overrides_that_fit(kind, large, card.memory, plan)[:1]
             ]

@@ -16,8 +16,7 @@ from typing import Any
 
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
-from pipeline.estimate.durations import History, guess
-from pipeline.estimate.gpu_budget import describe_training
+from pipeline.estimate.durations import History, describe_training, guess
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.preflight import refuse_too_large, training_problems

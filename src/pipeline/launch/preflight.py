@@ -77,7 +77,8 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
             if shape and isinstance(run.config, TrainStage):
                 refuse_without_room(shape.parameters, moved(run, shape), gpu_memory(), run.config.sft)
         return
-    sizes = [(needed, run.name) for run in runs if (needed := memory_here(run, least=True)) is not None]
+    computed = [run for run in runs if isinstance(run.config, TrainStage | EvalStage)]
+    sizes = [(needed, run.name) for run in computed if (needed := memory_here(run, least=True)) is not None]
     needed, name = max(sizes, default=(0, ""))
     if needed > cpu.memory():
         raise PipelineError(

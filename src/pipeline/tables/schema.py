@@ -46,6 +46,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from pipeline.config.defaults import HARDWARE
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 
@@ -179,8 +180,9 @@ def read_table(
     written = parsed_yaml(text, file)
     own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
     shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
-    override_keys = tuple(key for key in every if key in settings)
-    return replace(table, override_keys=override_keys, inherited=frozenset(shared))
+    # a machine is also of the plan and the jobs of a table without trainings
+    override_keys = tuple(key for key in every if key in settings and key != HARDWARE)
+    return replace(table, override_keys=override_keys, inherited=frozenset({*shared, HARDWARE}))
 
 
 def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:

@@ -1,0 +1,180 @@
+"""hardware=: what its files set reaches trainings, jobs and plans, and each table of the papers fits each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.commands.table import show_plan
+from pipeline.config import conf
+from pipeline.config.compose import compose
+from pipeline.config.words import stage_of
+from pipeline.errors import PipelineError
+from pipeline.estimate.flops import GPUS
+from pipeline.stages.rows import build
+
+Call = Callable[..., SimpleNamespace]
+PAPER_TABLES = [name for name in conf.options(conf.TABLES) if name.startswith(("layer_swapping", "unreasonable"))]
+
+
+def sft_of(*words: str) -> Any:
+    stage: Any = compose(["stage=sft", *words])
+    return stage.sft
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((conf.folder() / f"hardware/{name}.yaml").read_text())
+
+
+# ---------------------------------------------------------------------------------------------------- what is set
+
+
+def test_a_training_has_what_the_file_says_and_what_is_typed_wins() -> None:
+    for name in conf.options("hardware"):
+        found = sft_of("expert=math", f"hardware={name}")
+        assert {key: getattr(found, key) for key in read(name)["sft"]} == read(name)["sft"]
+    typed = sft_of("expert=math", "hardware=a100_80x8", "sft.processes=2", "sft.parallel=ddp")
+    assert (typed.processes, typed.parallel, typed.gradient_checkpointing) == (2, "ddp", True)
+
+
+def test_adapters_keep_fp32_weights_and_moments() -> None:
+    for method in ("lora", "simultaneous_lora"):
+        words = ["expert=math_sw", "partition=B"] if method == "simultaneous_lora" else ["expert=sw"]
+        found = sft_of(*words, f"sft={method}", "hardware=a100_80x1")
+        assert (found.weights, found.optimizer, found.micro_batch_size) == ("float32", "adamw", 4)
+    assert sft_of("expert=sw", "sft.adapter=lora", "hardware=a100_80x1").optimizer == "adamw"
+
+
+def test_the_command_line_and_a_table_give_one_run() -> None:
+    words = {"stage": "sft", "expert": "sw", "hardware": "h100_80x8", "recipe": "unreasonable_full"}
+    table: Any = stage_of(words)
+    line: Any = compose([f"{key}={value}" for key, value in words.items()])
+    assert build(table).hash == build(line).hash
+    typed = ["sft.processes=4", "sft.parallel=fsdp2", "sft.gradient_checkpointing=true"]
+    by_hand: Any = compose(["stage=sft", "expert=sw", "recipe=unreasonable_full", *typed])
+    assert build(line).hash == build(by_hand).hash
+
+
+def test_jobs_and_plans_have_their_part() -> None:
+    plan: Any = compose(["stage=plan", "table=unreasonable_table3", "hardware=a100_80x8"])
+    assert (plan.plan.gpu, plan.plan.gpus, plan.every) == ("a100_80", 8, {"hardware": "a100_80x8"})
+    assert plan.launcher.memory is None  # which Slurm alone reads
+    table: Any = compose(["stage=table", "table=unreasonable_table3", "hardware=a100_80x8", "launcher=slurm"])
+    assert table.launcher.memory == "200G"
+    single: Any = compose(["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory=1T"])
+    assert single.launcher.memory == "1T"
+    command: Any = compose(["stage=plan", "expert=sw", "hardware=h100_80x1"])
+    assert command.plan.gpu == "h100_80" and "hardware=h100_80x1" in command.command
+
+
+def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
+    """Of sft=full,lora one has bfloat16 weights; hardware itself can be swept."""
+    words = ["-m", "stage=sft", "expert=sw", "model=small_bpe", "data_root=/nowhere", f"runs_dir={tmp_path}"]
+    told = call(*words, "sft=full,lora", "hardware=a100_80x1,nope")
+    assert told.status == 1 and "hardware=nope is not an option" in told.err and told.out == ""
+
+
+# ---------------------------------------------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["stage=sft", "expert=sw", "hardware=a100_80"], "did you mean a100_80x8 or a100_80x1"),
+        (["stage=sft", "expert=sw", "hardware="], "there are a100_80x1, a100_80x8, cpu, h100_80x1, h100_80x8"),
+        (["stage=clean", "hardware=cpu"], "stage=clean does not read hardware: leave hardware=cpu out"),
+        (
+            ["stage=sft", "expert=math", "hardware=a100_80x8", "sft.processes=8"],
+            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or another sft.processes",
+        ),
+    ],
+)
+def test_wrong_words_are_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
+    told = call(*words, f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("sft: {learning_rate: 1.0e-3}", "mine.yaml sets sft.learning_rate: hardware sets sft.processes, "),
+        ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
+        ("sft: 8", "mine.yaml sets sft: hardware sets"),
+        ("8", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
+        ("sft: {processes: 0}", "sft.processes must be at least 1, got 0"),
+    ],
+)
+def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/mine.yaml").write_text(content)
+    told = call(f"--config-dir={tmp_path}", "stage=sft", "expert=sw", "hardware=mine", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
+
+
+def test_what_cannot_fit_is_one_sentence_of_the_plan() -> None:
+    words = ["stage=plan", "expert=math", "hardware=a100_80x1", "sft.optimizer=adamw", "sft.weights=float32"]
+    with pytest.raises(PipelineError) as error:
+        show_plan(compose(words))  # type: ignore[arg-type]
+    assert str(error.value).startswith("1 runs of sft need up to ") and "sft.parallel=fsdp2" in str(error.value)
+
+
+def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8B parameters with fp32 moments are 128 GB: more than a machine of 64 GB, or one GPU of 80."""
+    from pipeline.estimate import cpu
+    from pipeline.launch import preflight
+
+    monkeypatch.setattr(cpu, "memory", lambda: 64 * 10**9)
+    monkeypatch.setattr(preflight, "visible_gpus", list)
+    told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
+    first, error = told.err.splitlines()
+    assert first.startswith(
+        "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping, 40,000 rows in 10,000 steps, "
+    ) and first.endswith("GPU-hours")
+    assert told.status == 1 and "GB of memory, and this machine has 64 and no GPU: run it on a node with" in error
+    monkeypatch.setattr(preflight, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(preflight, "gpu_memory", lambda: 80 * 2**30)
+    told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and "on each GPU, which has 85.9: " in told.err.splitlines()[1]
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/manifest.json"))
+
+
+# ---------------------------------------------------------------------------------------------------- the papers
+
+
+@pytest.mark.parametrize("name", [*PAPER_TABLES])
+def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -> None:
+    """An H100 has an A100's memory, and its files differ in the name alone."""
+    for count in (1, 8):
+        a100, h100 = read(f"a100_80x{count}"), read(f"h100_80x{count}")
+        assert h100 == {**a100, "plan": {**a100["plan"], "gpu": "h100_80"}}
+    assert GPUS["a100_80"].memory == GPUS["h100_80"].memory
+    for hardware in ("cpu", "a100_80x1", "a100_80x8"):
+        words = [f"table={name}", f"hardware={hardware}", f"runs_dir={tmp_path}", "plan.lines=0", "plan.worlds=0"]
+        text = show_plan(compose(["stage=plan", *words]))  # type: ignore[arg-type]
+        assert hardware == "cpu" or "a100_80: " in text.splitlines()[0]
+
+
+def test_the_first_papers_recipe_is_the_default_of_its_experts() -> None:
+    """Table 4's, on its data, where nothing else is named; from two ends, and for each job of a sweep."""
+
+    def hash_of(*words: str) -> str:
+        return build(compose(["stage=sft", *words])).hash  # type: ignore[arg-type]
+
+    for expert in ("math", "sw", "bn", "te", "ja"):
+        named = hash_of(f"expert={expert}", f"recipe=layer_swapping_{expert}_1", "mixture=layer_swapping")
+        assert hash_of(f"expert={expert}") == named == build(stage_of({"stage": "sft", "expert": expert})).hash  # type: ignore[arg-type]
+        assert hash_of(f"expert={expert}", "model=llama3.1_8b", "sft=full", "seed=0") == named
+    plain = hash_of("expert=math", "recipe=default", "mixture=all")
+    assert plain == hash_of("expert=math", "recipe=default") == hash_of("expert=math", "mixture=all")
+    others = (["model=qwen2.5_7b_instruct"], ["sft=lora"], ["sft=partial", "partition=B"], ["sft.adapter=lora"])
+    for words in others:
+        assert hash_of("expert=math", *words) == hash_of("expert=math", *words, "recipe=default", "mixture=all")
+    assert hash_of("expert=sw_aya") == hash_of("expert=sw_aya", "recipe=default", "mixture=all")
