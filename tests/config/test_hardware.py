@@ -63,11 +63,13 @@ def test_the_command_line_and_a_table_give_one_run() -> None:
 def test_jobs_and_plans_have_their_part() -> None:
     plan: Any = compose(["stage=plan", "table=unreasonable_table3", "hardware=a100_80x8"])
     assert (plan.plan.gpu, plan.plan.gpus, plan.every) == ("a100_80", 8, {"hardware": "a100_80x8"})
-    assert plan.launcher.memory is None  # which Slurm alone reads
+    assert plan.launcher.memory_per_gpu is None  # which Slurm alone reads
     table: Any = compose(["stage=table", "table=unreasonable_table3", "hardware=a100_80x8", "launcher=slurm"])
-    assert table.launcher.memory == "200G"
-    single: Any = compose(["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory=1T"])
-    assert single.launcher.memory == "1T"
+    assert table.launcher.memory_per_gpu == "48G"
+    single: Any = compose(
+        ["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory_per_gpu=1T"]
+    )
+    assert single.launcher.memory_per_gpu == "1T"
     command: Any = compose(["stage=plan", "expert=sw", "hardware=h100_80x1"])
     assert command.plan.gpu == "h100_80" and "hardware=h100_80x1" in command.command
 

@@ -86,6 +86,55 @@ def test_levels_and_batches_become_arrays_that_wait_for_those_before(tools: Path
     assert element == json.loads(json.dumps(element_of(targets[0])))
 
 
+def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a Slurm. Run by bash, submit.sh submits the same arrays with the same options and dependencies."""
+    targets, launcher = (
+        plan(tmp_path),
+        Launcher(name="slurm", batch_minutes=0.2, memory="4G", options=["--comment=a b"]),
+    )
+    again, path = ["stage=table", "table=x"], os.environ["PATH"]
+    monkeypatch.setenv("PATH", path.removeprefix(f"{tools}:"))
+    monkeypatch.setattr(slurm_arrays, "LARGEST_ARRAY", 3)
+    with pytest.raises(SystemExit) as ended:
+        slurm_arrays.execute(
+            Launcher(**{**vars(launcher), "dry_run": True}), [*again, "launcher.dry_run=true"], targets
+        )
+    folder = tmp_path / "runs/.slurm-dry-run"
+    told = capfd.readouterr().err
+    assert ended.value.code == 0 and f"nothing was submitted (launcher.dry_run=true); these lines are {folder}" in told
+    assert (folder / "submit.sh").read_text() in told and not (tools / "calls").exists()
+    assert not list((tmp_path / "runs").glob(".plans/*")) and not list((tmp_path / "runs").glob(".work/*"))
+
+    monkeypatch.setenv("PATH", path)
+    subprocess.run(["bash", "-e", folder / "submit.sh"], check=True)
+    by_hand, scripts = calls(tools), sorted(folder.glob("*.sh"))[:-1]
+    (tools / "calls").unlink()
+    (tools / "count").unlink()
+    with pytest.raises(Held):
+        slurm_arrays.execute(launcher, again, targets)
+    real = sorted((tmp_path / "runs/.slurm").glob("*.sh"))
+    assert [call[:-1] for call in by_hand] == [call[:-1] for call in calls(tools)]
+    assert len(scripts) == len(real) == 4
+    for mine, theirs in zip(scripts, real, strict=True):
+        assert mine.read_text().replace(mine.stem, "") == theirs.read_text().replace(theirs.stem, "").replace(
+            str(theirs.parent), str(mine.parent)
+        )
+
+
+def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> None:
+    """--mem-per-gpu of jobs with GPUs; launcher.memory comes first, and a data run asks for none."""
+    run = a_run(tmp_path / "runs")
+    for gpus, memory, asked in ((4, None, "--mem-per-gpu=48G"), (4, "9G", "--mem=9G"), (0, None, "")):
+        launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G")
+        resources = slurm_arrays.Resources(gpus, None, 60)
+        file = run.runs_dir / f".slurm/{gpus}{memory}.sh"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        slurm_arrays.submit_script(launcher, file, "#!/bin/bash\n", resources, [], "x")
+        assert " ".join(word for word in calls(tools)[-1] if word.startswith("--mem")) == asked
+
+
 def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp_path: Path) -> None:
     targets = plan(tmp_path)
     launcher = Launcher(name="slurm", batch_minutes=0.2, memory="4G", options=["--comment=x"])
@@ -440,29 +489,30 @@ def of_8b(tmp_path: Path, *words: str) -> Run:
 def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand: 8,030,261,248 parameters, fp32 weights and two moments, at 1 GB/s."""
+    """By hand: 8,030,261,248 parameters, fp32 weights and two moments, at 1 GB/s; 156 s are rounded to 60 x 1.25^5."""
     monkeypatch.setattr(slurm_arrays, "write_speed", lambda folder: 1e9)
     full = slurm_arrays.resources_of(
         of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), Launcher(name="slurm")
     )
-    assert full == slurm_arrays.Resources(gpus=4, cpus=None, lead=60 + 96)
-    with pytest.raises(PipelineError, match=r"^launcher.time=4:00 is 240 s: a job of math-full-s0-\w+ needs 276 s to"):
+    assert full == slurm_arrays.Resources(gpus=4, cpus=None, lead=183)
+    with pytest.raises(PipelineError, match=r"^launcher.time=4:00 is 240 s: a job of math-full-s0-\w+ needs 303 s to"):
         slurm_arrays.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
     lora = slurm_arrays.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
-    assert lora == slurm_arrays.Resources(gpus=1, cpus=8, lead=62)  # 12 bytes x rank 64 x 2,621,440
+    assert lora == slurm_arrays.Resources(gpus=1, cpus=8, lead=75)  # 12 bytes x rank 64 x 2,621,440
 
 
 @pytest.mark.parametrize(
     ("answer", "refused"),
     [
-        ("2:30", 150), ("3:35", None), ("1-02:03:04", None), ("0:00", 0),
+        ("2:30", 150), ("4:00", None), ("1-02:03:04", None), ("0:00", 0),
         ("UNLIMITED", None), ("INVALID", None), ("NOT_SET", None), ("", None),
     ],
 )  # fmt: skip
 def test_the_limit_of_a_submitted_job_is_asked_for(
     answer: str, refused: int | None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of its partition, for one. By hand: 120 s to start, 60 s for the signal, 34 s to write 96 GB at 2.8 GB/s."""
+    """That of its partition, for one. By hand: 120 s to start, 60 s for the signal and 34 s to write 96 GB at 2.8 GB/s,
+    rounded to 60 x 1.25^3."""
     monkeypatch.setattr(slurm_arrays, "write_speed", lambda folder: 2.8e9)
     (tools / "squeue").write_text(
         f"#!/bin/sh\necho squeue $@ >> {tools}/calls; echo 12:00\ncase $* in *%L*) echo 'pipeline:{answer}' ;; esac\n"
@@ -470,7 +520,7 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
     run = of_8b(tmp_path)
     data = run.parents["data"]
     assert isinstance(data, Run)
-    told = rf"^the time limit of job 2 is {refused} s: a job of {run.name} needs 214 s to start and to write one resume"
+    told = rf"^the time limit of job 2 is {refused} s: a job of {run.name} needs 237 s to start and to write one resume"
     with pytest.raises(Held if refused is None else PipelineError, match="^2 runs" if refused is None else told):
         slurm_arrays.execute(Launcher(name="slurm"), None, [run])
     asked = [words for words in calls(tools, "squeue") if "--format=pipeline:%L" in words]

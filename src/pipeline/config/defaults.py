@@ -19,7 +19,7 @@ HARDWARE = "hardware"
 KNOBS = {  # of a training and a plan that a machine decides; others belong to recipes
     "sft": ("processes", "parallel", "micro_batch_size", "gradient_checkpointing", "weights", "optimizer"),
     "model": ("attn_implementation",),
-    "launcher": ("workers", "gpus", "time", "memory"),
+    "launcher": ("workers", "gpus", "time", "memory", "memory_per_gpu"),
     "plan": ("gpu", "gpus"),
 }
 OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there

@@ -99,6 +99,8 @@ class Launcher:
         None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
     )
     memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
+    # of a job with GPUs, for each of them, where memory is not given
+    memory_per_gpu: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
     setup: list[str] | None = knob(
         None, read=BY_SLURM
     )  # lines of bash before the program: module load, source activate
@@ -109,6 +111,7 @@ class Launcher:
     batch_minutes: float = knob(60.0, low=0, read=BY_SLURM)  # runs of a class share a job up to this expected duration
     requeues: int = knob(20, low=0, read=BY_SLURM)  # per job, at most
     retry_failed: bool = knob(True, read=BY_SLURM)  # whether failed runs are submitted again
+    dry_run: bool = knob(False, read=BY_SLURM)  # write the jobs' scripts and print how they would be submitted, no more
 
 
 @dataclass

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -54,8 +55,11 @@ from pipeline.runs.stop import delay_signals
 from pipeline.train.disk import written_bytes
 
 FOLDER = ".slurm"
+DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
+LARGEST_ARRAY = 1000  # tasks, where a cluster's limit is not known: Slurm's own default is 1001
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
 EARLY = 60.0  # Slurm looks at time limits once a minute
+LEAD_STEP = 1.25  # longer leads are rounded up to its powers, so that trainings of one kind share an array
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit")  # how Slurm names a limit of submitted jobs
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 AGAIN = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
@@ -98,10 +102,13 @@ def execute(
     missing = reasons_unfinished(runs, targets)
     if not missing:
         return {}
-    check_installed("squeue", "sbatch", "scontrol")
     check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
     name = plan_files.plan_name(targets)
+    if launcher.dry_run:
+        write_scripts(launcher, runs[0].runs_dir / DRY_RUN, name, [run for run in runs if run.hash in missing], again)
+        raise SystemExit(0)  # the command ends here: there is no result to show
+    check_installed("squeue", "sbatch", "scontrol")
     with hold_lease(folder / "submitting", "submitting"):
         queued = jobs_in_queue(runs[0].runs_dir)
         failed = {} if launcher.retry_failed else failed_runs([run for run in runs if run.hash in missing], queued)
@@ -117,6 +124,32 @@ def execute(
     error = Held(f"{text}; stage=status shows them; rerun the same command when they are done")
     error.failed = failed
     raise error
+
+
+def write_scripts(
+    launcher: Launcher, folder: Path, name: str, runs: Sequence[Run], again: Sequence[str] | None
+) -> None:
+    """Write the scripts of all jobs into an emptied folder, without a Slurm; submit.sh there would submit them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    jobs: dict[str, str] = {}
+    for array in arrays_of(runs, launcher, LARGEST_ARRAY):
+        job = submit_array(launcher, folder, name, array, jobs)
+        jobs |= {run.hash: job for task in array.tasks for run in task}
+    if again is not None:
+        submit_continuation(launcher, folder, name, again, None, jobs)
+    text = (folder / SUBMIT).read_text(encoding="utf-8")
+    print(f"{text}nothing was submitted (launcher.dry_run=true); these lines are {folder / SUBMIT}", file=sys.stderr)
+
+
+def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
+    """Add the submission of a script to the folder's submit.sh. Returns the variable there that holds its job's id."""
+    lines = (folder / SUBMIT).read_text(encoding="utf-8").splitlines() if (folder / SUBMIT).is_file() else []
+    job = f"JOB{len(lines) + 1}"
+    quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
+    command = f"{job}=$(sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))})"
+    (folder / SUBMIT).write_text("\n".join([*lines, command]) + "\n", encoding="utf-8")
+    return f"${job}"
 
 
 def failed_runs(runs: Sequence[Run], queued: Mapping[str, str]) -> dict[str, str]:
@@ -215,18 +248,19 @@ def submit_part(
 
 
 def submit_continuation(
-    launcher: Launcher, folder: Path, name: str, again: Sequence[str], last: Array, jobs: dict[str, str]
+    launcher: Launcher, folder: Path, name: str, again: Sequence[str], last: Array | None, jobs: dict[str, str]
 ) -> None:
     """Submit the same command as a job that runs after all others. At the site's submit limit it replaces the last
     task."""
-    words = [word for word in again if not word.startswith("launcher.retry_failed=")] + ["launcher.retry_failed=false"]
+    own = ("launcher.retry_failed=", "launcher.dry_run=")
+    words = [word for word in again if not word.startswith(own)] + ["launcher.retry_failed=false"]
     script = script_of(launcher, ["-m", "pipeline", *words], COMPLETED)
     options = ["--job-name", f"{name}-goes-on", "--dependency", dependency_on(jobs.values())]
     arguments = folder / f"{name}-{time.time_ns()}.sh", script, Resources(0, 1, int(EARLY)), options, "goes-on"
     try:
         job = submit_script(launcher, *arguments)
     except PipelineError as error:
-        if not SUBMIT_LIMIT.search(str(error)) or len(last.tasks) == 1:
+        if not SUBMIT_LIMIT.search(str(error)) or last is None or len(last.tasks) == 1:
             raise
         task = last.tasks.pop()
         run_slurm("scancel", jobs[task[0].hash])
@@ -234,7 +268,8 @@ def submit_continuation(
             del jobs[run.hash]
             state.remove_state(run.workplace)
         job = submit_script(launcher, *arguments)
-    print(f"job {job}: the same command, when these are done", file=sys.stderr)
+    if not launcher.dry_run:
+        print(f"job {job}: the same command, when these are done", file=sys.stderr)
 
 
 def record_jobs(
@@ -326,6 +361,7 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     elif isinstance(config, EvalStage):
         gpus = config.eval.shards
     cpus = config.threads * processes if config.threads else None
+    lead = EARLY * LEAD_STEP ** math.ceil(math.log(lead / EARLY, LEAD_STEP))
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, int(lead))
 
 
@@ -350,9 +386,9 @@ def write_speed(folder: Path) -> float:
 
 
 def largest_array() -> int:
-    """Largest number of array tasks: MaxArraySize of this cluster minus 1; 1000 if it is not reported."""
+    """Largest number of array tasks: MaxArraySize of this cluster minus 1; LARGEST_ARRAY if it is not reported."""
     match = re.search(r"MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"))
-    return max(1, int(match[1]) - 1) if match else 1000
+    return max(1, int(match[1]) - 1) if match else LARGEST_ARRAY
 
 
 def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs: Mapping[str, str]) -> str:
@@ -376,7 +412,8 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
     except PipelineError:
         file.unlink()
         raise
-    check_job_limit(job, array)
+    if not launcher.dry_run:
+        check_job_limit(job, array)
     return job
 
 
@@ -421,12 +458,16 @@ def submit_script(
     logs.mkdir(parents=True, exist_ok=True)
     requested: dict[str, Any] = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
-        "mem": launcher.memory, "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
+        "mem": launcher.memory,
+        "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
+        "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
         "cpus-per-task": resources.cpus, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
         "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
     }  # fmt: skip
     arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
     write_job_file(launcher, file, script)
+    if launcher.dry_run:
+        return write_submission(file.parent, file.resolve(), [*arguments, *options, *(launcher.options or [])])
     try:
         return sbatch(file.resolve(), *arguments, *options, *(launcher.options or []))
     except Held:
