@@ -356,12 +356,12 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         gpus = processes = config.sft.processes
         point = bytes_of_resume_point(run)
         lead += point / write_speed(run.runs_dir) if point > PROBE else 0
+        lead = EARLY * LEAD_STEP ** math.ceil(math.log(lead / EARLY, LEAD_STEP))
         if launcher.time:
             check_limit(run, lead, parse_time_limit(launcher.time), f"launcher.time={launcher.time}")
     elif isinstance(config, EvalStage):
         gpus = config.eval.shards
     cpus = config.threads * processes if config.threads else None
-    lead = EARLY * LEAD_STEP ** math.ceil(math.log(lead / EARLY, LEAD_STEP))
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, int(lead))
 
 
