@@ -58,7 +58,7 @@ STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "search": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
-    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
+    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "", "check": "",
     "select": "select=unreasonable checkpoints=[x]", "compare": "results=[a,b]", "clean": "", "show": "run=x",
     "export": "table=sandbox export.to=x.zip",
 }  # fmt: skip

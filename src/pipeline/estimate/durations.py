@@ -8,11 +8,14 @@ None, shown as "?" and left out of sums.
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.errors import PipelineError
@@ -48,6 +51,7 @@ FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after 
 VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
 COUNTED = 10_000  # rows of a set, of which a plan counts those that are cut
 DAY = 86400.0
+MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
 Kind = tuple[str, ...]
 
@@ -315,6 +319,20 @@ def listed_gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
+
+
+@lru_cache(maxsize=1)
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, by nvidia-smi or its kernel module; None without one."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+        if re.fullmatch(r"[\d.]+", version := process.stdout.partition("\n")[0].strip()):
+            return version
+    with suppress(OSError):
+        match = re.search(r"Kernel Module\D*? (\d[\d.]+)", MODULE.read_text(encoding="utf-8"))
+        return match[1] if match else "of unknown version"
+    return None
 
 
 def visible_gpus() -> list[str]:

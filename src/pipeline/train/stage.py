@@ -37,6 +37,7 @@ from pipeline.train.simultaneous import Alternating, refuse_flat_shards
 from pipeline.train.steps import steps_of, steps_of_sides
 from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer
+from pipeline.train.updates import own_shard
 from pipeline.train.watchdog import supervised
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
+        "step_tokens_per_second": round(progress.rate, 1), "dtypes": trained_dtypes(trainer), **gpu_peak(),
         **lengths, **numbers, **sides, **checkpoints.finish(weights),
     }  # fmt: skip
 
@@ -187,6 +189,25 @@ def refuse_large(config: TrainStage, model: Any, room: int) -> None:
     numbers = size_of(model, config.sft)
     adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
     refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft)
+
+
+def trained_dtypes(trainer: Trainer) -> dict[str, list[str]]:
+    """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
+    assert trainer.model is not None and trainer.optimizer is not None
+    weights = {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}
+    states = (value for state in trainer.optimizer.state.values() for value in state.values())
+    moments = {
+        str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
+        for value in states
+        if isinstance(value, torch.Tensor) and value.ndim
+    }
+    found = {"weights": weights, "moments": moments}
+    return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
+
+
+def gpu_peak() -> dict[str, int]:
+    """Most bytes that torch held on this process' GPU; empty on a CPU."""
+    return {"gpu_peak_bytes": torch.cuda.max_memory_reserved()} if torch.cuda.is_available() else {}
 
 
 def gpu_memory() -> int | None:
