@@ -14,7 +14,7 @@ if __name__ == "__main__":
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -25,6 +25,8 @@ from typing import Any
 from pipeline.config import conf
 from pipeline.config.compose import (
     Incomplete,
+    chosen_options,
+    completed,
     compose,
     parse_override,
     refuse_repeated,
@@ -41,11 +43,12 @@ from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
+from pipeline.estimate.gpu_budget import describe_training
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
 from pipeline.launch.in_process import error_sentence, make_single_run, refuse_contaminated
 from pipeline.launch.launchers import executor_for
-from pipeline.progress import quiet
+from pipeline.progress import quiet, say
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import STUDY_STAGES, build
@@ -54,18 +57,21 @@ from pipeline.train.processes import check_launch, end_all, is_follower, launche
 STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
 
 
-def stage_output(config: Stage) -> str:
-    """Run the stage and return what it prints: the folder of its run, for a stage that computes one."""
+def stage_output(config: Stage, words: Sequence[str]) -> str:
+    """Run the stage and return what it prints: the folder of its run, for a stage that computes one. words: its
+    command's."""
     row = STUDY_STAGES.get(config.stage)
     if row:
         return row.answer(config)
     assert isinstance(config, RunStage)
-    return str(by_jobs(config) if config.launcher.name == "slurm" else make_single_run(config))
+    return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, chosen_options(words)))
 
 
-def by_jobs(config: RunStage) -> Path:
+def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
     """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
     run = build(config)
+    if isinstance(config, TrainStage):
+        say(describe_training(run, options))
     refuse_contaminated([run])
     with executor_for(config.launcher, [run]) as execute:
         failed = execute([run])
@@ -94,13 +100,13 @@ def write_result(descriptor: int, text: str) -> None:
         os.write(descriptor, (without_credentials(text) + "\n").encode())
 
 
-def print_answer(config: Stage, result: Callable[[str], None]) -> None:
-    output = stage_output(config)
+def print_answer(words: Sequence[str], config: Stage, result: Callable[[str], None]) -> None:
+    output = stage_output(config, words)
     if not is_follower():
         result(output)
 
 
-def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print_answer) -> int:
+def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int:
     """Exit status of composing, running and printing; a PipelineError is printed as one sentence without traceback."""
     try:
         config = compose_stage()
@@ -154,7 +160,7 @@ def run_multirun(words: list[str]) -> int:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
     if not all(isinstance(config, RunStage) for config in configs):
-        return worst_status([run_stage(partial(replace, config)) for config in configs])
+        return worst_status([run_stage(partial(replace, config), partial(print_answer, words)) for config in configs])
     statuses: list[int] = []
 
     def make_all(_: Stage, result: Callable[[str], None]) -> None:
@@ -252,7 +258,7 @@ def hydra_flags(words: list[str]) -> int:
     try:
         flags, words = split_flags(words)
         words = split_command(words)[1] or words
-        words, run_overrides = split_every(spelled_out(words))
+        words, run_overrides = split_every(spelled_out(completed(words)))
         with_every(compose(words), run_overrides)
     except Incomplete:
         pass
@@ -294,7 +300,7 @@ def main(words: list[str] | None = None) -> int:
             return run_multirun([word for word in words if word not in flags])
         if flags:
             return hydra_flags(words)
-        return run_stage(lambda: compose(words))
+        return run_stage(lambda: compose(words), partial(print_answer, words))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.config.compose import compose
+from pipeline.config.compose import chosen_options, compose
 from pipeline.config.stages import CheckStage, EvalStage, TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import Held, PipelineError
@@ -110,7 +110,7 @@ def check(config: CheckStage) -> str:
         record = {
             "command": ["stage=check", *words], "lines": [asdict(line) for line in lines],
             "estimated_minutes": round(minutes, 1), "minutes": round((time.perf_counter() - begun) / 60, 1),
-            "driver": driver_version(), "devices": plan.devices, "versions": package_versions(),
+            "driver": driver_version(), "versions": package_versions(),
             "machine": machine_facts(), "environment": recorded_environment(), "git": git_state(),
         }  # fmt: skip
         write_atomically(runs_dir / RECORD, json.dumps(anonymous(record), indent=1) + "\n")
@@ -173,10 +173,10 @@ class Checking:
         self.devices: dict[str, Any] = {}
         self.made: dict[str, Path] = {}  # method -> its finished run
         self.given = {word.lstrip("+").partition("=")[0]: word for word in self.words}
-        original = [word for word in self.words if not word.startswith("eval.")]
-        original = [word for word in original if not word.startswith("partition")]
+        original = [word for word in self.words if not word.startswith(("eval.", "partition"))]
         composed = compose(["stage=sft", "expert=math", *original])
         assert isinstance(composed, TrainStage)
+        self.recipe = chosen_options(["stage=sft", "expert=math", *original]).get("recipe", "default")
         self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
         self.local = here(self.model, Path(config.runs_dir))
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
@@ -196,7 +196,7 @@ class Checking:
             *(f"{key}={value}" for key, value in knobs.items()),
         ]
         own = [word for word in self.words if not NOT_OF_TRAININGS.match(word)]
-        words.append(f"model={self.local or self.base}")
+        words += [f"model={self.local or self.base}", *([] if "recipe" in self.given else [f"recipe={self.recipe}"])]
         if method.partition("_")[0] in ("partial", "simultaneous"):
             own += [] if "partition" in self.given else ["partition=B"]
             own += [] if "partition.scale_to_depth" in self.given else ["partition.scale_to_depth=true"]
@@ -311,7 +311,10 @@ class Checking:
         rate = f", {facts['gigabytes_a_second']:.1f} GB/s" if facts.get("gigabytes_a_second") else ""
         driver = f"; driver {driver_version()}, CUDA {facts['cuda']}" if facts["cuda"] and driver_version() else ""
         named = ", ".join(dict.fromkeys(rank["name"] for rank in ranks))
-        return f"{pluralize(count, 'process')} on {named}; sum by {facts['backend']}{rate}{driver}", facts
+        return (
+            f"{count} {'processes' if count > 1 else 'process'} on {named}; sum by {facts['backend']}{rate}{driver}",
+            facts,
+        )
 
     def make_base(self) -> tuple[str, dict[str, Any]]:
         if self.local:
@@ -359,13 +362,12 @@ class Checking:
         planned = 2 * STEPS * sft.batch_size * length / seconds
         numbers = {
             "tokens_a_second": facts["step_tokens_per_second"], "planned_tokens_a_second": round(planned, 1),
-            "planned_bytes": round(needed), "bytes": facts.get("gpu_peak_bytes"), "seconds": manifest.seconds,
+            "planned_bytes": round(needed), "bytes": facts["process_peak_bytes"], "seconds": manifest.seconds,
             "guessed_seconds": manifest.cost["guessed_seconds"], "dtypes": facts["dtypes"], "loss": facts["loss"],
         }  # fmt: skip
-        memory = f"{numbers['bytes'] / 1e9:.1f} GB" if numbers["bytes"] else "memory not measured on a CPU"
         text = (
-            f"{STEPS} steps, {numbers['tokens_a_second']:,.0f} tokens/s (plan {planned:,.0f}); {memory} "
-            f"(plan {needed / 1e9:.1f} GB); {describe_dtypes(facts['dtypes'])}"
+            f"{STEPS} steps, {numbers['tokens_a_second']:,.0f} tokens/s (plan {planned:,.0f}); "
+            f"{numbers['bytes'] / 1e9:.1f} GB (plan {needed / 1e9:.1f}); {describe_dtypes(facts['dtypes'])}"
         )
         return text, numbers
 
@@ -429,11 +431,12 @@ def check_sum(facts: dict[str, Any]) -> None:
         if rank["sum"] != [expected, expected]:
             raise Wrong(
                 f"process {rank['rank']} got {rank['sum']} as the sum over {len(ranks)} processes by "
-                f"{facts['backend']}, not {expected}: they do not reach one another correctly; NCCL_DEBUG=INFO prints how they try"
+                f"{facts['backend']}, not {expected}: they do not reach one another correctly; NCCL_DEBUG=INFO prints "
+                "how they try"
             )
-    devices = [rank["device"] for rank in ranks]
+    devices = [rank["uuid"] for rank in ranks]
     if facts["cuda"] and (shared := next((device for device in devices if devices.count(device) > 1), None)):
-        both = [str(rank["rank"]) for rank in ranks if rank["device"] == shared]
+        both = [str(rank["rank"]) for rank in ranks if rank["uuid"] == shared]
         raise Wrong(f"processes {' and '.join(both)} are on one GPU: give each its own, or lower sft.processes")
 
 
@@ -573,7 +576,7 @@ def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device) if cuda else None
     facts = {
         "rank": state.process_index, "sum": [numbers[0].item(), numbers[-1].item()],
-        "device": str(getattr(properties, "uuid", device)), "name": properties.name if properties else "the CPU",
+        "uuid": str(getattr(properties, "uuid", device)), "name": properties.name if properties else "the CPU",
         "memory": properties.total_memory if properties else cpu.memory(),
     }  # fmt: skip
     ranks: list[Any] = [facts] * state.num_processes
@@ -607,9 +610,9 @@ def write_rows(folder: Path, rows: int, length: int) -> None:
         {"question": f"Question: {text(20)}?", "answer": f"Step-by-Step Answer: {text(9)}. The answer is {n}.",
          "answer_number": n} for n in range(2)
     ]  # fmt: skip
-    for name, lines in {
-        "orca_math/train": math, "aya/train": language, "mgsm/en/test": asked, "mgsm/en/train": worked,
-    }.items():  # fmt: skip
+    files: dict[str, list[Any]] = {"orca_math/train": math, "aya/train": language}
+    files |= {"mgsm/en/test": asked, "mgsm/en/train": worked}
+    for name, lines in files.items():
         file = folder / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -631,19 +634,17 @@ def here(model: Model, runs_dir: Path) -> Path | None:
 
         with suppress(Exception):  # not in the cache, or a part of it
             repository, _, revision = name.removeprefix("hub:").partition("@")
-            revision = model.revision or revision or None
-            cached = snapshot_download(
-                repository, revision=revision, allow_patterns=HUB_PATTERNS, local_files_only=True
-            )
-            if any(Path(cached).glob("*.safetensors")):
-                return Path(cached)
+            how: Any = {"revision": model.revision or revision or None, "allow_patterns": HUB_PATTERNS}
+            cached = Path(snapshot_download(repository, local_files_only=True, **how))
+            if any(cached.glob("*.safetensors")):
+                return cached
         if model.name not in SHAPES:
             raise PipelineError(
                 f"model={name} is not on this disk, and its shape is not known: fetch it with stage=prefetch, or give "
                 f"one of {', '.join(SHAPES)}"
             )
         return None
-    return find_run(name, "model", runs_dir).folder
+    return find_run(name, runs_dir, "model").folder
 
 
 def fields_of(model: Model) -> dict[str, Any]:
@@ -698,7 +699,7 @@ def write_base(folder: Path, fields: dict[str, Any], data: Path) -> None:
 def anonymous(value: Any) -> Any:
     """The record without credentials, folders, and names of this user and host; the last part of a path stays."""
     if isinstance(value, dict):
-        return {key: anonymous(inner) for key, inner in value.items() if key != "device" or inner in ("cpu", None)}
+        return {key: anonymous(inner) for key, inner in value.items() if key != "uuid"}
     if isinstance(value, list):
         return [anonymous(inner) for inner in value]
     if not isinstance(value, str):

@@ -10,14 +10,24 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.clean import free_ranked, missing_snapshots
-from pipeline.config.stages import EvalStage, PlanStage, Report, ReportStage, SelectStage, TableStage, TrainStage
+from pipeline.config.compose import chosen_options
+from pipeline.config.stages import (
+    EvalStage,
+    PlanStage,
+    Report,
+    ReportStage,
+    SelectStage,
+    TableStage,
+    TrainStage,
+    trains,
+)
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, cut_rows, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import estimate_costs
+from pipeline.estimate.gpu_budget import describe_training, estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.local_pool import workers_of
-from pipeline.launch.preflight import evaluation_problems, training_set_problems
+from pipeline.launch.preflight import evaluation_problems, training_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.render.text import align_columns, pluralize
 from pipeline.results.contrasts import detectable_differences
@@ -47,7 +57,9 @@ def show_plan(config: PlanStage) -> str:
     """
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
-        return plan_text(config, runs, reasons_unfinished(runs), [], evaluation_problems(runs, config.plan.prompts))
+        about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""
+        problems = evaluation_problems(runs, config.plan.prompts)
+        return plan_text(config, runs, reasons_unfinished(runs), [], problems, about=about)
     planning = Planning.of(config)
     check_claims(planning)
     targets = planning.targets()
@@ -72,10 +84,10 @@ def show_plan(config: PlanStage) -> str:
 
 def plan_text(
     config: PlanStage, runs: list[Run], reasons: Mapping[str, str], more: list[str], causes: list[str],
-    omitted: str = "", free_snapshots: bool = False, waiting: Sequence[Run] = (),
+    omitted: str = "", free_snapshots: bool = False, waiting: Sequence[Run] = (), about: str = "",
 ) -> str:  # fmt: skip
-    """A plan of runs as text: what it takes and what is `omitted` from that, first and last; the runs, their cost, and
-    `more`. reasons: why runs are to compute.
+    """A plan of runs as text: what it is `about`, takes, and what is `omitted` from that, first and last; the runs,
+    their cost, and `more`. reasons: why runs are to compute.
 
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
@@ -85,7 +97,12 @@ def plan_text(
     history = History(finished_manifests(Path(config.runs_dir)))
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     time = history.sum([run for run in runs if run.hash in reasons], workers)
-    parts = [f"{len(reasons)} of {len(runs)} runs to compute here: {time}", cost.headline() if cost else "", omitted]
+    parts = [
+        about,
+        f"{len(reasons)} of {len(runs)} runs to compute here: {time}",
+        cost.headline() if cost else "",
+        omitted,
+    ]
     head = "; ".join([*filter(None, parts), *([pluralize(len(causes), "problem")] if causes else [])])
     text = "\n".join(
         [head, show_runs(runs, history, reasons, config.plan.lines), *(cost.lines() if cost else []), *more, head]
@@ -272,7 +289,7 @@ def report_table(config: ReportStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
-    for problem in training_set_problems(runs, reasons):
+    for problem in training_problems(runs, reasons):
         print(f"warning: {problem}", file=sys.stderr)
     failed = reported.still_failed(missing)
     return write_results(planning, replace(reported, failed=failed), config.report, reasons)

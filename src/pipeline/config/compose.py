@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from pipeline.config import conf
+from pipeline.config.defaults import HARDWARE, left_open
 from pipeline.config.explain import explain_error, options_in, unknown_key
 from pipeline.config.harness_tasks import INCLUDED, TASKS, include, spell_out_tasks
 from pipeline.config.knob import check, field_of_key, refuse_number, unread_knobs
@@ -85,7 +86,7 @@ def compose(words: list[str]) -> Stage:
         PipelineError: a wrong key, option, type or range, a missing value, or a knob that this stage does not read.
     """
     own, command = split_command(words)
-    stage = compose_words(own)
+    stage = compose_words(completed(own))
     refuse_unread(stage, {override.key_or_group: override.value() for override in map(parse_override, own)})
     return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage | CheckStage) else stage
 
@@ -100,13 +101,13 @@ def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
     options = options_in(words)
     study = options.get("stage", "table")
     if study == "check":
-        own = [word for word in words if re.match(r"\+?(stage|check|launcher|runs_dir|tracking)[.=]", word)]
-        return own, [word for word in words if word not in own]
+        own = [word for word in words if re.match(r"\+?(stage|check|launcher|hardware|runs_dir|tracking)[.=]", word)]
+        return own, [word for word in words if word not in own or word.startswith(f"{HARDWARE}=")]
     of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
     if study not in ("plan", "prefetch") or of is None or "table" in options:
         return words, None
     groups = {word: re.split(r"[.=]", word.lstrip("+"), maxsplit=1)[0] for word in words}
-    own = [word for word in words if groups[word] in ("stage", study, "launcher", "runs_dir", "tracking")]
+    own = [word for word in words if groups[word] in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking")]
     return own, [f"stage={of}", *(word for word in words if groups[word] not in ("stage", study, "launcher"))]
 
 
@@ -168,6 +169,18 @@ def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             raise PipelineError("--config-dir needs a folder: give --config-dir=DIR")
     return overrides, folders
+
+
+def completed(words: Sequence[str]) -> list[str]:
+    """The words with what they leave open, of hardware= in place of itself."""
+    added = left_open(options_in(list(words)))
+    rest = [word for word in words if not word.startswith(f"{HARDWARE}=")]
+    return [*rest, *(f"{key}={format_word(value)}" for key, value in added.items())]
+
+
+def chosen_options(words: Sequence[str]) -> dict[str, str]:
+    """Group -> option, and key -> value, of a command, what it leaves open included."""
+    return options_in([*words, *completed(words)])
 
 
 def spelled_out(words: Sequence[str]) -> list[str]:

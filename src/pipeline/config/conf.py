@@ -144,6 +144,7 @@ def method_of(option: str | None) -> type[Merge] | None:
 def groups_read(stage: str) -> list[str]:
     """The groups that a stage reads."""
     names = [group for group, _ in stage_defaults(stage)]
+    names += ["hardware"] if "sft" in names else []
     return [*names, "tracking", "launcher"] if (folder() / "stage" / f"{stage}.yaml").is_file() else []
 
 

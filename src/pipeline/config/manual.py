@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from pipeline.config import conf
-from pipeline.config.compose import compose_config, spelled_out, split_command, split_every
+from pipeline.config.compose import completed, compose_config, spelled_out, split_command, split_every
 from pipeline.config.explain import options_in, type_inside
 from pipeline.config.knob import format_value
 from pipeline.config.training import default_rate
@@ -62,7 +62,7 @@ def values_in_effect(words: list[str], stage: str) -> tuple[DictConfig, list[str
     Raises:
         PipelineError: a wrong key or option.
     """
-    own = split_every(spelled_out(split_command(words)[0]))[0]
+    own = split_every(spelled_out(completed(split_command(words)[0])))[0]
     unnamed = [
         group for group, option in conf.stage_defaults(stage) if option == MISSING and group not in options_in(own)
     ]

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
 from pipeline.config.compose import compose_words, format_word
+from pipeline.config.defaults import HARDWARE, left_open
 from pipeline.config.explain import wrong_type_message
 from pipeline.config.harness_tasks import spell_out_tasks
 from pipeline.config.knob import check, field_of_key, refuse_number
@@ -33,6 +34,7 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     Raises:
         PipelineError: as compose does.
     """
+    words = {key: value for key, value in {**words, **left_open(words)}.items() if key != HARDWARE}
     groups, words = conf.groups(), spell_out_tasks(words, conf.options("eval"))
     if conf.is_checkpoint(str(words.get("model", ""))):
         words = {**words, "model": "trained", "model.path": words["model"]}

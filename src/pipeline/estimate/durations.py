@@ -335,6 +335,17 @@ def driver_version() -> str | None:
     return None
 
 
+@lru_cache(maxsize=1)
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU that nvidia-smi lists; None where it lists none, or not its memory."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]  # MiB
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return min(int(line) for line in process.stdout.splitlines()) * 2**20
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+
+
 def visible_gpus() -> list[str]:
     """The ids of the GPUs that this process may use, without importing torch."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")

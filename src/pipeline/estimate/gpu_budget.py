@@ -11,11 +11,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pipeline.config import conf
 from pipeline.config.data import Expert
+from pipeline.config.defaults import HARDWARE, OF_ALL_WEIGHTS, read_hardware
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
@@ -179,6 +182,27 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     )  # fmt: skip
 
 
+def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
+    """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
+    hardware=, or an A100. options: group -> what its command chooses."""
+    sft, steps = run.config.sft, expected_steps(run)
+    names = [f"{group}={options.get(group, default)}" for group, default in (("recipe", "default"), ("mixture", "all"))]
+    of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
+    gpu = options.get("plan.gpu") or of_hardware.get("plan.gpu", "a100_80")
+    rows = "?" if steps is None else f"{steps * sft.batch_size:,}"
+    tokens, cost_text = "?", "?"
+    with suppress(PipelineError, KeyError):
+        cost = training_cost(run, GPUS[gpu])
+        above = f", more than its {GPUS[gpu].memory / 1e9:.0f}" * (cost.memory > GPUS[gpu].memory)
+        cost_text = f"{cost.memory / 1e9:.0f} GB a GPU{above}, {cost.hours:.1f} GPU-hours"
+        tokens = (
+            f"{(steps or 0) * sft.batch_size * row_tokens(run.config.expert, run.config.expert.side, sft) / 1e6:.1f}"
+        )
+    counts = f"{rows} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} million tokens"
+    processes = f"{sft.processes} x " if sft.processes > 1 else ""
+    return f"{run.label}: {' '.join(names)}, {counts}; on {processes}{gpu}: {cost_text}"
+
+
 def seconds_of_parts(
     run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int, optimizer: str
 ) -> float:
@@ -263,15 +287,34 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator
     if not large:
         return
     largest = max(large, key=lambda cost: cost.memory)
-    fitting = overrides_that_fit(kind, large, room, plan)
+    options = [f"{HARDWARE}={name}" for name in conf.options(HARDWARE) if hardware_fits(name, large, room, plan)]
+    fitting = options or overrides_that_fit(kind, large, room, plan)
     for name, card in GPUS.items():
-        if card.memory > room:
+        if card.memory > room and not options:
             fitting += [
                 f"plan.gpu={name} {cost}".strip() for cost in overrides_that_fit(kind, large, card.memory, plan)[:1]
             ]
     problem = f"{len(large)} runs of {kind} need up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})"
     remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
     yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
+
+
+def hardware_fits(name: str, large: list[Cost], room: float, plan: Plan) -> bool:
+    """Whether an option of hardware is of the plan's GPU, and makes all of these trainings fit."""
+    values = read_hardware(name)
+    trainings = [cost for cost in large if isinstance(cost.run.config, TrainStage)]
+    if values.get("plan.gpu") != plan.gpu or len(trainings) < len(large):
+        return False
+
+    def fits(cost: Cost) -> bool:
+        sft = cost.run.config.sft
+        kept = OF_ALL_WEIGHTS if sft.adapter == "lora" else ()
+        knobs = {key.removeprefix("sft."): value for key, value in values.items() if key not in kept}
+        return (
+            memory_of(cost.run, cost.shape, with_knobs(sft, {k: v for k, v in knobs.items() if "." not in k})) <= room
+        )
+
+    return is_possible(lambda: all(map(fits, trainings)))
 
 
 def overrides_that_fit(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:

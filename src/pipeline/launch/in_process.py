@@ -18,9 +18,10 @@ from typing import Any
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
 from pipeline.estimate.durations import History, driver_version, guess, visible_gpus
+from pipeline.estimate.gpu_budget import describe_training
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
-from pipeline.launch.preflight import training_set_problems
+from pipeline.launch.preflight import refuse_too_large, training_problems
 from pipeline.progress import say
 from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
@@ -43,7 +44,8 @@ DEVICE_ERRORS = {  # what torch and NCCL print -> what to do
     r"Duplicate GPU detected": "two processes are on one GPU: give each its own, or lower sft.processes; nothing was "
     "published",
     r"libnccl|NCCL (?:is )?not available|doesn't have NCCL built in": "NCCL is missing, by which processes on GPUs "
-    "exchange gradients: install torch again with its nvidia-nccl package, or give sft.processes=1; nothing was published",
+    "exchange gradients: install torch again with its nvidia-nccl package, or give sft.processes=1; nothing was "
+    "published",
 }
 
 
@@ -198,12 +200,13 @@ def execute(
 def refuse_contaminated(targets: Sequence[Run]) -> None:
     """Raise PipelineError for a finished training set that needs to be built again."""
     runs = order_runs(list(targets))
-    for problem in training_set_problems(runs, reasons_unfinished(runs, targets)):
+    for problem in training_problems(runs, reasons_unfinished(runs, targets)):
         raise PipelineError(problem)
 
 
-def make_single_run(config: RunStage) -> Path:
-    """Compute the run of one stage and its unfinished parents. Returns its folder.
+def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) -> Path:
+    """Compute the run of one stage and its unfinished parents. Returns its folder. options: those that its command
+    chooses, of which a training is described first.
 
     With several processes started by a launcher, the first does this, and the others train with it.
     """
@@ -213,7 +216,10 @@ def make_single_run(config: RunStage) -> Path:
         if not was_finished:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
+    if isinstance(config, TrainStage) and options is not None and not was_finished:
+        say(describe_training(run, options))
     refuse_contaminated([run])
+    refuse_too_large([] if was_finished else [each for each in order_runs([run]) if why_not_finished(each)])
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:

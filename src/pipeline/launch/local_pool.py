@@ -25,9 +25,11 @@ from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History, cores, visible_gpus
 from pipeline.launch import in_process, plan_files
+from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.run_json import element_of
 from pipeline.launch.worker import log_of
 from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say, shorten, terminal_columns
+from pipeline.report.render.text import pluralize
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
@@ -338,18 +340,23 @@ def local_executor(
     later: runs of later calls, which count for the remaining time. A single worker is this process; several are
     subprocesses.
     """
-    plan_files.write_plan(plan_files.plan_name(targets), order_runs(list(targets)), {})
+    runs = order_runs(list(targets))
+    reasons = reasons_unfinished(runs, targets)
+    refuse_too_large([run for run in runs if run.hash in reasons])
+    plan_files.write_plan(plan_files.plan_name(targets), runs, {})
     gpus = visible_gpus()
-    count = workers_of(launcher, order_runs(list(targets)))
+    count = workers_of(launcher, runs)
     if count == 1:
         from pipeline.merge.resident import keep_models_resident
 
         with keep_models_resident():
             yield partial(in_process.execute, later=later)
         return
+    each = max(1, len(gpus) // count)  # GPUs that a worker has
     if gpus:
-        refuse_several_gpus(targets, count)
-    pool = Pool([gpus[index % len(gpus)] if gpus else None for index in range(count)], later=later)
+        refuse_several_gpus(targets, count, each)
+    shares = [",".join(gpus[index * each % len(gpus) :][:each]) if gpus else None for index in range(count)]
+    pool = Pool(shares, later=later)
     gently = False
     try:
         yield pool.execute
@@ -358,15 +365,15 @@ def local_executor(
         pool.close(gently)
 
 
-def refuse_several_gpus(targets: Sequence[Run], workers: int) -> None:
-    """Raise PipelineError if an unfinished run needs more than the one GPU that each of several workers has."""
+def refuse_several_gpus(targets: Sequence[Run], workers: int, each: int) -> None:
+    """Raise PipelineError if an unfinished run needs more GPUs than each of several workers has."""
     runs = order_runs(list(targets))
     remaining = reasons_unfinished(runs, targets)
     for run in runs:
         knob, gpus = in_process.gpus_requested(run)
-        if gpus > 1 and run.hash in remaining:
+        if gpus > each and run.hash in remaining:
             raise PipelineError(
-                f"{knob}={gpus} ({run.name}), but launcher.workers={workers} gives a run one GPU: "
+                f"{knob}={gpus} ({run.name}), but launcher.workers={workers} gives a run {pluralize(each, 'GPU')}: "
                 "give launcher.workers=1"
             )
 
@@ -377,13 +384,10 @@ def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
 
 
 def default_workers(runs: Sequence[Run], gpus: int) -> int:
-    """Number of workers: one per GPU, without GPUs cores // threads of a run; one if a run uses several processes."""
-    multi_process = any(
-        run.config.sft.processes > 1 if isinstance(run.config, TrainStage) else run.config.eval.shards > 1
-        for run in runs
-        if isinstance(run.config, TrainStage | EvalStage)
-    )
-    if multi_process:
-        return 1
+    """Number of workers: as many as GPUs can have a run of most processes each; without GPUs cores // threads of a run,
+    and one if a run uses several processes."""
+    processes = max((in_process.gpus_requested(run)[1] for run in runs), default=1)
+    if gpus or processes > 1:
+        return max(1, gpus // processes)
     heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]
-    return gpus or max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))
+    return max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))

@@ -1,5 +1,5 @@
-"""Finds what of a plan cannot run before anything is computed: evaluations, by the early checks of stage=eval, and
-training sets that hold items of benchmarks that were added later.
+"""Finds what of a plan cannot run before anything is computed: evaluations, by the early checks of stage=eval, training
+sets that hold items of benchmarks that were added later, trainings without a library that they need, or memory.
 
 Data that an unfinished data run will write is not checked. Measuring prompt lengths needs the tokenizer and the harness
 and takes seconds: they are cached in runs_dir/.lengths by task, language, data, tokenizer and config of the model.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -20,10 +21,13 @@ from typing import Any
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
-from pipeline.config.stages import DataStage, EvalStage
+from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
-from pipeline.estimate.models import models_of
+from pipeline.estimate import cpu
+from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
+from pipeline.estimate.gpu_budget import moved
+from pipeline.estimate.models import models_of, shape_for
 from pipeline.evaluate.before import (
     Lengths,
     define_tasks,
@@ -38,19 +42,48 @@ from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
+from pipeline.train.memory import refuse_without_room, refuse_without_torchao
 
 LENGTHS = ".lengths"
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in problem_of_data
 DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
-def training_set_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
-    """One sentence per finished training set of these runs with rows that share text with a benchmark added since.
+def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
+    """One sentence per finished training set of these runs with rows that share text with a benchmark added since, and
+    one where trainings need a library that is not installed.
 
     remaining: the hashes of the runs that are not finished.
     """
     sets = [run for run in runs if isinstance(run.config, DataStage) and run.hash not in remaining]
-    return [problem for run in sets if (problem := contaminated_since(run))]
+    problems = {problem: None for run in sets if (problem := contaminated_since(run))}
+    for run in runs:
+        if isinstance(run.config, TrainStage) and run.hash in remaining:
+            try:
+                refuse_without_torchao(run.config.sft)
+            except PipelineError as error:
+                problems[str(error)] = None
+    return list(problems)
+
+
+def refuse_too_large(runs: Sequence[Run]) -> None:
+    """Raise PipelineError for runs that do not fit this machine's GPUs or, without one, its memory, before anything is
+    fetched. Those of models whose shape is not known before they are here are left to the training."""
+    if visible_gpus():
+        for run in runs:
+            shape = None
+            with suppress(PipelineError, KeyError, OSError, ValueError):
+                shape = shape_for(run)
+            if shape and isinstance(run.config, TrainStage):
+                refuse_without_room(shape.parameters, moved(run, shape), gpu_memory(), run.config.sft)
+        return
+    sizes = [(needed, run.name) for run in runs if (needed := memory_here(run, least=True)) is not None]
+    needed, name = max(sizes, default=(0, ""))
+    if needed > cpu.memory():
+        raise PipelineError(
+            f"{name} takes {needed / 1e9:.0f} GB of memory, and this machine has {cpu.memory() / 1e9:.0f} and no GPU: "
+            "run it on a node with GPUs (launcher=slurm, hardware=a100_80x8 for example), or take a smaller model=NAME"
+        )
 
 
 def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
@@ -68,7 +101,7 @@ def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
                 check_evaluation(run, prompts, cache)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
-    return training_set_problems(runs, remaining) + [
+    return training_problems(runs, remaining) + [
         f"{pluralize(len(names), 'evaluation')} cannot run: {cause} ({names[0]}{', ...' if len(names) > 1 else ''})"
         for cause, names in causes.items()
     ]

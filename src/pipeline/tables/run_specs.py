@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.defaults import HARDWARE
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.schema import PLACEHOLDER, TRAININGS, Names, Reference, Table, TableRun, Words
 
@@ -75,6 +76,7 @@ class Specs:
             if isinstance(value, Names)
         }
         unread = {key for key in defaults if not self.read_by_eval(key)} - self.table.inherited
+        unread.discard(HARDWARE)  # of which a table without trainings reads its plan's and its jobs' part alone
         for name, row in runs.items():
             words = {key: value for key, value in defaults.items() if self.reads_key(row, key)}
             unread -= words.keys()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from pipeline.config.training import Partition, Sft
@@ -52,6 +53,15 @@ def bytes_per_parameter(sft: Sft) -> int:
             f"sft.weights={weights} with sft.optimizer={sft.optimizer} is not supported: there are {pairs}"
         )
     return BYTES[weights, sft.optimizer]
+
+
+def refuse_without_torchao(sft: Sft) -> None:
+    """Raise PipelineError where the optimizer is torchao's, and that is not installed."""
+    if sft.optimizer in ("adamw_bf16", "adamw_8bit") and not find_spec("torchao"):
+        raise PipelineError(
+            f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: "
+            "pip install 'cross-lingual-merging[memory]'"
+        )
 
 
 def rounds_stochastically(sft: Sft) -> bool:

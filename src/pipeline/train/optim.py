@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from pipeline.config.training import Sft
-from pipeline.errors import PipelineError
-from pipeline.train.memory import rounds_stochastically
+from pipeline.train.memory import refuse_without_torchao, rounds_stochastically
 
 
 def torchao_optimizer(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -16,14 +15,10 @@ def torchao_optimizer(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, 
 
     Its steps are compiled, a kernel per shape; on a CPU they run uncompiled, as compiling costs more than it saves.
     """
-    try:
-        from torchao.optim import AdamW8bit
-        from torchao.optim.adam import _AdamW  # the same step with moments in the weights' dtype
-    except ImportError as error:
-        raise PipelineError(
-            f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: "
-            "pip install 'cross-lingual-merging[memory]'"
-        ) from error
+    refuse_without_torchao(sft)
+    from torchao.optim import AdamW8bit
+    from torchao.optim.adam import _AdamW  # the same step with moments in the weights' dtype
+
     if not torch.cuda.is_available():
         torch.compiler.set_stance("force_eager")
     kind = AdamW8bit if sft.optimizer == "adamw_8bit" else _AdamW

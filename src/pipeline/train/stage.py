@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
-        "step_tokens_per_second": round(progress.rate, 1), "dtypes": trained_dtypes(trainer), **gpu_peak(),
+        "step_tokens_per_second": round(progress.rate, 1), "dtypes": trained_dtypes(trainer), "process_peak_bytes": peak_bytes(),
         **lengths, **numbers, **sides, **checkpoints.finish(weights),
     }  # fmt: skip
 
@@ -205,9 +206,11 @@ def trained_dtypes(trainer: Trainer) -> dict[str, list[str]]:
     return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
 
 
-def gpu_peak() -> dict[str, int]:
-    """Most bytes that torch held on this process' GPU; empty on a CPU."""
-    return {"gpu_peak_bytes": torch.cuda.max_memory_reserved()} if torch.cuda.is_available() else {}
+def peak_bytes() -> int:
+    """Most bytes that torch reserved on this process' GPU; on a CPU, that the process had in memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def gpu_memory() -> int | None:

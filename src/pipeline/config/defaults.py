@@ -1,0 +1,93 @@
+"""Defaults that depend on a command's other words: what hardware=NAME sets, and the first paper's recipe of an expert.
+
+They are filled in before a command is composed, and enter hashes as if they had been typed. What is typed is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipeline.config import conf
+from pipeline.config.stages import RUN_STAGES, TableStage
+from pipeline.errors import PipelineError, suggest
+
+HARDWARE = "hardware"
+KNOBS = {  # of a training and a plan that a machine decides; others belong to recipes
+    "sft": ("processes", "parallel", "micro_batch_size", "gradient_checkpointing", "weights", "optimizer"),
+    "model": ("attn_implementation",),
+    "launcher": ("workers", "gpus", "time", "memory"),
+    "plan": ("gpu", "gpus"),
+}
+OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there
+
+
+def left_open(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Key -> value of what a command or a table's run, key -> value, leaves to its other words.
+
+    Raises:
+        PipelineError: hardware= is not an option, not read by the stage, or its file sets what a recipe decides.
+    """
+    added = recipe_of_paper(words)
+    if HARDWARE in words:
+        added |= hardware_for(str(words[HARDWARE]), words)
+    return {key: value for key, value in added.items() if key not in words}
+
+
+def recipe_of_paper(words: Mapping[str, Any]) -> dict[str, str]:
+    """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
+    plain = {"stage": ("sft",), "model": (None, "llama3.1_8b"), "sft": (None, "full")}
+    other = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & words.keys()
+    recipe = f"layer_swapping_{words.get('expert')}_1"
+    if other or any(words.get(key) not in values for key, values in plain.items()):
+        return {}
+    return {"recipe": recipe, "mixture": "layer_swapping"} if conf.option_file("recipe", recipe) else {}
+
+
+def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """What an option of hardware sets in a command: knobs of its training, its jobs and its plan. A table passes it on
+    to its runs, by their own methods."""
+    values, stage = read_hardware(name), str(words.get("stage", "table"))
+    kind = conf.STAGES.get(stage)
+    if kind is not None and issubclass(kind, TableStage):
+        passed: dict[str, Any] = {f"every.{HARDWARE}": name}
+        parts = ["plan"] if stage == "plan" else []
+    elif stage in (*RUN_STAGES, "check") or kind is None:  # None: an unknown stage, which is refused later
+        passed, parts = {}, ["sft", "model"] if "sft" in dict(conf.stage_defaults(stage)) else []
+    else:
+        raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
+    parts += ["launcher"] if option_of("launcher", words, "name", "local") == "slurm" else []
+    adapter = words.get("sft.adapter") or option_of("sft", words, "adapter", "none")
+    return passed | {
+        key: value
+        for key, value in values.items()
+        if key.partition(".")[0] in parts and (adapter == "none" or key not in OF_ALL_WEIGHTS)
+    }
+
+
+def option_of(group: str, words: Mapping[str, Any], knob: str, default: str) -> str:
+    """A knob in the file of a group's option that these words choose."""
+    path = conf.option_file(group, str(words.get(group)))
+    return str(OmegaConf.select(OmegaConf.load(path), knob, default=default)) if path else default
+
+
+def read_hardware(name: str) -> dict[str, Any]:
+    """Dotted key -> value of an option of hardware."""
+    path = conf.option_file(HARDWARE, name)
+    if path is None:
+        raise PipelineError(
+            f"{HARDWARE}={name} is not an option: {suggest(name, conf.options(HARDWARE))} (a file of your own: "
+            f"--config-dir=DIR with {HARDWARE}/{name}.yaml)"
+        )
+    content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(content, dict):
+        raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
+    for part, knobs in content.items():
+        known = KNOBS.get(part, ())
+        if not isinstance(knobs, dict) or set(knobs) - set(known):
+            wrong = ", ".join(f"{part}.{key}" for key in knobs if key not in known) if isinstance(knobs, dict) else part
+            allowed = ", ".join(f"{group}.{key}" for group, keys in KNOBS.items() for key in keys)
+            raise PipelineError(f"{path} sets {wrong}: hardware sets {allowed} alone; the rest belongs to a recipe")
+    return {f"{part}.{key}": value for part, knobs in content.items() for key, value in knobs.items()}
