@@ -61,10 +61,10 @@ SET = {  # what the check sets itself -> what may be given
     "sft.resume_minutes": "nothing", "sft.check_saved": "nothing",
 }  # fmt: skip
 START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
-PASSES = 2  # times that a training's weights pass between memory and disk: read, saved (hashed from the page cache)
 SLOWEST, LEAST = 10, 300.0  # a line is ended after so many times its estimate, and not before so many seconds
 REDUCED = 2**26  # numbers that the processes add up, 256 MB
 NOT_OF_TRAININGS = re.compile(r"\+?(model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?|eval\..*)=")
+MOSTLY_FREE = 0.95  # of a device's memory, below which another process is using it
 TRIES = 3  # to kill a training between its first resume point and its end
 
 
@@ -215,6 +215,7 @@ class Checking:
         for method in self.methods:
             compose(self.training(method))
         compose(self.evaluation(self.base))
+        micro_batches(self.sft)
 
     # ------------------------------------------------------------------------------------------------ the estimate
 
@@ -311,10 +312,10 @@ class Checking:
         rate = f", {facts['gigabytes_a_second']:.1f} GB/s" if facts.get("gigabytes_a_second") else ""
         driver = f"; driver {driver_version()}, CUDA {facts['cuda']}" if facts["cuda"] and driver_version() else ""
         named = ", ".join(dict.fromkeys(rank["name"] for rank in ranks))
-        return (
-            f"{count} {'processes' if count > 1 else 'process'} on {named}; sum by {facts['backend']}{rate}{driver}",
-            facts,
-        )
+        head = f"{count} processes on {named}, sum by {facts['backend']}" if count > 1 else f"1 process on {named}"
+        taken = next((rank for rank in ranks if rank["free"] < MOSTLY_FREE * rank["memory"]), None)
+        others = f"; {taken['free'] / 1e9:.1f} of {taken['memory'] / 1e9:.1f} GB free" if taken else ""
+        return f"{head}{rate}{driver}{others}", facts
 
     def make_base(self) -> tuple[str, dict[str, Any]]:
         if self.local:
@@ -574,10 +575,11 @@ def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
             torch.cuda.synchronize()
             seconds = time.perf_counter() - begun
     properties = torch.cuda.get_device_properties(device) if cuda else None
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if cuda else cpu.memory()
     facts = {
         "rank": state.process_index, "sum": [numbers[0].item(), numbers[-1].item()],
         "uuid": str(getattr(properties, "uuid", device)), "name": properties.name if properties else "the CPU",
-        "memory": properties.total_memory if properties else cpu.memory(),
+        "memory": properties.total_memory if properties else cpu.memory(), "free": free,
     }  # fmt: skip
     ranks: list[Any] = [facts] * state.num_processes
     if state.num_processes > 1:

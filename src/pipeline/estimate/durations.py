@@ -247,7 +247,7 @@ def behind_data(run: Run) -> list[Run]:
 
 
 def memory_here(run: Run, least: bool = False) -> float | None:
-    """Bytes that a training or a score takes of this machine's memory on a CPU; None where its model is not known.
+    """Bytes that a training or a score takes of this machine's memory on a CPU; None for others and unknown models.
     Where the lengths of rows are not known, they are sft.seq_length, or none at `least`."""
     try:
         shape = shape_for(run)
@@ -257,6 +257,8 @@ def memory_here(run: Run, least: bool = False) -> float | None:
             parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
             logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
             return sum(parts.values()) - parts["context"] + logits + cpu.LIBRARIES
+        if not isinstance(run.config, EvalStage):
+            return None
         kind = QuestionSet(1, 0, 0)
         return scoring_memory(shape, kind, dtype_of(run), 1)["weights"] + cpu.LIBRARIES
     except (PipelineError, KeyError, OSError, ValueError):

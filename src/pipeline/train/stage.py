@@ -123,7 +123,8 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
-        "step_tokens_per_second": round(progress.rate, 1), "dtypes": trained_dtypes(trainer), "process_peak_bytes": peak_bytes(),
+        "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
+        "dtypes": trained_dtypes(trainer),
         **lengths, **numbers, **sides, **checkpoints.finish(weights),
     }  # fmt: skip
 
