@@ -54,6 +54,7 @@ from pipeline.train.memory import WIDTH, full_model, micro_batches, trained_para
 
 RECORD = "check.json"
 STEPS, QUESTIONS, ANSWER = 3, 8, 64  # optimizer steps of a method; questions; tokens of an answer
+EXAMPLE = ("stage=sft", "expert=math")  # what the command's words are taken to be a command of
 READ = ("model", "sft", "recipe", "partition", "eval", "hardware", "seed", "threads")  # of the command's words
 SET = {  # what the check sets itself -> what may be given
     "sft": "check.methods=[full,lora]", "eval": "eval.backend and other knobs of eval", "eval.limit": "nothing",
@@ -126,7 +127,7 @@ def check(config: CheckStage) -> str:
 
 def read_words(config: CheckStage) -> list[str]:
     """The command's words for its trainings and its evaluation. Raises PipelineError for one that is not read."""
-    words = config.command or []
+    words = (config.command or [])[len(EXAMPLE) :]
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         if key.partition(".")[0] not in READ:
@@ -174,9 +175,9 @@ class Checking:
         self.made: dict[str, Path] = {}  # method -> its finished run
         self.given = {word.lstrip("+").partition("=")[0]: word for word in self.words}
         original = [word for word in self.words if not word.startswith(("eval.", "partition"))]
-        composed = compose(["stage=sft", "expert=math", *original])
+        composed = compose([*EXAMPLE, *original])
         assert isinstance(composed, TrainStage)
-        self.recipe = chosen_options(["stage=sft", "expert=math", *original]).get("recipe", "default")
+        self.recipe = chosen_options([*EXAMPLE, *original]).get("recipe", "default")
         self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
         self.local = here(self.model, Path(config.runs_dir))
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
@@ -390,8 +391,9 @@ class Checking:
         return same_bits(manifest_of(self.made[method]), resumed)
 
     def check_merge(self) -> tuple[str, dict[str, Any]]:
-        sides = {manifest.config["expert"]["side"]: folder for folder in self.made.values()
-                 if (manifest := manifest_of(folder))}  # fmt: skip
+        sides: dict[str, Path] = {}
+        for folder in self.made.values():
+            sides.setdefault(manifest_of(folder).config["expert"]["side"], folder)
         if not {"math", "language"} <= sides.keys():
             raise LeftOut("it needs a math and a language expert: two of full, partial and lora in check.methods")
         words = [
@@ -604,9 +606,9 @@ def write_rows(folder: Path, rows: int, length: int) -> None:
     def text(count: int) -> str:
         return " ".join(generator.choices(words, k=count))
 
-    math = [{"question": text(16), "answer": text(length)} for _ in range(2 * rows)]
+    math = [{"question": text(4), "answer": text(length)} for _ in range(2 * rows)]
     qac = {"language": "qac", "language_code": "qac"}
-    language = [{"inputs": text(16), "targets": text(length), **qac} for _ in range(2 * rows)]
+    language = [{"inputs": text(4), "targets": text(length), **qac} for _ in range(2 * rows)]
     asked = [{"question": f"{text(20)}?", "answer": None, "answer_number": n} for n in range(QUESTIONS)]
     worked = [
         {"question": f"Question: {text(20)}?", "answer": f"Step-by-Step Answer: {text(9)}. The answer is {n}.",

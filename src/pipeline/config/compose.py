@@ -102,7 +102,8 @@ def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
     study = options.get("stage", "table")
     if study == "check":
         own = [word for word in words if re.match(r"\+?(stage|check|launcher|hardware|runs_dir|tracking)[.=]", word)]
-        return own, [word for word in words if word not in own or word.startswith(f"{HARDWARE}=")]
+        rest = [word for word in words if word not in own or word.startswith(f"{HARDWARE}=")]
+        return own, ["stage=sft", "expert=math", *rest]
     of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
     if study not in ("plan", "prefetch") or of is None or "table" in options:
         return words, None

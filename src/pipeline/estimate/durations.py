@@ -332,7 +332,7 @@ def driver_version() -> str | None:
         if re.fullmatch(r"[\d.]+", version := process.stdout.partition("\n")[0].strip()):
             return version
     with suppress(OSError):
-        match = re.search(r"Kernel Module\D*? (\d[\d.]+)", MODULE.read_text(encoding="utf-8"))
+        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8"))
         return match[1] if match else "of unknown version"
     return None
 

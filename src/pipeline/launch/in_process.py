@@ -117,7 +117,8 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
             )
         if 0 < (gpus := torch.cuda.device_count()) < count:
             raise PipelineError(f"{knob}={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}")
-        if knob == "sft.processes" and count > 1 and gpus and not torch.distributed.is_nccl_available():
+        by_nccl = knob == "sft.processes" and count > 1 and torch.cuda.is_available()
+        if by_nccl and not torch.distributed.is_nccl_available():
             raise PipelineError(
                 f"{knob}={count} needs NCCL, which torch {torch.__version__} lacks here: install a torch with it, or "
                 f"give {knob}=1"
