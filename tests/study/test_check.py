@@ -156,6 +156,13 @@ def test_two_processes_on_one_gpu(node: Node, checked: Callable[..., dict[str, s
     assert "GPU-1" not in (node.folder / "runs/check.json").read_text()
 
 
+def test_hardware_with_gpus_where_there_are_none(node: Node, call: Call, tmp_path: Path) -> None:
+    told = call("stage=check", "hardware=a100_80x8", *SMALL, f"runs_dir={tmp_path}/runs")
+    assert told.status == 1
+    expected = "hardware=a100_80x8 has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
+    assert lines_of(tmp_path / "runs")["devices"]["text"] == expected
+
+
 def test_a_gpu_that_others_use(node: Node, checked: Callable[..., dict[str, str]]) -> None:
     node.devices["ranks"][1]["free"] = 50e9
     assert checked(status=0)["devices"].endswith("; 50.0 of 64.0 GB free")
@@ -355,6 +362,17 @@ def test_one_job_of_slurm(node: Node, call: Call, tmp_path: Path, monkeypatch: p
     command = next(line for line in script.splitlines() if "-m pipeline" in line)
     assert all(word in command for word in ("stage=check", *TWO, f"runs_dir={tmp_path}"))
     assert "launcher" not in command
+
+
+def test_the_estimate_of_a_job_is_that_of_its_gpus(tmp_path: Path) -> None:
+    """Of 8B parameters on a login node without one: minutes, where a CPU would take hours."""
+    words = ["stage=check", "launcher=slurm", "hardware=a100_80x8", "model=llama3.1_8b", f"runs_dir={tmp_path}"]
+    plans: list[check.Checking] = []
+    for more in ((), ("launcher.gpus=0",)):
+        config: Any = compose([*words, *more])
+        plans.append(check.Checking(config, check.read_words(config), tmp_path / ".check"))
+    on_gpus, on_cpu = (plan.estimate()["partial"] - plan.written("partial")["weights"] / 1e9 for plan in plans)
+    assert plans[0].on_gpu and not plans[1].on_gpu and on_cpu > on_gpus
 
 
 # ---------------------------------------------------------------------------------------------------- the record

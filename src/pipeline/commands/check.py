@@ -27,11 +27,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from pipeline.config.compose import chosen_options, compose
+from pipeline.config.defaults import read_hardware
 from pipeline.config.stages import CheckStage, EvalStage, TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.durations import cores, driver_version
+from pipeline.estimate.durations import cores, driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu, training_seconds
 from pipeline.estimate.gpu_budget import moved, seconds_of_parts
 from pipeline.files import added_conf, write_atomically
@@ -179,6 +180,8 @@ class Checking:
         assert isinstance(composed, TrainStage)
         self.recipe = chosen_options([*EXAMPLE, *original]).get("recipe", "default")
         self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
+        by_slurm = config.launcher.name == "slurm"
+        self.on_gpu = config.launcher.gpus != 0 if by_slurm else bool(driver_version() and visible_gpus())
         self.local = here(self.model, Path(config.runs_dir))
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
 
@@ -228,13 +231,12 @@ class Checking:
 
     def estimate(self) -> dict[str, float]:
         """Line -> seconds: starts of processes, bytes at the speed of this disk, and steps at the plan's rate."""
-        on_gpu = driver_version() is not None
-        start, rate, machine = START[on_gpu], write_speed(self.folder.parent), self.machine()
+        start, rate, machine = START[self.on_gpu], write_speed(self.folder.parent), self.machine()
         base = WIDTH["bfloat16"] * self.shape.parameters
         read = (base if not self.local else 4 * self.shape.parameters) / rate
         steps = training_seconds(
             self.shape, full_model(self.shape), STEPS * self.sft.batch_size, self.sft.seq_length, self.sft.batch_size,
-            machine, gpus=self.sft.processes if on_gpu else 1, checkpointing=self.sft.gradient_checkpointing,
+            machine, gpus=self.sft.processes if self.on_gpu else 1, checkpointing=self.sft.gradient_checkpointing,
             weights=self.sft.weights, precision=self.sft.precision,
         )  # fmt: skip
         seconds = {"devices": start, "base": 1.0 if self.local else 5 + base / rate}
@@ -257,15 +259,14 @@ class Checking:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
         name = next((one["name"] for one in self.devices.get("ranks", ())), "")
         known = next((gpu for key, gpu in GPUS.items() if key.partition("_")[0].upper() in name), None)
-        on_gpu = driver_version() is not None
-        return known or (GPUS["a100_80"] if on_gpu else cpu.cpu(self.shape, self.threads or cores()))
+        return known or (GPUS["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
 
     # ------------------------------------------------------------------------------------------------ the lines
 
     def run(self) -> list[Line]:
         """All lines; one that is wrong leaves out those that need it."""
         lines: list[Line] = []
-        shutil.rmtree(self.folder / "runs", ignore_errors=True)
+        self.clear()
         todo: list[tuple[str, tuple[str, ...], Callable[[], tuple[str, dict[str, Any]]]]] = [
             ("devices", (), self.check_devices),
             ("base", ("devices",), self.make_base),
@@ -286,13 +287,17 @@ class Checking:
                 except LeftOut as error:
                     line = Line(name, "left out", str(error))
                 except PipelineError as error:
-                    line = Line(name, "wrong", str(error))
+                    line = Line(name, "wrong", str(error), {"log": last_lines(self.folder / f"{name}.log")})
                 say(f"  {line.state}: {line.text}")
                 lines.append(line)
         finally:
-            for place in ("runs", "again", "base", "data"):
-                shutil.rmtree(self.folder / place, ignore_errors=True)
+            self.clear()
         return lines
+
+    def clear(self) -> None:
+        """Delete everything but the logs; a check that was killed leaves its weights to the next one."""
+        for place in ("runs", "again", "base", "data"):
+            shutil.rmtree(self.folder / place, ignore_errors=True)
 
     def command(self, name: str, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")) -> str:
         """Standard output of a command in a process of its own. Raises Wrong with its error, or for one that hangs."""
@@ -309,6 +314,11 @@ class Checking:
         code = ("-c", "from pipeline.commands.check import probe_main; probe_main()")
         self.devices = facts = json.loads(self.command("devices", [*words, "model=small_bpe"], code))
         ranks, count = facts["ranks"], self.sft.processes
+        hardware = self.given.get("hardware", "").partition("=")[2]
+        if hardware and "plan.gpu" in read_hardware(hardware) and not facts["cuda"]:
+            raise Wrong(
+                f"hardware={hardware} has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
+            )
         check_sum(facts)
         rate = f", {facts['gigabytes_a_second']:.1f} GB/s" if facts.get("gigabytes_a_second") else ""
         driver = f"; driver {driver_version()}, CUDA {facts['cuda']}" if facts["cuda"] and driver_version() else ""
@@ -519,10 +529,16 @@ def finished(process: subprocess.Popen[str], log: Path, limit: float) -> str:
     return output
 
 
+def last_lines(log: Path, count: int = 20) -> list[str]:
+    """The last lines that a command printed; none where it has not begun."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    return [line for line in lines if line][-count:]
+
+
 def last_line(log: Path) -> str:
     """The error that a command printed, else its last line."""
-    lines = [line.rpartition("\r")[2].strip() for line in log.read_text(errors="replace").splitlines()]
-    lines = [line for line in lines if line]
+    lines = last_lines(log)
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]
 
