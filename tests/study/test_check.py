@@ -304,6 +304,25 @@ def test_wrong_words_are_one_sentence_before_anything_runs(
     assert not (tmp_path / "runs/check.json").exists()
 
 
+def test_too_little_disk_is_one_sentence(
+    node: Node, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check.shutil, "disk_usage", lambda _: SimpleNamespace(free=100e9))
+    told = call("stage=check", "hardware=a100_80x8", "model=llama3.1_8b", f"runs_dir={tmp_path}")
+    assert told.status == 1
+    assert re.match(r"error: stage=check needs \d{3} GB of disk, and runs_dir=.* has 100 free: give another", told.err)
+
+
+def test_a_full_disk_is_the_base_that_is_wrong(
+    node: Node, checked: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_base(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "/x/model.safetensors")
+
+    monkeypatch.setattr(check, "write_base", write_base)
+    assert checked()["base"].startswith("wrong: No space left on device")
+
+
 def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
     """The first paper's math expert, whose batch has 4 rows, where model= is its base; partial has a partition."""
     config: Any = compose(["stage=check", f"runs_dir={tmp_path}", "model=llama3.1_8b", "hardware=a100_80x8"])

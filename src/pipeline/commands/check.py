@@ -37,7 +37,7 @@ from pipeline.estimate.flops import GPUS, Gpu, training_seconds
 from pipeline.estimate.gpu_budget import moved, seconds_of_parts
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
-from pipeline.launch.in_process import error_sentence, refuse_without_gpus
+from pipeline.launch.in_process import error_sentence, reason_of, refuse_without_gpus
 from pipeline.launch.slurm_arrays import FOLDER, Resources, script_of, submit_script, write_speed
 from pipeline.launch.slurm_commands import check_installed, queued_jobs
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
@@ -100,6 +100,11 @@ def check(config: CheckStage) -> str:
     plan = Checking(config, words, runs_dir / ".check")
     plan.compose_all()
     check_writable(runs_dir)
+    if (free := shutil.disk_usage(runs_dir).free) < plan.disk():
+        raise PipelineError(
+            f"stage=check needs {plan.disk() / 1e9:.0f} GB of disk, and runs_dir={runs_dir} has {free / 1e9:.0f} free: "
+            "give another runs_dir, or check.methods=[lora]"
+        )
     minutes = sum(plan.estimate().values()) / 60
     say(f"stage=check of model={plan.model.name}: about {minutes:.0f} minutes and {plan.disk() / 1e9:.1f} GB of disk")
     for name, seconds in plan.estimate().items():
@@ -251,9 +256,9 @@ class Checking:
 
     def disk(self) -> float:
         """Most bytes at a time: the base, two experts, and either the killed training with two points or the merge."""
-        first = self.written(self.methods[0])
         base = 0 if self.local else WIDTH["bfloat16"] * self.shape.parameters
-        return base + 3 * first["weights"] + 2 * first["resume points"]
+        weights = max(self.written(method)["weights"] for method in self.methods)
+        return base + 3 * weights + 2 * self.written(self.methods[0])["resume points"]
 
     def machine(self) -> Gpu:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
@@ -286,8 +291,8 @@ class Checking:
                     line = Line(name, "ok", *work())
                 except LeftOut as error:
                     line = Line(name, "left out", str(error))
-                except PipelineError as error:
-                    line = Line(name, "wrong", str(error), {"log": last_lines(self.folder / f"{name}.log")})
+                except Exception as error:
+                    line = Line(name, "wrong", reason_of(error), {"log": last_lines(self.folder / f"{name}.log")})
                 say(f"  {line.state}: {line.text}")
                 lines.append(line)
         finally:
