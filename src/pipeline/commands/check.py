@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any
 
 from pipeline.config.compose import chosen_options, compose
 from pipeline.config.defaults import read_hardware
-from pipeline.config.stages import CheckStage, EvalStage, TrainStage
+from pipeline.config.stages import CheckStage, TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate import cpu
@@ -67,6 +67,7 @@ SLOWEST, LEAST = 10, 300.0  # a line is ended after so many times its estimate, 
 REDUCED = 2**26  # numbers that the processes add up, 256 MB
 NOT_OF_TRAININGS = re.compile(r"\+?(model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?|eval\..*)=")
 MOSTLY_FREE = 0.95  # of a device's memory, below which another process is using it
+Found = tuple[str, dict[str, Any]]  # the text of a line, and its numbers
 TRIES = 3  # to kill a training between its first resume point and its end
 
 
@@ -178,7 +179,8 @@ class Checking:
         self.words, self.folder, self.methods = list(words), folder, list(config.check.methods)
         self.data, self.base = folder / "data", folder / "base"
         self.devices: dict[str, Any] = {}
-        self.made: dict[str, Path] = {}  # method -> its finished run
+        self.made: dict[str, Manifest] = {}  # method -> its finished run
+        self.kept: dict[str, Path] = {}  # math, language: the first expert of this side; merge: what was made of them
         self.given = {word.lstrip("+").partition("=")[0]: word for word in self.words}
         original = [word for word in self.words if not word.startswith(("eval.", "partition"))]
         composed = compose([*EXAMPLE, *original])
@@ -272,7 +274,7 @@ class Checking:
         """All lines; one that is wrong leaves out those that need it."""
         lines: list[Line] = []
         self.clear()
-        todo: list[tuple[str, tuple[str, ...], Callable[[], tuple[str, dict[str, Any]]]]] = [
+        todo: list[tuple[str, tuple[str, ...], Callable[[], Found]]] = [
             ("devices", (), self.check_devices),
             ("base", ("devices",), self.make_base),
             *((method, ("base",), partial(self.check_method, method)) for method in self.methods),
@@ -309,10 +311,18 @@ class Checking:
         with started(self.folder / f"{name}.log", words, code) as process:
             return finished(process, self.folder / f"{name}.log", self.limit(name))
 
+    def made_by(self, name: str, words: Sequence[str]) -> tuple[Path, Manifest]:
+        """The run that a command computes."""
+        folder = Path(self.command(name, words).strip().splitlines()[-1])
+        manifest = read_manifest(folder)
+        assert manifest is not None
+        return folder, manifest
+
     def limit(self, name: str) -> float:
+        """Seconds after which a command counts as one that hangs."""
         return max(LEAST, SLOWEST * self.estimate().get(name, 0.0))
 
-    def check_devices(self) -> tuple[str, dict[str, Any]]:
+    def check_devices(self) -> Found:
         self.data.mkdir(parents=True, exist_ok=True)
         write_rows(self.data, STEPS * self.sft.batch_size, self.sft.seq_length)
         words = [word for word in self.training(self.methods[0]) if not word.startswith("model")]
@@ -333,7 +343,7 @@ class Checking:
         others = f"; {taken['free'] / 1e9:.1f} of {taken['memory'] / 1e9:.1f} GB free" if taken else ""
         return f"{head}{rate}{driver}{others}", facts
 
-    def make_base(self) -> tuple[str, dict[str, Any]]:
+    def make_base(self) -> Found:
         if self.local:
             return f"model={self.model.name} is on this disk", {"random": False}
         begun = time.perf_counter()
@@ -344,33 +354,36 @@ class Checking:
             {"random": True, "bytes": size, "seconds": round(time.perf_counter() - begun, 1)},
         )
 
-    def check_method(self, method: str) -> tuple[str, dict[str, Any]]:
+    def check_method(self, method: str) -> Found:
         words = self.training(method)
         run = build_single(words)
         assert isinstance(run.config, TrainStage)
-        needed = self.planned_memory(run)
-        room = min((rank["memory"] for rank in self.devices["ranks"]), default=0)
-        if needed > room:
+        parts, room = self.planned_memory(run), min(rank["memory"] for rank in self.devices["ranks"])
+        if (needed := sum(parts.values())) > room:
             raise LeftOut(
                 f"its plan is {needed / 1e9:.1f} GB for each process, and there are {room / 1e9:.1f}: "
                 "see stage=plan for knobs that fit"
             )
-        folder = Path(self.command(method, words).strip().splitlines()[-1])
-        manifest = manifest_of(folder)
-        self.made[method] = folder
+        folder, manifest = self.made_by(method, words)
+        side = manifest.config["expert"]["side"]
+        if side == "both" or side in self.kept:
+            shutil.rmtree(folder)
+        else:
+            self.kept[side] = folder
+        self.made[method] = manifest
         check_dtypes(manifest, run.config.sft)
-        return self.compared(run, manifest, needed)
+        return self.compared(run, manifest, needed - parts.get("context", 0.0))
 
-    def planned_memory(self, run: Run[TrainStage]) -> float:
-        """Bytes a process, with rows of sft.seq_length."""
+    def planned_memory(self, run: Run[TrainStage]) -> dict[str, float]:
+        """Purpose -> bytes a process, with rows of sft.seq_length."""
         sft = run.config.sft
         parts = training_memory(self.shape, moved(run, self.shape), sft.seq_length, sft)
-        if self.devices["backend"] == "nccl" or self.devices["cuda"]:
-            return sum(parts.values())
-        logits = 4 * micro_batches(sft)[0] * sft.seq_length * self.shape.vocabulary
-        return sum(parts.values()) - parts["context"] + logits + cpu.LIBRARIES
+        if not self.devices["cuda"]:
+            logits = 4.0 * micro_batches(sft)[0] * sft.seq_length * self.shape.vocabulary
+            parts |= {"logits": logits, "context": 0.0, "libraries": cpu.LIBRARIES}
+        return parts
 
-    def compared(self, run: Run[TrainStage], manifest: Manifest, needed: float) -> tuple[str, dict[str, Any]]:
+    def compared(self, run: Run[TrainStage], manifest: Manifest, needed: float) -> Found:
         """Tokens a second and memory next to the plan's."""
         sft, facts = run.config.sft, manifest.facts
         gpus = sft.processes if self.devices["cuda"] else 1
@@ -379,19 +392,19 @@ class Checking:
         planned = 2 * STEPS * sft.batch_size * length / seconds
         numbers = {
             "tokens_a_second": facts["step_tokens_per_second"], "planned_tokens_a_second": round(planned, 1),
-            "planned_bytes": round(needed), "bytes": facts["process_peak_bytes"], "seconds": manifest.seconds,
-            "guessed_seconds": manifest.cost["guessed_seconds"], "dtypes": facts["dtypes"], "loss": facts["loss"],
+            "planned_bytes": round(needed), "bytes": facts["process_peak_bytes"], "dtypes": facts["dtypes"],
+            "loss": facts["loss"], **seconds_of(manifest),
         }  # fmt: skip
+        dtypes = ", ".join(f"{kind} {'/'.join(names)}" for kind, names in facts["dtypes"].items())
         text = (
             f"{STEPS} steps, {numbers['tokens_a_second']:,.0f} tokens/s (plan {planned:,.0f}); "
-            f"{numbers['bytes'] / 1e9:.1f} GB (plan {needed / 1e9:.1f}); {describe_dtypes(facts['dtypes'])}"
+            f"{numbers['bytes'] / 1e9:.1f} GB (plan {needed / 1e9:.1f}); {dtypes}"
         )
         return text, numbers
 
-    def check_resume(self) -> tuple[str, dict[str, Any]]:
+    def check_resume(self) -> Found:
         """The first method again, killed after its first resume point, and resumed: with the same bits."""
-        method, again = self.methods[0], self.folder / "again"
-        log = self.folder / "resume.log"
+        method, again, log = self.methods[0], self.folder / "again", self.folder / "resume.log"
         for _ in range(TRIES):
             shutil.rmtree(again, ignore_errors=True)
             with started(log, self.training(method, again, **{"sft.resume_minutes": 0})) as process:
@@ -400,42 +413,28 @@ class Checking:
                 finished(process, log, self.limit("resume"))
         if not killed:
             raise LeftOut(f"{TRIES} times the training ended before it could be killed")
-        words = self.training(method, again, **{"sft.resume_minutes": "null"})
-        resumed = manifest_of(Path(self.command("resume", words).strip().splitlines()[-1]))
+        _, resumed = self.made_by("resume", self.training(method, again, **{"sft.resume_minutes": "null"}))
         shutil.rmtree(again, ignore_errors=True)
-        return same_bits(manifest_of(self.made[method]), resumed)
+        return same_bits(self.made[method], resumed)
 
-    def check_merge(self) -> tuple[str, dict[str, Any]]:
-        sides: dict[str, Path] = {}
-        for folder in self.made.values():
-            sides.setdefault(manifest_of(folder).config["expert"]["side"], folder)
-        if not {"math", "language"} <= sides.keys():
+    def check_merge(self) -> Found:
+        if not {"math", "language"} <= self.kept.keys():
             raise LeftOut("it needs a math and a language expert: two of full, partial and lora in check.methods")
-        words = [
-            *("stage=merge", "merge=layer_swap", f"merge.math={sides['math']}", f"merge.language={sides['language']}"),
-            *("merge.bottom_layers=1", "merge.top_layers=1"),
-            *(f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"),
-        ]
-        folder = Path(self.command("merge", words).strip().splitlines()[-1])
-        self.made["merge"], manifest = folder, manifest_of(folder)
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        numbers = {"seconds": manifest.seconds, "guessed_seconds": manifest.cost["guessed_seconds"], "bytes": size}
-        return f"layer swap, {size / 1e9:.2f} GB in {manifest.seconds:.1f} s", numbers
+        experts = [f"merge.{side}={folder}" for side, folder in self.kept.items()]
+        words = ["stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=1", "merge.top_layers=1"]
+        words += [f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"]
+        self.kept["merge"], manifest = self.made_by("merge", words)
+        size = sum(path.stat().st_size for path in self.kept["merge"].glob("*.safetensors"))
+        text = f"layer swap, {size / 1e9:.2f} GB in {manifest.seconds:.1f} s"
+        return text, {"bytes": size, **seconds_of(manifest)}
 
-    def check_questions(self) -> tuple[str, dict[str, Any]]:
-        scored = self.made.get("merge") or self.local or self.base
-        words = self.evaluation(scored)
-        config = compose(words)
-        assert isinstance(config, EvalStage)
-        folder = Path(self.command("questions", words).strip().splitlines()[-1])
-        manifest = manifest_of(folder)
-        numbers = {
-            "seconds": manifest.seconds, "guessed_seconds": manifest.cost["guessed_seconds"],
-            "questions_a_second": round(QUESTIONS / manifest.seconds, 3),
-        }  # fmt: skip
-        scored_name = "the merge" if "merge" in self.made else "the base"
-        text = f"{QUESTIONS} of {scored_name} by eval.backend={config.eval.backend} in {manifest.seconds:.1f} s"
-        return f"{text}, loading included", numbers
+    def check_questions(self) -> Found:
+        name = "merge" if "merge" in self.kept else "base"
+        words = self.evaluation(self.kept.get("merge") or self.local or self.base)
+        _, manifest = self.made_by("questions", words)
+        backend = self.given.get("eval.backend", "eval.backend=hf")
+        text = f"{QUESTIONS} of the {name} by {backend} in {manifest.seconds:.1f} s, loading included"
+        return text, {"questions_a_second": round(QUESTIONS / manifest.seconds, 3), **seconds_of(manifest)}
 
 
 # ---------------------------------------------------------------------------------------------------- what is right
@@ -469,11 +468,7 @@ def check_dtypes(manifest: Manifest, sft: Sft) -> None:
         raise Wrong(f"moments are {', '.join(found['moments'])}, and sft.optimizer={sft.optimizer} gives {moments}")
 
 
-def describe_dtypes(dtypes: dict[str, list[str]]) -> str:
-    return ", ".join(f"{kind} {'/'.join(names)}" for kind, names in dtypes.items())
-
-
-def same_bits(whole: Manifest, resumed: Manifest) -> tuple[str, dict[str, Any]]:
+def same_bits(whole: Manifest, resumed: Manifest) -> Found:
     """Raise Wrong unless a training that was killed ended as the one that was not."""
     steps = [entry["step"] for entry in resumed.facts.get("resumed", ())]
     if not steps:
@@ -487,33 +482,28 @@ def same_bits(whole: Manifest, resumed: Manifest) -> tuple[str, dict[str, Any]]:
     return f"killed, resumed after step {steps[0]}: the same bits in {len(one)} tensors", {"tensors": len(one)}
 
 
-def manifest_of(folder: Path) -> Manifest:
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    return manifest
+def seconds_of(manifest: Manifest) -> dict[str, Any]:
+    return {"seconds": manifest.seconds, "guessed_seconds": manifest.cost["guessed_seconds"]}
 
 
 # ---------------------------------------------------------------------------------------------------- processes
 
 
-class started:
+@contextmanager
+def started(
+    log: Path, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")
+) -> Iterator[subprocess.Popen[str]]:
     """Context of a command in a process group of its own, which is killed at the end if it is still there."""
-
-    def __init__(self, log: Path, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")) -> None:
-        self.log, self.arguments = log, [*code, *words, *(f"--config-dir={path}" for path in added_conf())]
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        with open(self.log, "w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, *self.arguments], stdout=subprocess.PIPE, stderr=file, text=True, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-        return self.process
-
-    def __exit__(self, *_: Any) -> None:
-        kill_group(self.process)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *code, *words, *(f"--config-dir={path}" for path in added_conf())]
+    environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    options: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment, "start_new_session": True}
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, stderr=file, **options)
+    try:
+        yield process
+    finally:
+        kill_group(process)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
