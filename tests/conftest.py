@@ -65,7 +65,7 @@ SLOWEST = [  # files of 20 to 250 seconds: they begin first, so that no worker w
     *("real_models/test_real_training.py", "real_models/test_real_evaluation.py", "train/test_checkpoints.py"),
     *("stranger/test_documents.py", "real_models/test_real_merging.py", "test_pipeline.py", "config/test_compose.py"),
     *("study/test_pool.py", "test_knobs.py", "train/test_processes.py", "config/test_words.py", "train/test_stage.py"),
-    *("test_real.py", "data/test_prefetch.py", "test_progress.py", "test_bench_gpu.py"),
+    *("test_real.py", "data/test_prefetch.py", "test_progress.py", "study/test_check.py"),
     *("evaluate/test_small_world_gates.py", "evaluate/test_mgsm_steps.py"),
 ]
 

@@ -59,7 +59,7 @@ STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "search": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
-    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
+    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "", "check": "",
     "select": "select=unreasonable checkpoints=[x]", "compare": "results=[a,b]", "clean": "", "show": "run=x",
     "export": "table=sandbox export.to=x.zip",
 }  # fmt: skip
@@ -106,9 +106,9 @@ SOUP = "stage=merge merge=soup "
 SELECT = "stage=select select=unreasonable checkpoints=[a] "
 REFUSED = {
     # a wrong option
-    "stage=xyz": "stage=xyz is not an option: there are analyze, clean, compare, cpt, data, eval,",
-    "stage=": "stage= is not an option: there are analyze, clean, compare, cpt,",
-    "stage=null": "stage=null is not an option: give one of analyze, clean, compare, cpt,",
+    "stage=xyz": "stage=xyz is not an option: there are analyze, check, clean, compare, cpt, data, eval,",
+    "stage=": "stage= is not an option: there are analyze, check, clean, compare, cpt,",
+    "stage=null": "stage=null is not an option: give one of analyze, check, clean, compare, cpt,",
     "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of afrimgsm, belebele_0shot,",

@@ -26,7 +26,16 @@ from pipeline.config.explain import explain_error, options_in, unknown_key
 from pipeline.config.harness_tasks import INCLUDED, TASKS, include, spell_out_tasks
 from pipeline.config.knob import check, field_of_key, refuse_number, unread_knobs
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, ExportStage, PlanStage, PrefetchStage, RunStage, Stage, TableStage
+from pipeline.config.stages import (
+    CheckStage,
+    EvalStage,
+    ExportStage,
+    PlanStage,
+    PrefetchStage,
+    RunStage,
+    Stage,
+    TableStage,
+)
 from pipeline.errors import PipelineError
 
 LONGEST_NAME = 255  # of a file, as an option is
@@ -79,7 +88,7 @@ def compose(words: list[str]) -> Stage:
     own, command = split_command(words)
     stage = compose_words(completed(own))
     refuse_unread(stage, {override.key_or_group: override.value() for override in map(parse_override, own)})
-    return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage) else stage
+    return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage | CheckStage) else stage
 
 
 SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft", "checkpoint": "analyze"}
@@ -87,9 +96,14 @@ SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft",
 
 def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
     """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
-    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage."""
+    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage. Those of stage=check
+    are keys of its trainings."""
     options = options_in(words)
     study = options.get("stage", "table")
+    if study == "check":
+        own = [word for word in words if re.match(r"\+?(stage|check|launcher|hardware|runs_dir|tracking)[.=]", word)]
+        rest = [word for word in words if word not in own or word.startswith(f"{HARDWARE}=")]
+        return own, ["stage=sft", "expert=math", *rest]
     of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
     if study not in ("plan", "prefetch") or of is None or "table" in options:
         return words, None

@@ -70,7 +70,7 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
 
 def reads_hardware(stage: str) -> bool:
     """Whether a stage has trainings, a plan or jobs that a machine decides about."""
-    return stage in RUN_STAGES or issubclass(conf.STAGES[stage], TableStage)
+    return stage in (*RUN_STAGES, "check") or issubclass(conf.STAGES[stage], TableStage)
 
 
 def option_of(group: str, words: Mapping[str, Any], knob: str, default: str) -> str:

@@ -24,6 +24,8 @@ from pipeline.config.training import Model, Partition, Sft
 __all__ = [
     "Analyze",
     "AnalyzeStage",
+    "Check",
+    "CheckStage",
     "Clean",
     "CleanStage",
     "CompareStage",
@@ -320,6 +322,22 @@ class PrefetchStage(TableStage):
 
     prefetch: Prefetch = part(Prefetch)
     command: list[str] | None = None  # the single command's words: not set itself
+
+
+@dataclass
+class Check:
+    """What stage=check tries besides devices, merge and questions."""
+
+    # options of sft=; the first is also killed and resumed
+    methods: list[str] = knob(["full", "partial", "simultaneous", "lora"])
+
+
+@dataclass
+class CheckStage(Stage):
+    """Tries on this node, in minutes, what a study needs; reads the keys of model, recipe, sft, partition and eval."""
+
+    check: Check = part(Check)
+    command: list[str] | None = None  # the keys of the trainings and the evaluation: not set itself
 
 
 @dataclass

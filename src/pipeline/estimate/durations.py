@@ -8,12 +8,14 @@ None, shown as "?" and left out of sums.
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
@@ -50,6 +52,7 @@ FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after 
 VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
 COUNTED = 10_000  # rows of a set, of which a plan counts those that are cut
 DAY = 86400.0
+MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
 Kind = tuple[str, ...]
 
@@ -269,7 +272,7 @@ def behind_data(run: Run) -> list[Run]:
 
 
 def memory_here(run: Run, least: bool = False) -> float | None:
-    """Bytes that a training or a score takes of this machine's memory on a CPU; None where its model is not known.
+    """Bytes that a training or a score takes of this machine's memory on a CPU; None for others and unknown models.
     Where the lengths of rows are not known, they are sft.seq_length, or none at `least`."""
     try:
         shape = shape_for(run)
@@ -279,6 +282,8 @@ def memory_here(run: Run, least: bool = False) -> float | None:
             parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
             logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
             return sum(parts.values()) - parts["context"] + logits + cpu.LIBRARIES
+        if not isinstance(run.config, EvalStage):
+            return None
         kind = QuestionSet(1, 0, 0)
         return scoring_memory(shape, kind, dtype_of(run), 1)["weights"] + cpu.LIBRARIES
     except (PipelineError, KeyError, OSError, ValueError):
@@ -341,6 +346,20 @@ def listed_gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
+
+
+@lru_cache(maxsize=1)
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, by nvidia-smi or its kernel module; None without one."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+        if re.fullmatch(r"[\d.]+", version := process.stdout.partition("\n")[0].strip()):
+            return version
+    with suppress(OSError):
+        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8"))
+        return match[1] if match else "of unknown version"
+    return None
 
 
 @lru_cache(maxsize=1)

@@ -2,10 +2,10 @@
 
 The memory of training is in train/memory.py and its disk in train/disk.py, whose checks are by the same formulas.
 
-What is derived and what is assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Assumed,
-and measured by scripts/bench_gpu.py, are the share of a card's peak rate that is reached (Gpu), the time that Python
-takes to launch a layer (LAUNCH), how much longer a batch's longest answer is than the mean (LONGEST), and tokens a row.
-Time is that of one GPU: what processes say to one another, loading and saving are not counted.
+What is derived and what is assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Assumed is
+the share of a card's peak rate that is reached (Gpu; stage=check shows a node's own rate next to it), the time that
+Python takes to launch a layer (LAUNCH), how much longer a batch's longest answer is than the mean (LONGEST), and tokens
+a row. Time is that of one GPU: what processes say to one another, loading and saving are not counted.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import os
+import re
 import sys
 import time
 import traceback
@@ -16,7 +17,7 @@ from typing import Any
 
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
-from pipeline.estimate.durations import History, describe_training, guess
+from pipeline.estimate.durations import History, describe_training, driver_version, guess, visible_gpus
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.preflight import refuse_too_large, training_problems
@@ -33,6 +34,18 @@ from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import RUN_STAGES, build
 from pipeline.train.processes import Relay, is_follower, launched_count
+
+OUT_OF_MEMORY = "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
+DEVICE_ERRORS = {  # what torch and NCCL print -> what to do
+    r"OutOfMemoryError: ": OUT_OF_MEMORY,
+    r"NVIDIA driver on your system is too old": "the NVIDIA driver is too old for this torch: update the driver, or "
+    "install a torch for an older CUDA; nothing was published",
+    r"Duplicate GPU detected": "two processes are on one GPU: give each its own, or lower sft.processes; nothing was "
+    "published",
+    r"libnccl|NCCL (?:is )?not available|doesn't have NCCL built in": "NCCL is missing, by which processes on GPUs "
+    "exchange gradients: install torch again with its nvidia-nccl package, or give sft.processes=1; nothing was "
+    "published",
+}
 
 
 @contextmanager
@@ -81,18 +94,34 @@ def gpus_requested(run: Run) -> tuple[str, int]:
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
-    """Raise PipelineError if a run requests more GPUs than are visible, before anything is computed.
+    """Raise PipelineError if a run requests more GPUs than are visible, or GPUs that torch cannot use, before anything
+    is computed.
 
     On a machine without GPUs, processes share the CPU.
     """
     for run in runs:
         knob, count = gpus_requested(run)
-        if count == 1 or launched_count() is not None:  # a launcher's processes may be of several nodes
+        by_torch = isinstance(run.config, TrainStage | EvalStage)
+        if launched_count() is not None:  # a launcher's processes may be of several nodes
+            continue
+        if count == 1 and not (by_torch and driver_version() and visible_gpus()):
             continue
         import torch
 
+        if by_torch and torch.version.cuda and not torch.cuda.is_available() and driver_version() and visible_gpus():
+            raise PipelineError(
+                f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the GPUs under NVIDIA "
+                f"driver {driver_version()}: update the driver, install a torch for an older CUDA, or set "
+                "CUDA_VISIBLE_DEVICES= to compute on the CPU"
+            )
         if 0 < (gpus := torch.cuda.device_count()) < count:
             raise PipelineError(f"{knob}={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}")
+        by_nccl = knob == "sft.processes" and count > 1 and torch.cuda.is_available()
+        if by_nccl and not torch.distributed.is_nccl_available():
+            raise PipelineError(
+                f"{knob}={count} needs NCCL, which torch {torch.__version__} lacks here: install a torch with it, or "
+                f"give {knob}=1"
+            )
 
 
 def execute(
@@ -230,5 +259,8 @@ def error_sentence(error: BaseException) -> str | None:
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
+        return OUT_OF_MEMORY
+    for pattern, sentence in DEVICE_ERRORS.items():  # also of another process, whose traceback is the error's text
+        if re.search(pattern, str(error)):
+            return sentence
     return f"{reason}; nothing was published" if (reason := disk_full_reason(error)) else None

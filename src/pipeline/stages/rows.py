@@ -12,6 +12,7 @@ from pipeline.config.compose import compose, register
 from pipeline.config.knob import part
 from pipeline.config.stages import (
     AnalyzeStage,
+    CheckStage,
     CleanStage,
     CompareStage,
     DataStage,
@@ -107,6 +108,7 @@ STUDY_STAGES = {
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
     "report": Row(ReportStage, "pipeline.commands.table:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
+    "check": Row(CheckStage, "pipeline.commands.check:check"),
     "compare": Row(CompareStage, "pipeline.commands.compare:compare"),
     "status": Row(StatusStage, "pipeline.commands.status:show_status"),
     "show": Row(ShowStage, "pipeline.commands.show:show_run"),

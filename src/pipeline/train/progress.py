@@ -35,6 +35,7 @@ class Progress(TrainerCallback):
         self.run, self.tracker, self.sft, self.tokens = run, tracker, run.config.sft, 0
         self.log_file = run.work / "log.jsonl"
         self.first: tuple[int, float] | None = None  # tokens and seconds at this attempt's first log
+        self.rate = 0.0  # tokens a second since then
         self.bar = Bar(run.name, steps, "step", stays=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -73,7 +74,8 @@ class Progress(TrainerCallback):
             self.first = self.tokens, seconds
             return ""
         tokens, begun = self.first
-        return f", {(self.tokens - tokens) / max(seconds - begun, 1e-9):,.0f} tokens/s"
+        self.rate = (self.tokens - tokens) / max(seconds - begun, 1e-9)
+        return f", {self.rate:,.0f} tokens/s"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()

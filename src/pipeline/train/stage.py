@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from pipeline.train.simultaneous import Alternating, refuse_flat_shards
 from pipeline.train.steps import steps_of, steps_of_sides
 from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer
+from pipeline.train.updates import own_shard
 from pipeline.train.watchdog import supervised
 
 if TYPE_CHECKING:
@@ -121,6 +123,8 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
+        "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
+        "dtypes": trained_dtypes(trainer),
         **lengths, **numbers, **sides, **checkpoints.finish(weights),
     }  # fmt: skip
 
@@ -187,6 +191,27 @@ def refuse_large(config: TrainStage, model: Any, room: int) -> None:
     numbers = size_of(model, config.sft)
     adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
     refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft)
+
+
+def trained_dtypes(trainer: Trainer) -> dict[str, list[str]]:
+    """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
+    assert trainer.model is not None and trainer.optimizer is not None
+    weights = {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}
+    states = (value for state in trainer.optimizer.state.values() for value in state.values())
+    moments = {
+        str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
+        for value in states
+        if isinstance(value, torch.Tensor) and value.ndim
+    }
+    found = {"weights": weights, "moments": moments}
+    return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
+
+
+def peak_bytes() -> int:
+    """Most bytes that torch reserved on this process' GPU; on a CPU, that the process had in memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def gpu_memory() -> int | None:

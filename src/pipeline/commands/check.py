@@ -1,0 +1,732 @@
+"""Stage check: whether this node can do what a study needs, by short runs of the stages themselves.
+
+Each line is a command that a user could type, in a process of its own, so that a crash, a hang or exhausted memory is
+the failure of one line. Rows are made up, and weights are random at the model's true shape unless the model is on this
+disk: nothing is fetched. The record, runs_dir/check.json, has no paths and no names of users and hosts.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pipeline.config.compose import chosen_options, compose
+from pipeline.config.defaults import read_hardware
+from pipeline.config.stages import CheckStage, TrainStage
+from pipeline.config.training import Model, Sft
+from pipeline.errors import Held, PipelineError
+from pipeline.estimate import cpu
+from pipeline.estimate.durations import cores, driver_version, visible_gpus
+from pipeline.estimate.flops import GPUS, Gpu, training_seconds
+from pipeline.estimate.gpu_budget import moved, seconds_of_parts
+from pipeline.files import added_conf, write_atomically
+from pipeline.hub.addresses import without_credentials
+from pipeline.launch.in_process import error_sentence, reason_of, refuse_without_gpus
+from pipeline.launch.slurm_arrays import FOLDER, Resources, script_of, submit_script, write_speed
+from pipeline.launch.slurm_commands import check_installed, queued_jobs
+from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
+from pipeline.progress import say
+from pipeline.report.render.text import align_columns, pluralize
+from pipeline.runs.disk import check_writable
+from pipeline.runs.find import find_run
+from pipeline.runs.lease import hold_lease
+from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.provenance import environment_for, git_state, machine_facts, package_versions, recorded_environment
+from pipeline.runs.run import Run
+from pipeline.stages.rows import build_single
+from pipeline.train.disk import written_bytes
+from pipeline.train.memory import WIDTH, full_model, micro_batches, trained_parameters, training_memory
+
+RECORD = "check.json"
+STEPS, QUESTIONS, ANSWER = 3, 8, 64  # optimizer steps of a method; questions; tokens of an answer
+EXAMPLE = ("stage=sft", "expert=math")  # what the command's words are taken to be a command of
+READ = ("model", "sft", "recipe", "partition", "eval", "hardware", "seed", "threads")  # of the command's words
+SET = {  # what the check sets itself -> what may be given
+    "sft": "check.methods=[full,lora]", "eval": "eval.backend and other knobs of eval", "eval.limit": "nothing",
+    "sft.steps": "nothing", "sft.warmup_steps": "nothing", "sft.packing": "nothing", "sft.epochs": "nothing",
+    "sft.resume_minutes": "nothing", "sft.check_saved": "nothing",
+}  # fmt: skip
+START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
+SLOWEST, LEAST = 10, 300.0  # a line is ended after so many times its estimate, and not before so many seconds
+REDUCED = 2**26  # numbers that the processes add up, 256 MB
+NOT_OF_TRAININGS = re.compile(r"\+?(model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?|eval\..*)=")
+MOSTLY_FREE = 0.95  # of a device's memory, below which another process is using it
+Found = tuple[str, dict[str, Any]]  # the text of a line, and its numbers
+TRIES = 3  # to kill a training between its first resume point and its end
+
+
+@dataclass
+class Line:
+    """One line of the check. state: ok, wrong or left out; text: what was found, or why; numbers: for the record."""
+
+    name: str
+    state: str
+    text: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+class Wrong(PipelineError):
+    """The line that is being checked is wrong; the message says why."""
+
+
+class LeftOut(PipelineError):
+    """The line that is being checked cannot be tried; the message says why."""
+
+
+def check(config: CheckStage) -> str:
+    """Check this node, or with launcher=slurm the node of a job. Returns the lines and the record's path as text.
+
+    Raises:
+        PipelineError: a key that the check does not read, or lines that are wrong (with the text).
+        Held: launcher=slurm: the job is in the queue.
+    """
+    runs_dir = Path(config.runs_dir)
+    words = read_words(config)
+    plan = Checking(config, words, runs_dir / ".check")
+    plan.compose_all()
+    check_writable(runs_dir)
+    if (free := shutil.disk_usage(runs_dir).free) < plan.disk():
+        raise PipelineError(
+            f"stage=check needs {plan.disk() / 1e9:.0f} GB of disk, and runs_dir={runs_dir} has {free / 1e9:.0f} free: "
+            "give another runs_dir, or check.methods=[lora]"
+        )
+    minutes = sum(plan.estimate().values()) / 60
+    say(f"stage=check of model={plan.model.name}: about {minutes:.0f} minutes and {plan.disk() / 1e9:.1f} GB of disk")
+    for name, seconds in plan.estimate().items():
+        say(f"  {name}: about {seconds:.0f} s")
+    if config.launcher.name == "slurm":
+        submit(config, plan)
+    with hold_lease(plan.folder / "lease", "stage=check"):
+        begun = time.perf_counter()
+        lines = plan.run()
+        record = {
+            "command": ["stage=check", *words], "lines": [asdict(line) for line in lines],
+            "estimated_minutes": round(minutes, 1), "minutes": round((time.perf_counter() - begun) / 60, 1),
+            "driver": driver_version(), "versions": package_versions(),
+            "machine": machine_facts(), "environment": recorded_environment(), "git": git_state(),
+        }  # fmt: skip
+        write_atomically(runs_dir / RECORD, json.dumps(anonymous(record), indent=1) + "\n")
+    text = "\n".join([*align_columns([(line.name, line.state, line.text) for line in lines]), str(runs_dir / RECORD)])
+    if wrong := [line.name for line in lines if line.state == "wrong"]:
+        raise PipelineError(
+            f"{pluralize(len(wrong), 'line')} of {len(lines)} wrong: {', '.join(wrong)}; {runs_dir / RECORD} has the "
+            "details, without paths or names, to attach to a report",
+            output=text,
+        )
+    return text
+
+
+def read_words(config: CheckStage) -> list[str]:
+    """The command's words for its trainings and its evaluation. Raises PipelineError for one that is not read."""
+    words = (config.command or [])[len(EXAMPLE) :]
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if key.partition(".")[0] not in READ:
+            raise PipelineError(f"stage=check does not read {word}: leave it out; it reads {', '.join(READ)}, check")
+        if key in SET:
+            raise PipelineError(f"stage=check sets {key} itself, got {word}: leave it out; give {SET[key]}")
+    return words
+
+
+def submit(config: CheckStage, plan: Checking) -> None:
+    """Submit the same command as one job, with the GPUs of its largest training. Raises Held, with the job."""
+    check_installed("squeue", "sbatch")
+    folder = Path(config.runs_dir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    waiting = (job for job, script in queued_jobs().items() if re.match(r"check-\d+\.sh", Path(script).name))
+    job = next(waiting, None)
+    if job is None:
+        words = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
+        processes, threads = plan.sft.processes, plan.threads
+        gpus = processes if config.launcher.gpus is None else min(processes, config.launcher.gpus)
+        resources = Resources(gpus, threads * processes if threads else None, 60)
+        folders = [f"--config-dir={path}" for path in added_conf()]
+        script = script_of(config.launcher, ["-m", "pipeline", *words, *plan.words, *folders], "")
+        file = folder / f"check-{time.time_ns()}.sh"
+        job = submit_script(config.launcher, file, script, resources, ["--job-name", "check"], "%j")
+    raise Held(
+        f"job {job} is in the queue: its lines will be in {config.runs_dir}/.logs/slurm-{job}.log, its record in "
+        f"{Path(config.runs_dir) / RECORD}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- the commands
+
+
+class Checking:
+    """The commands of a check, and what their lines found so far.
+
+    words: of the user, for trainings and evaluation. folder: where everything is written, emptied at both ends.
+    """
+
+    def __init__(self, config: CheckStage, words: Sequence[str], folder: Path) -> None:
+        self.words, self.folder, self.methods = list(words), folder, list(config.check.methods)
+        self.data, self.base = folder / "data", folder / "base"
+        self.devices: dict[str, Any] = {}
+        self.made: dict[str, Manifest] = {}  # method -> its finished run
+        self.kept: dict[str, Path] = {}  # math, language: the first expert of this side; merge: what was made of them
+        self.given = {word.lstrip("+").partition("=")[0]: word for word in self.words}
+        original = [word for word in self.words if not word.startswith(("eval.", "partition"))]
+        composed = compose([*EXAMPLE, *original])
+        assert isinstance(composed, TrainStage)
+        self.recipe = chosen_options([*EXAMPLE, *original]).get("recipe", "default")
+        self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
+        by_slurm = config.launcher.name == "slurm"
+        self.on_gpu = config.launcher.gpus != 0 if by_slurm else bool(driver_version() and visible_gpus())
+        self.local = here(self.model, Path(config.runs_dir))
+        self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
+
+    def training(self, method: str, runs_dir: Path | None = None, **knobs: Any) -> list[str]:
+        """The words of a method's training. Methods of one set take the math and the language rows in turn."""
+        single = [name for name in self.methods if name.partition("_")[0] in ("full", "partial", "lora")]
+        joint = method not in single
+        expert = "math_qac" if joint else ("math", "qac")[single.index(method) % 2]
+        rows = (2 if joint else 1) * STEPS * self.sft.batch_size
+        first = method == self.methods[0]
+        words = [
+            *("stage=sft", f"sft={method}", f"expert={expert}", f"data.size={rows}", f"data_root={self.data}"),
+            *(f"runs_dir={runs_dir or self.folder / 'runs'}", "tracking.mode=disabled"),
+            *(f"sft.steps={STEPS}", "sft.warmup_steps=0"),
+            *(f"deterministic={first}".lower(), f"sft.check_saved={first}".lower()),
+            *(f"{key}={value}" for key, value in knobs.items()),
+        ]
+        own = [word for word in self.words if not NOT_OF_TRAININGS.match(word)]
+        words += [f"model={self.local or self.base}", *([] if "recipe" in self.given else [f"recipe={self.recipe}"])]
+        if method.partition("_")[0] in ("partial", "simultaneous"):
+            own += [] if "partition" in self.given else ["partition=B"]
+            own += [] if "partition.scale_to_depth" in self.given else ["partition.scale_to_depth=true"]
+        else:
+            own = [word for word in own if not word.startswith("partition")]
+        return [*words, *own]
+
+    def evaluation(self, checkpoint: Path) -> list[str]:
+        own = [word for word in self.words if word.startswith(("eval.", "threads", "seed"))]
+        own += [] if "eval.max_gen_toks" in self.given else [f"eval.max_gen_toks={ANSWER}"]
+        words = ["stage=eval", "eval=mgsm_2shot", f"eval.limit={QUESTIONS}", "languages=[en]", f"data_root={self.data}"]
+        return [*words, f"checkpoint={checkpoint}", f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled", *own]
+
+    def compose_all(self) -> None:
+        """Raise PipelineError for a wrong word of any command, before the first."""
+        for method in self.methods:
+            compose(self.training(method))
+        compose(self.evaluation(self.base))
+        micro_batches(self.sft)
+
+    # ------------------------------------------------------------------------------------------------ the estimate
+
+    def written(self, method: str) -> dict[str, int]:
+        adapter = "lora" in method
+        sft = replace(self.sft, adapter="lora" if adapter else "none")
+        trained = trained_parameters(self.shape, full_model(self.shape), self.sft.lora_rank if adapter else 0)
+        return written_bytes(sft, self.shape.parameters, trained, snapshots=0, points=1)
+
+    def estimate(self) -> dict[str, float]:
+        """Line -> seconds: starts of processes, bytes at the speed of this disk, and steps at the plan's rate."""
+        start, rate, machine = START[self.on_gpu], write_speed(self.folder.parent), self.machine()
+        base = WIDTH["bfloat16"] * self.shape.parameters
+        read = (base if not self.local else 4 * self.shape.parameters) / rate
+        steps = training_seconds(
+            self.shape, full_model(self.shape), STEPS * self.sft.batch_size, self.sft.seq_length, self.sft.batch_size,
+            machine, gpus=self.sft.processes if self.on_gpu else 1, checkpointing=self.sft.gradient_checkpointing,
+            weights=self.sft.weights, precision=self.sft.precision,
+        )  # fmt: skip
+        seconds = {"devices": start, "base": 1.0 if self.local else 5 + base / rate}
+        for method in self.methods:
+            saved = self.written(method)["weights"] / rate
+            seconds[method] = start + read + steps + saved * (3 if method == self.methods[0] else 1)
+        first = self.written(self.methods[0])
+        seconds["resume"] = 2 * (start + read) + steps + (first["weights"] + 2 * first["resume points"]) / rate
+        seconds["merge"] = 5 + 3 * first["weights"] / rate
+        seconds["questions"] = start + first["weights"] / rate + ANSWER * self.shape.layers * 1e-3
+        return seconds
+
+    def disk(self) -> float:
+        """Most bytes at a time: the base, two experts, and either the killed training with two points or the merge."""
+        base = 0 if self.local else WIDTH["bfloat16"] * self.shape.parameters
+        weights = max(self.written(method)["weights"] for method in self.methods)
+        return base + 3 * weights + 2 * self.written(self.methods[0])["resume points"]
+
+    def machine(self) -> Gpu:
+        """The rates that plans assume of this device; of an unknown GPU those of an A100."""
+        name = next((one["name"] for one in self.devices.get("ranks", ())), "")
+        known = next((gpu for key, gpu in GPUS.items() if key.partition("_")[0].upper() in name), None)
+        return known or (GPUS["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
+
+    # ------------------------------------------------------------------------------------------------ the lines
+
+    def run(self) -> list[Line]:
+        """All lines; one that is wrong leaves out those that need it."""
+        lines: list[Line] = []
+        self.clear()
+        todo: list[tuple[str, tuple[str, ...], Callable[[], Found]]] = [
+            ("devices", (), self.check_devices),
+            ("base", ("devices",), self.make_base),
+            *((method, ("base",), partial(self.check_method, method)) for method in self.methods),
+            ("resume", (self.methods[0],), self.check_resume),
+            ("merge", (), self.check_merge),
+            ("questions", ("base",), self.check_questions),
+        ]
+        try:
+            for name, needs, work in todo:
+                states = {line.name: line.state for line in lines}
+                missing = next((need for need in needs if states[need] != "ok"), None)
+                say(f"stage=check: {name}")
+                try:
+                    if missing:
+                        raise LeftOut(f"{missing} is {states[missing]}")
+                    line = Line(name, "ok", *work())
+                except LeftOut as error:
+                    line = Line(name, "left out", str(error))
+                except Exception as error:
+                    line = Line(name, "wrong", reason_of(error), {"log": last_lines(self.folder / f"{name}.log")})
+                say(f"  {line.state}: {line.text}")
+                lines.append(line)
+        finally:
+            self.clear()
+        return lines
+
+    def clear(self) -> None:
+        """Delete everything but the logs; a check that was killed leaves its weights to the next one."""
+        for place in ("runs", "again", "base", "data"):
+            shutil.rmtree(self.folder / place, ignore_errors=True)
+
+    def command(self, name: str, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")) -> str:
+        """Standard output of a command in a process of its own. Raises Wrong with its error, or for one that hangs."""
+        with started(self.folder / f"{name}.log", words, code) as process:
+            return finished(process, self.folder / f"{name}.log", self.limit(name))
+
+    def made_by(self, name: str, words: Sequence[str]) -> tuple[Path, Manifest]:
+        """The run that a command computes."""
+        folder = Path(self.command(name, words).strip().splitlines()[-1])
+        manifest = read_manifest(folder)
+        assert manifest is not None
+        return folder, manifest
+
+    def limit(self, name: str) -> float:
+        """Seconds after which a command counts as one that hangs."""
+        return max(LEAST, SLOWEST * self.estimate().get(name, 0.0))
+
+    def check_devices(self) -> Found:
+        self.data.mkdir(parents=True, exist_ok=True)
+        write_rows(self.data, STEPS * self.sft.batch_size, self.sft.seq_length)
+        words = [word for word in self.training(self.methods[0]) if not word.startswith("model")]
+        code = ("-c", "from pipeline.commands.check import probe_main; probe_main()")
+        self.devices = facts = json.loads(self.command("devices", [*words, "model=small_bpe"], code))
+        ranks, count = facts["ranks"], self.sft.processes
+        hardware = self.given.get("hardware", "").partition("=")[2]
+        if hardware and "plan.gpu" in read_hardware(hardware) and not facts["cuda"]:
+            raise Wrong(
+                f"hardware={hardware} has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
+            )
+        check_sum(facts)
+        rate = f", {facts['gigabytes_a_second']:.1f} GB/s" if facts.get("gigabytes_a_second") else ""
+        driver = f"; driver {driver_version()}, CUDA {facts['cuda']}" if facts["cuda"] and driver_version() else ""
+        named = ", ".join(dict.fromkeys(rank["name"] for rank in ranks))
+        head = f"{count} processes on {named}, sum by {facts['backend']}" if count > 1 else f"1 process on {named}"
+        taken = next((rank for rank in ranks if rank["free"] < MOSTLY_FREE * rank["memory"]), None)
+        others = f"; {taken['free'] / 1e9:.1f} of {taken['memory'] / 1e9:.1f} GB free" if taken else ""
+        return f"{head}{rate}{driver}{others}", facts
+
+    def make_base(self) -> Found:
+        if self.local:
+            return f"model={self.model.name} is on this disk", {"random": False}
+        begun = time.perf_counter()
+        write_base(self.base, fields_of(self.model), self.data)
+        size = sum(path.stat().st_size for path in self.base.glob("*.safetensors"))
+        return (
+            f"random weights at the shape of {self.model.name}, {size / 1e9:.2f} GB",
+            {"random": True, "bytes": size, "seconds": round(time.perf_counter() - begun, 1)},
+        )
+
+    def check_method(self, method: str) -> Found:
+        words = self.training(method)
+        run = build_single(words)
+        assert isinstance(run.config, TrainStage)
+        parts, room = self.planned_memory(run), min(rank["memory"] for rank in self.devices["ranks"])
+        if (needed := sum(parts.values())) > room:
+            raise LeftOut(
+                f"its plan is {needed / 1e9:.1f} GB for each process, and there are {room / 1e9:.1f}: "
+                "see stage=plan for knobs that fit"
+            )
+        folder, manifest = self.made_by(method, words)
+        side = manifest.config["expert"]["side"]
+        if side == "both" or side in self.kept:
+            shutil.rmtree(folder)
+        else:
+            self.kept[side] = folder
+        self.made[method] = manifest
+        check_dtypes(manifest, run.config.sft)
+        return self.compared(run, manifest, needed - parts.get("context", 0.0))
+
+    def planned_memory(self, run: Run[TrainStage]) -> dict[str, float]:
+        """Purpose -> bytes a process, with rows of sft.seq_length."""
+        sft = run.config.sft
+        parts = training_memory(self.shape, moved(run, self.shape), sft.seq_length, sft)
+        if not self.devices["cuda"]:
+            logits = 4.0 * micro_batches(sft)[0] * sft.seq_length * self.shape.vocabulary
+            parts |= {"logits": logits, "context": 0.0, "libraries": cpu.LIBRARIES}
+        return parts
+
+    def compared(self, run: Run[TrainStage], manifest: Manifest, needed: float) -> Found:
+        """Tokens a second and memory next to the plan's."""
+        sft, facts = run.config.sft, manifest.facts
+        gpus = sft.processes if self.devices["cuda"] else 1
+        length = float(sft.seq_length)
+        seconds = seconds_of_parts(run, self.shape, 2 * STEPS, lambda _: length, self.machine(), gpus, sft.optimizer)
+        planned = 2 * STEPS * sft.batch_size * length / seconds
+        numbers = {
+            "tokens_a_second": facts["step_tokens_per_second"], "planned_tokens_a_second": round(planned, 1),
+            "planned_bytes": round(needed), "bytes": facts["process_peak_bytes"], "dtypes": facts["dtypes"],
+            "loss": facts["loss"], **seconds_of(manifest),
+        }  # fmt: skip
+        dtypes = ", ".join(f"{kind} {'/'.join(names)}" for kind, names in facts["dtypes"].items())
+        text = (
+            f"{STEPS} steps, {numbers['tokens_a_second']:,.0f} tokens/s (plan {planned:,.0f}); "
+            f"{numbers['bytes'] / 1e9:.1f} GB (plan {needed / 1e9:.1f}); {dtypes}"
+        )
+        return text, numbers
+
+    def check_resume(self) -> Found:
+        """The first method again, killed after its first resume point, and resumed: with the same bits."""
+        method, again, log = self.methods[0], self.folder / "again", self.folder / "resume.log"
+        for _ in range(TRIES):
+            shutil.rmtree(again, ignore_errors=True)
+            with started(log, self.training(method, again, **{"sft.resume_minutes": 0})) as process:
+                if killed := kill_after_resume_point(process, again, self.limit("resume")):
+                    break
+                finished(process, log, self.limit("resume"))
+        if not killed:
+            raise LeftOut(f"{TRIES} times the training ended before it could be killed")
+        _, resumed = self.made_by("resume", self.training(method, again, **{"sft.resume_minutes": "null"}))
+        shutil.rmtree(again, ignore_errors=True)
+        return same_bits(self.made[method], resumed)
+
+    def check_merge(self) -> Found:
+        if not {"math", "language"} <= self.kept.keys():
+            raise LeftOut("it needs a math and a language expert: two of full, partial and lora in check.methods")
+        experts = [f"merge.{side}={folder}" for side, folder in self.kept.items()]
+        words = ["stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=1", "merge.top_layers=1"]
+        words += [f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"]
+        self.kept["merge"], manifest = self.made_by("merge", words)
+        size = sum(path.stat().st_size for path in self.kept["merge"].glob("*.safetensors"))
+        text = f"layer swap, {size / 1e9:.2f} GB in {manifest.seconds:.1f} s"
+        return text, {"bytes": size, **seconds_of(manifest)}
+
+    def check_questions(self) -> Found:
+        name = "merge" if "merge" in self.kept else "base"
+        words = self.evaluation(self.kept.get("merge") or self.local or self.base)
+        _, manifest = self.made_by("questions", words)
+        backend = self.given.get("eval.backend", "eval.backend=hf")
+        text = f"{QUESTIONS} of the {name} by {backend} in {manifest.seconds:.1f} s, loading included"
+        return text, {"questions_a_second": round(QUESTIONS / manifest.seconds, 3), **seconds_of(manifest)}
+
+
+# ---------------------------------------------------------------------------------------------------- what is right
+
+
+def check_sum(facts: dict[str, Any]) -> None:
+    """Raise Wrong unless every process has the sum over all of them, on a device of its own."""
+    ranks = facts["ranks"]
+    expected = len(ranks) * (len(ranks) + 1) / 2
+    for rank in ranks:
+        if rank["sum"] != [expected, expected]:
+            raise Wrong(
+                f"process {rank['rank']} got {rank['sum']} as the sum over {len(ranks)} processes by "
+                f"{facts['backend']}, not {expected}: they do not reach one another correctly; NCCL_DEBUG=INFO prints "
+                "how they try"
+            )
+    devices = [rank["uuid"] for rank in ranks]
+    if facts["cuda"] and (shared := next((device for device in devices if devices.count(device) > 1), None)):
+        both = [str(rank["rank"]) for rank in ranks if rank["uuid"] == shared]
+        raise Wrong(f"processes {' and '.join(both)} are on one GPU: give each its own, or lower sft.processes")
+
+
+def check_dtypes(manifest: Manifest, sft: Sft) -> None:
+    """Raise Wrong unless what was trained, and its moments, have the dtypes of the recipe."""
+    weights = "float32" if sft.adapter == "lora" else sft.weights
+    moments = {"adamw": weights, "adamw_bf16": weights, "adamw_8bit": "OptimState8bit"}.get(sft.optimizer)
+    found = manifest.facts["dtypes"]
+    if found["weights"] != [weights]:
+        raise Wrong(f"trained weights are {', '.join(found['weights'])}, and sft.weights={sft.weights} gives {weights}")
+    if moments and moments not in found["moments"] or (moments == weights and found["moments"] != [moments]):
+        raise Wrong(f"moments are {', '.join(found['moments'])}, and sft.optimizer={sft.optimizer} gives {moments}")
+
+
+def same_bits(whole: Manifest, resumed: Manifest) -> Found:
+    """Raise Wrong unless a training that was killed ended as the one that was not."""
+    steps = [entry["step"] for entry in resumed.facts.get("resumed", ())]
+    if not steps:
+        raise Wrong("the killed training started over: its resume point was not used")
+    one, two = whole.weights["digests"], resumed.weights["digests"]
+    if different := [name for name in one if one[name] != two.get(name)]:
+        raise Wrong(
+            f"{len(different)} of {len(one)} tensors differ from those of the training that was not killed, the first "
+            f"{different[0]}: resumed after step {steps[0]} with deterministic=true, they should be the same bits"
+        )
+    return f"killed, resumed after step {steps[0]}: the same bits in {len(one)} tensors", {"tensors": len(one)}
+
+
+def seconds_of(manifest: Manifest) -> dict[str, Any]:
+    return {"seconds": manifest.seconds, "guessed_seconds": manifest.cost["guessed_seconds"]}
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def started(
+    log: Path, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")
+) -> Iterator[subprocess.Popen[str]]:
+    """Context of a command in a process group of its own, which is killed at the end if it is still there."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *code, *words, *(f"--config-dir={path}" for path in added_conf())]
+    environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    options: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment, "start_new_session": True}
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, stderr=file, **options)
+    try:
+        yield process
+    finally:
+        kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def finished(process: subprocess.Popen[str], log: Path, limit: float) -> str:
+    """Standard output of a process that ends well within `limit` seconds. Raises Wrong otherwise."""
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        kill_group(process)
+        raise Wrong(f"no end within {limit:.0f} s, last printed: {last_line(log)}") from error
+    if process.returncode:
+        raise Wrong(last_line(log) or f"exit status {process.returncode}")
+    return output
+
+
+def last_lines(log: Path, count: int = 20) -> list[str]:
+    """The last lines that a command printed; none where it has not begun."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    return [line for line in lines if line][-count:]
+
+
+def last_line(log: Path) -> str:
+    """The error that a command printed, else its last line."""
+    lines = last_lines(log)
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]
+
+
+def kill_after_resume_point(process: subprocess.Popen[str], runs_dir: Path, limit: float) -> bool:
+    """Kill a training as soon as it has a resume point. False where it ended before, or has none in `limit` seconds."""
+    end = time.monotonic() + limit
+    while process.poll() is None and time.monotonic() < end:
+        if any(runs_dir.glob(".work/*/*/resume.json")):
+            kill_group(process)
+            return any(runs_dir.glob(".work/*/*/resume.json"))  # removed when a training ends
+        time.sleep(0.005)
+    return False
+
+
+def probe_main() -> None:
+    """Print the facts of the devices as JSON: the command of the line `devices`, with the words of a training."""
+    from pipeline.train.processes import train_together
+
+    try:
+        config = compose(sys.argv[1:])
+        assert isinstance(config, TrainStage)
+        run: Any = SimpleNamespace(config=config, name="stage=check", label="check")
+        refuse_without_gpus([run])
+        facts: Any = train_together(probe, run, Path("."), None)  # type: ignore[arg-type]
+    except Exception as error:
+        sentence = error_sentence(error)
+        if sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        sys.exit(1)
+    print(json.dumps(facts))
+
+
+def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """Facts of all processes, which take their devices and their backend as in a training."""
+    import torch
+    from accelerate import PartialState
+
+    cuda = torch.cuda.is_available()
+    state = PartialState(cpu=not cuda)
+    device = state.device
+    numbers = torch.full((REDUCED if cuda else 1024,), float(state.process_index + 1), device=device)
+    seconds = None
+    if state.num_processes > 1:
+        torch.distributed.all_reduce(numbers)
+        if cuda:
+            again = torch.zeros_like(numbers)
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            torch.distributed.all_reduce(again)
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - begun
+    properties = torch.cuda.get_device_properties(device) if cuda else None
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if cuda else cpu.memory()
+    facts = {
+        "rank": state.process_index, "sum": [numbers[0].item(), numbers[-1].item()],
+        "uuid": str(getattr(properties, "uuid", device)), "name": properties.name if properties else "the CPU",
+        "memory": properties.total_memory if properties else cpu.memory(), "free": free,
+    }  # fmt: skip
+    ranks: list[Any] = [facts] * state.num_processes
+    if state.num_processes > 1:
+        torch.distributed.all_gather_object(ranks, facts)
+    nccl = torch.cuda.nccl.version() if cuda else None
+    return {
+        "ranks": ranks, "backend": str(state.backend or "no backend"), "cuda": torch.version.cuda if cuda else None,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "gigabytes_a_second": numbers.nbytes / seconds / 1e9 if seconds else None,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- rows and weights
+
+
+def write_rows(folder: Path, rows: int, length: int) -> None:
+    """Rows of made-up words for a math and a language expert, each at least `length` tokens of any tokenizer, and
+    questions as MGSM's, with two exemplars."""
+    generator = random.Random(0)
+    words = ["".join(generator.choices("aeioklmnprst", k=5)) for _ in range(400)]
+
+    def text(count: int) -> str:
+        return " ".join(generator.choices(words, k=count))
+
+    math = [{"question": text(4), "answer": text(length)} for _ in range(2 * rows)]
+    qac = {"language": "qac", "language_code": "qac"}
+    language = [{"inputs": text(4), "targets": text(length), **qac} for _ in range(2 * rows)]
+    asked = [{"question": f"{text(20)}?", "answer": None, "answer_number": n} for n in range(QUESTIONS)]
+    worked = [
+        {"question": f"Question: {text(20)}?", "answer": f"Step-by-Step Answer: {text(9)}. The answer is {n}.",
+         "answer_number": n} for n in range(2)
+    ]  # fmt: skip
+    files: dict[str, list[Any]] = {"orca_math/train": math, "aya/train": language}
+    files |= {"mgsm/en/test": asked, "mgsm/en/train": worked}
+    for name, lines in files.items():
+        file = folder / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def here(model: Model, runs_dir: Path) -> Path | None:
+    """The folder of a model that is on this disk, in the Hub's cache too; None where there is none.
+
+    Raises:
+        PipelineError: a model whose shape is not known before it is here.
+    """
+    if model.init == "random":
+        return None
+    name = str(model.path)
+    if name.startswith("hub:"):
+        from huggingface_hub import snapshot_download
+
+        from pipeline.models.files import HUB_PATTERNS
+
+        with suppress(Exception):  # not in the cache, or a part of it
+            repository, _, revision = name.removeprefix("hub:").partition("@")
+            how: Any = {"revision": model.revision or revision or None, "allow_patterns": HUB_PATTERNS}
+            cached = Path(snapshot_download(repository, local_files_only=True, **how))
+            if any(cached.glob("*.safetensors")):
+                return cached
+        if model.name not in SHAPES:
+            raise PipelineError(
+                f"model={name} is not on this disk, and its shape is not known: fetch it with stage=prefetch, or give "
+                f"one of {', '.join(SHAPES)}"
+            )
+        return None
+    return find_run(name, runs_dir, "model").folder
+
+
+def fields_of(model: Model) -> dict[str, Any]:
+    """Fields of transformers' config at the shape of a model whose weights are not here."""
+    if model.init == "random":
+        return {"vocab_size": model.vocab_size, **model.architecture}
+    shape: Shape = SHAPES[model.name]
+    kind = "cohere" if shape.norms == 1 else "qwen2" if shape.qkv_bias else "llama"
+    return {
+        "model_type": kind, "hidden_size": shape.width, "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_width, "vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+
+
+def write_base(folder: Path, fields: dict[str, Any], data: Path) -> None:
+    """A checkpoint of random bfloat16 weights with a small tokenizer. Numbers repeat after 2**20: drawing 8e9 takes
+    minutes on a CPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from pipeline.train.load import make_bpe
+
+    lines = (data / "orca_math/train.jsonl").read_text(encoding="utf-8").splitlines()
+    rows: list[Any] = [{"prompt": row["question"], "completion": row["answer"]} for row in map(json.loads, lines)]
+    tokenizer = make_bpe(rows, 512)
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    named = {key: value for key, value in fields.items() if key != "model_type"}
+    config = AutoConfig.for_model(fields["model_type"], **{**named, **ids})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    block = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).mul(0.02).to(torch.bfloat16)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+                continue
+            flat = parameter.view(-1)
+            for start in range(0, flat.numel(), block.numel()):
+                part = flat[start : start + block.numel()]
+                part.copy_(block[: part.numel()])
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+# ---------------------------------------------------------------------------------------------------- the record
+
+
+def anonymous(value: Any) -> Any:
+    """The record without credentials, folders, and names of this user and host; the last part of a path stays."""
+    if isinstance(value, dict):
+        return {key: anonymous(inner) for key, inner in value.items() if key != "uuid"}
+    if isinstance(value, list):
+        return [anonymous(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"(?<![\w.])(?:\.{0,2}|~)/(?:[^\s/'\",;:()\[\]]+/)*", "", without_credentials(value))
+    for name in personal_names():
+        text = re.sub(rf"\b{re.escape(name)}\b", "…", text)
+    return text
+
+
+def personal_names() -> Iterator[str]:
+    """This user and this host, as far as they are names."""
+    yield socket.gethostname()
+    with suppress(Exception):  # a user without an entry
+        yield getpass.getuser()

@@ -1,0 +1,499 @@
+"""stage=check: whole with two processes on the CPU, and each failure that it names."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.commands import check
+from pipeline.config.compose import compose
+from pipeline.config.stages import TrainStage
+from pipeline.errors import PipelineError
+from pipeline.estimate import durations
+from pipeline.launch.in_process import error_sentence, refuse_without_gpus
+from pipeline.models.shape import SHAPES
+from pipeline.runs.manifest import Manifest
+from pipeline.stages.rows import build_single
+
+Call = Callable[..., SimpleNamespace]
+SMALL = ["model=small_bpe", "sft.seq_length=48", "sft.batch_size=4", "sft.precision=fp32", "threads=1"]
+TWO = ["hardware=cpu", "sft.processes=2", *SMALL]
+
+
+def lines_of(runs_dir: Path) -> dict[str, dict[str, Any]]:
+    record = json.loads((runs_dir / "check.json").read_text())
+    return {line["name"]: line for line in record["lines"]}
+
+
+# ---------------------------------------------------------------------------------------------------- whole
+
+
+def test_a_check_with_two_processes(call: Call, tmp_path: Path) -> None:
+    """Devices, two trainings, a killed one, a swap and questions: the commands themselves, each in its process."""
+    told = call("stage=check", *TWO, "check.methods=[full,lora]", f"runs_dir={tmp_path}", "eval.max_gen_toks=4")
+    assert told.status == 0, told.err
+    first, *rest = told.err.splitlines()
+    assert re.fullmatch(r"stage=check of model=small_bpe: about \d+ minutes and 0\.0 GB of disk", first)
+    assert rest[0].startswith("  devices: about ")
+    lines = lines_of(tmp_path)
+    assert list(lines) == ["devices", "base", "full", "lora", "resume", "merge", "questions"]
+    assert {line["state"] for line in lines.values()} == {"ok"}
+    ranks = lines["devices"]["numbers"]["ranks"]
+    assert [(rank["rank"], rank["sum"]) for rank in ranks] == [(0, [3.0, 3.0]), (1, [3.0, 3.0])]
+    for method in ("full", "lora"):
+        numbers = lines[method]["numbers"]
+        assert numbers["dtypes"] == {"weights": ["float32"], "moments": ["float32"]}
+        assert min(numbers[key] for key in ("tokens_a_second", "planned_tokens_a_second", "bytes", "planned_bytes")) > 0
+    assert "resumed after step" in lines["resume"]["text"] and lines["resume"]["numbers"]["tensors"] == 38
+    assert lines["questions"]["text"].startswith("8 of the merge by eval.backend=hf")
+    text = (tmp_path / "check.json").read_text()
+    assert str(tmp_path) not in text and "/" not in json.loads(text)["lines"][0]["text"]
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["check.json"]
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert told.out.splitlines()[-1] == str(tmp_path / "check.json")
+
+
+# ---------------------------------------------------------------------------------------------------- with stand-ins
+
+
+class Node:
+    """What the commands of a check would leave on a node: its devices, manifests, and errors by line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rank = {"name": "the CPU", "memory": 64e9, "free": 64e9}
+        self.devices: dict[str, Any] = {
+            "ranks": [{**rank, "rank": n, "uuid": "cpu", "sum": [3.0, 3.0]} for n in range(2)],
+            "backend": "gloo", "cuda": None, "nccl": None, "gigabytes_a_second": None,
+        }  # fmt: skip
+        self.errors: dict[str, str] = {}
+        facts = {
+            "dtypes": {"weights": ["float32"], "moments": ["float32"]}, "step_tokens_per_second": 9.0,
+            "process_peak_bytes": 7, "loss": 1.0, "weights": {"root": "r", "digests": {"a": "1", "b": "2"}},
+        }  # fmt: skip
+        self.facts = {name: json.loads(json.dumps(facts)) for name in ("full", "partial", "resume", "merge")}
+        self.facts["resume"]["resumed"] = [{"step": 1}]
+        self.facts["questions"] = {}
+
+    def command(self, name: str, words: list[str], code: Any = ()) -> str:
+        if name in self.errors:
+            raise check.Wrong(self.errors[name])
+        if name == "devices":
+            return json.dumps(self.devices)
+        side = "language" if "expert=qac" in words else "math"
+        manifest = Manifest(
+            name=name, hash=name, decided_by={"stage": "sft"}, facts=self.facts[name],
+            config={"expert": {"side": side}}, cost={"seconds": 2.0, "guessed_seconds": 1.0},
+        )  # fmt: skip
+        (self.folder / name).mkdir(exist_ok=True)
+        manifest.write(self.folder / name)
+        return f"{self.folder / name}\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    there = Node(tmp_path)
+
+    @contextmanager
+    def started(*_: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(check.Checking, "command", lambda self, *given: there.command(*given))
+    monkeypatch.setattr(check, "started", started)
+    monkeypatch.setattr(check, "kill_after_resume_point", lambda *_: True)
+    return there
+
+
+@pytest.fixture
+def checked(node: Node, call: Call, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Run the check; line -> its state and text."""
+
+    def run(*words: str, status: int = 1) -> dict[str, str]:
+        told = call("stage=check", *TWO, "check.methods=[full,partial]", f"runs_dir={tmp_path}/runs", *words)
+        assert told.status == status, told.err
+        lines = lines_of(tmp_path / "runs")
+        wrong = [name for name, line in lines.items() if line["state"] == "wrong"]
+        assert (
+            not wrong or f"error: {check.pluralize(len(wrong), 'line')} of {len(lines)} wrong: {wrong[0]}" in told.err
+        )
+        assert all(name in told.out for name in lines)
+        return {name: f"{line['state']}: {line['text']}" for name, line in lines.items()}
+
+    return run
+
+
+def test_all_is_well(checked: Callable[..., dict[str, str]]) -> None:
+    assert {text.partition(":")[0] for text in checked(status=0).values()} == {"ok"}
+
+
+def test_a_wrong_sum_leaves_the_rest_out(node: Node, checked: Callable[..., dict[str, str]]) -> None:
+    node.devices["ranks"][1]["sum"] = [3.0, 2.0]
+    lines = checked()
+    assert lines["devices"].startswith("wrong: process 1 got [3.0, 2.0] as the sum over 2 processes by gloo, not 3.0:")
+    assert lines["base"] == "left out: devices is wrong" and lines["full"] == "left out: base is left out"
+    assert lines["resume"] == "left out: full is left out" and lines["questions"] == "left out: base is left out"
+
+
+def test_two_processes_on_one_gpu(node: Node, checked: Callable[..., dict[str, str]]) -> None:
+    node.devices |= {"cuda": "12.8", "backend": "nccl"}
+    for rank in node.devices["ranks"]:
+        rank |= {"uuid": "GPU-1", "name": "NVIDIA H100"}
+    assert checked()["devices"] == (
+        "wrong: processes 0 and 1 are on one GPU: give each its own, or lower sft.processes"
+    )
+    assert "GPU-1" not in (node.folder / "runs/check.json").read_text()
+
+
+def test_hardware_with_gpus_where_there_are_none(node: Node, call: Call, tmp_path: Path) -> None:
+    told = call("stage=check", "hardware=a100_80x8", *SMALL, f"runs_dir={tmp_path}/runs")
+    assert told.status == 1
+    expected = "hardware=a100_80x8 has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
+    assert lines_of(tmp_path / "runs")["devices"]["text"] == expected
+
+
+def test_a_gpu_that_others_use(node: Node, checked: Callable[..., dict[str, str]]) -> None:
+    node.devices["ranks"][1]["free"] = 50e9
+    assert checked(status=0)["devices"].endswith("; 50.0 of 64.0 GB free")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "expected"),
+    [
+        ("weights", ["bfloat16"], "trained weights are bfloat16, and sft.weights=float32 gives float32"),
+        ("weights", ["bfloat16", "float32"], "trained weights are bfloat16, float32, and"),
+        ("moments", ["bfloat16"], "moments are bfloat16, and sft.optimizer=adamw gives float32"),
+    ],
+)
+def test_another_dtype_than_the_recipes(
+    kind: str, found: list[str], expected: str, node: Node, checked: Callable[..., dict[str, str]]
+) -> None:
+    node.facts["full"]["dtypes"][kind] = found
+    lines = checked()
+    assert lines["full"].startswith(f"wrong: {expected}")
+    assert lines["partial"].startswith("ok") and lines["resume"] == "left out: full is wrong"
+
+
+def test_eight_bit_moments_are_what_their_recipe_gives(node: Node) -> None:
+    config = compose(["stage=sft", "expert=math", "sft.weights=bfloat16", "sft.optimizer=adamw_8bit"])
+    assert isinstance(config, TrainStage)
+    manifest = Manifest(
+        name="x", hash="x", decided_by={"stage": "sft"},
+        facts={"dtypes": {"weights": ["bfloat16"], "moments": ["OptimState8bit", "bfloat16"]}},
+    )  # fmt: skip
+    check.check_dtypes(manifest, config.sft)
+    with pytest.raises(check.Wrong, match="moments are OptimState8bit, bfloat16, and sft.optimizer=adamw gives bfloat"):
+        check.check_dtypes(manifest, replace(config.sft, optimizer="adamw"))
+
+
+def test_other_bits_after_resuming(node: Node, checked: Callable[..., dict[str, str]]) -> None:
+    node.facts["resume"]["weights"]["digests"]["b"] = "3"
+    assert checked()["resume"].startswith(
+        "wrong: 1 of 2 tensors differ from those of the training that was not killed, the first b: resumed after step 1"
+    )
+
+
+def test_a_resume_point_that_is_not_used(node: Node, checked: Callable[..., dict[str, str]]) -> None:
+    del node.facts["resume"]["resumed"]
+    assert checked()["resume"] == "wrong: the killed training started over: its resume point was not used"
+
+
+def test_what_is_never_killed_in_time_is_left_out(
+    node: Node, checked: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "kill_after_resume_point", lambda *_: False)
+    monkeypatch.setattr(check, "finished", lambda *_: "")
+    assert checked(status=0)["resume"] == "left out: 3 times the training ended before it could be killed"
+
+
+def test_what_does_not_fit_is_left_out(node: Node, checked: Callable[..., dict[str, str]]) -> None:
+    for rank in node.devices["ranks"]:
+        rank["memory"] = 1e6
+    lines = checked(status=0)
+    assert re.match(
+        r"left out: its plan is 0\.7 GB for each process, and there are 0\.0: see stage=plan", lines["full"]
+    )
+    assert lines["resume"] == "left out: full is left out"
+    assert lines["merge"].startswith("left out: it needs a math and a language expert")
+    assert lines["questions"].startswith("ok: 8 of the base")
+
+
+@pytest.mark.parametrize("name", ["full", "partial", "resume", "merge", "questions"])
+def test_a_command_that_fails_is_the_line_that_is_wrong(
+    name: str, node: Node, checked: Callable[..., dict[str, str]]
+) -> None:
+    node.errors[name] = "out of memory: lower sft.micro_batch_size"
+    lines = checked()
+    assert lines[name] == "wrong: out of memory: lower sft.micro_batch_size"
+    assert [line for line, text in lines.items() if text.startswith("wrong")] == [name]
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+def ended(tmp_path: Path, code: str, limit: float = 60) -> str:
+    log = tmp_path / "log"
+    with check.started(log, [], ("-c", code)) as process:
+        return check.finished(process, log, limit)
+
+
+def test_a_process_says_why_it_failed(tmp_path: Path) -> None:
+    assert ended(tmp_path, "print('folder')") == "folder\n"
+    failed = "import sys; print('error: eval.backend=vllm needs vllm\\nlast', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(check.Wrong, match=r"^eval.backend=vllm needs vllm$"):
+        ended(tmp_path, failed)
+    with pytest.raises(check.Wrong, match=r"^exit status -9$"):
+        ended(tmp_path, "import os; os.kill(os.getpid(), 9)")
+
+
+def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(check.Wrong, match="no end within 3 s, last printed: waiting"):
+        ended(tmp_path, "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(600)", limit=3)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_killed_as_soon_as_there_is_a_resume_point(ends: bool, tmp_path: Path) -> None:
+    work = tmp_path / ".work/hash/lease"
+    code = "" if ends else f"import os, time; os.makedirs('{work}'); open('{work}/resume.json', 'w'); time.sleep(600)"
+    with check.started(tmp_path / "log", [], ("-c", code)) as process:
+        assert check.kill_after_resume_point(process, tmp_path, 60) is not ends
+    assert process.returncode == (0 if ends else -9)
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("merge=soup", "stage=check does not read merge=soup: leave it out; it reads model, sft, recipe, partition,"),
+        ("sft=lora", "stage=check sets sft itself, got sft=lora: leave it out; give check.methods=[full,lora]"),
+        ("sft.steps=9", "stage=check sets sft.steps itself, got sft.steps=9: leave it out"),
+        (
+            "eval=belebele_0shot",
+            "stage=check sets eval itself, got eval=belebele_0shot: leave it out; give eval.backend",
+        ),
+        ("sft.learning_rat=1", "unknown key sft.learning_rat: did you mean sft.learning_rate?"),
+        ("eval.backend=vlm", "eval.backend must be one of hf, vllm, got 'vlm'"),
+        ("check.methods=[fall]", "sft=fall is not an option: did you mean full"),
+        ("hardware=a100", "hardware=a100 is not an option"),
+        ("sft.batch_size=5 sft.processes=2", "sft.batch_size=5 is not a multiple of sft.processes=2"),
+        (
+            "model=gemma3_270m",
+            "model=hub:google/gemma-3-270m is not on this disk, and its shape is not known: fetch it",
+        ),
+    ],
+)
+def test_wrong_words_are_one_sentence_before_anything_runs(
+    words: str, expected: str, node: Node, call: Call, tmp_path: Path
+) -> None:
+    node.errors = dict.fromkeys(["devices"], "it ran")
+    told = call("stage=check", *SMALL, f"runs_dir={tmp_path}/runs", *words.split())
+    assert told.status == 1 and told.err.startswith(f"error: {expected}"), told.err
+    assert not (tmp_path / "runs/check.json").exists()
+
+
+def test_too_little_disk_is_one_sentence(
+    node: Node, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check.shutil, "disk_usage", lambda _: SimpleNamespace(free=100e9))
+    told = call("stage=check", "hardware=a100_80x8", "model=llama3.1_8b", f"runs_dir={tmp_path}")
+    assert told.status == 1
+    assert re.match(r"error: stage=check needs \d{3} GB of disk, and runs_dir=.* has 100 free: give another", told.err)
+
+
+def test_a_full_disk_is_the_base_that_is_wrong(
+    node: Node, checked: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_base(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "/x/model.safetensors")
+
+    monkeypatch.setattr(check, "write_base", write_base)
+    assert checked()["base"].startswith("wrong: No space left on device")
+
+
+def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
+    """The first paper's math expert, whose batch has 4 rows, where model= is its base; partial has a partition."""
+    config: Any = compose(["stage=check", f"runs_dir={tmp_path}", "model=llama3.1_8b", "hardware=a100_80x8"])
+    plan = check.Checking(config, check.read_words(config), tmp_path / ".check")
+    plan.compose_all()
+    full, partial = (compose(plan.training(method)) for method in ("full", "partial"))
+    assert isinstance(full, TrainStage) and isinstance(partial, TrainStage)
+    assert (full.sft.batch_size, full.sft.processes, full.sft.parallel) == (4, 4, "fsdp2")
+    assert (full.sft.steps, full.deterministic, full.expert.name) == (3, True, "math")
+    assert partial.partition and (partial.partition.name, partial.expert.name) == ("B", "qac")
+    assert partial.deterministic is False
+    estimate = plan.estimate()
+    assert list(estimate) == [
+        *("devices", "base", "full", "partial", "simultaneous", "lora", "resume", "merge", "questions")
+    ]
+    assert plan.disk() > 12 * 8e9
+
+
+# ---------------------------------------------------------------------------------------------------- the base
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_random_weights_have_the_true_shape(name: str) -> None:
+    """Counted by transformers' own classes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = check.fields_of(compose(["stage=sft", "expert=math", f"model={name}"]).model)  # type: ignore[attr-defined]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    assert sum(p.numel() for p in model.parameters()) == SHAPES[name].parameters
+    assert len(model.model.layers) == SHAPES[name].layers
+
+
+# ---------------------------------------------------------------------------------------------------- slurm
+
+
+def test_one_job_of_slurm(node: Node, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[Any] = []
+    queue: dict[str, str] = {}
+
+    def submit_script(launcher: Any, file: Path, script: str, resources: Any, options: Any, log: str) -> str:
+        submitted.append((file, script, resources))
+        queue["7"] = str(file)
+        return "7"
+
+    monkeypatch.setattr(check, "submit_script", submit_script)
+    monkeypatch.setattr(check, "queued_jobs", lambda: queue)
+    monkeypatch.setattr(check, "check_installed", lambda *_: None)
+    words = ["stage=check", "launcher=slurm", *TWO, "check.methods=[full]", f"runs_dir={tmp_path}"]
+    for _ in range(2):  # the second finds the first in the queue
+        told = call(*words)
+        assert told.status == 75 and "job 7 is in the queue" in told.err and ".logs/slurm-7.log" in told.err
+    ((file, script, resources),) = submitted
+    assert file.parent == tmp_path / ".slurm" and (resources.gpus, resources.cpus) == (0, 2)
+    command = next(line for line in script.splitlines() if "-m pipeline" in line)
+    assert all(word in command for word in ("stage=check", *TWO, f"runs_dir={tmp_path}"))
+    assert "launcher" not in command
+
+
+def test_the_estimate_of_a_job_is_that_of_its_gpus(tmp_path: Path) -> None:
+    """Of 8B parameters on a login node without one: minutes, where a CPU would take hours."""
+    words = ["stage=check", "launcher=slurm", "hardware=a100_80x8", "model=llama3.1_8b", f"runs_dir={tmp_path}"]
+    plans: list[check.Checking] = []
+    for more in ((), ("launcher.gpus=0",)):
+        config: Any = compose([*words, *more])
+        plans.append(check.Checking(config, check.read_words(config), tmp_path / ".check"))
+    on_gpus, on_cpu = (plan.estimate()["partial"] - plan.written("partial")["weights"] / 1e9 for plan in plans)
+    assert plans[0].on_gpu and not plans[1].on_gpu and on_cpu > on_gpus
+
+
+# ---------------------------------------------------------------------------------------------------- the record
+
+
+def test_the_record_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17")
+    monkeypatch.setattr(getpass, "getuser", lambda: "jdoe")
+    found = check.anonymous(
+        {
+            "text": "error in /home/jdoe/runs/x.json on node17: HF_TOKEN=hf_abcdefghijklmnop",
+            "uuid": "GPU-1",
+            "words": ["model=/scratch/jdoe/llama", "model=./mine/llama", "3 GB/s", "2 of 3"],
+            "bytes": 3,
+            "device": "NVIDIA H100",
+        }  # fmt: skip
+    )
+    assert found == {
+        "text": "error in x.json on …: HF_TOKEN=***", "words": ["model=llama", "model=llama", "3 GB/s", "2 of 3"],
+        "bytes": 3, "device": "NVIDIA H100",
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- torch and driver
+
+
+@pytest.fixture
+def training(world: Path, base: Path, tmp_path: Path) -> Any:
+    few = ["sft.seq_length=96", "sft.batch_size=4", "sft.steps=2"]
+    words = ["stage=sft", "expert=math", f"model={base}", f"data_root={world}", f"runs_dir={tmp_path}", *few]
+    return lambda *more: build_single([*words, *more])
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs with a driver, as torch sees them."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr("pipeline.launch.in_process.driver_version", lambda: "470.82")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+
+def test_a_driver_too_old_is_one_sentence(gpus: None, training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    refuse_without_gpus([training()])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PipelineError, match="CUDA 12.8, cannot use the GPUs under NVIDIA driver 470.82: update the dr"):
+        refuse_without_gpus([training()])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    refuse_without_gpus([training()])  # on the CPU, as was asked
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    refuse_without_gpus([training()])  # a torch for CPUs, as was installed
+
+
+def test_nccl_missing_is_one_sentence(gpus: None, training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    refuse_without_gpus([training()])
+    with pytest.raises(PipelineError, match=r"sft.processes=2 needs NCCL, which torch .* lacks here: install a torch"):
+        refuse_without_gpus([training("sft.processes=2")])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+            "the NVIDIA driver is too",
+        ),
+        ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 4e000", "two processes are on one GPU: give"),
+        ("libnccl.so.2: cannot open shared object file: No such file or directory", "NCCL is missing, by which"),
+        ("Distributed package doesn't have NCCL built in", "NCCL is missing, by which"),
+        (
+            "-- Process 1 terminated\ntorch.OutOfMemoryError: CUDA out of memory.",
+            "out of memory: lower sft.micro_batch",
+        ),
+    ],
+)
+def test_what_torch_and_nccl_print_is_one_sentence(text: str, sentence: str) -> None:
+    found = error_sentence(RuntimeError(text))
+    assert found is not None and found.startswith(sentence) and found.endswith("; nothing was published")
+
+
+def test_the_driver_by_nvidia_smi_or_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(durations, "MODULE", tmp_path / "version")
+    version = durations.driver_version.__wrapped__
+    assert version() is None
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\nGCC 12\n"
+    )
+    assert version() == "535.104.05"
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build\n"
+    )
+    assert version() == "560.35.03"
+    (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nprint('470.82.01')\n")
+    os.chmod(tmp_path / "nvidia-smi", 0o755)
+    assert version() == "470.82.01"
