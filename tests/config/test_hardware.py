@@ -148,6 +148,13 @@ def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/manifest.json"))
 
 
+def test_a_missing_library_is_a_sentence_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.train.memory.find_spec", lambda name: None)
+    with pytest.raises(PipelineError, match=r"sft.optimizer=adamw_8bit is torchao's, which is not installed: pip"):
+        show_plan(compose(["stage=plan", "expert=math", "hardware=a100_80x1"]))  # type: ignore[arg-type]
+    show_plan(compose(["stage=plan", "expert=math", "hardware=a100_80x8"]))  # type: ignore[arg-type]
+
+
 # ---------------------------------------------------------------------------------------------------- the papers
 
 

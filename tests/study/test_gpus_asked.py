@@ -62,3 +62,28 @@ def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path
     with pytest.raises(PipelineError, match="launcher.workers=2 gives a run 1 GPU: give launcher.workers=1"):
         with local_pool.local_executor(Launcher(workers=2), [run]):
             pass
+
+
+def test_workers_share_the_gpus_by_what_a_run_asks(
+    monkeypatch: pytest.MonkeyPatch, world: Path, base: Path, tmp_path: Path
+) -> None:
+    """Eight GPUs: trainings of four are two at a time, each with GPUs of its own; scores of one are eight."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    monkeypatch.setattr(local_pool, "refuse_too_large", lambda runs: None)
+    words = [f"checkpoint={base}", f"data_root={world}", f"runs_dir={tmp_path}", "eval=mgsm_0shot"]
+    halves = ["0,1,2,3", "4,5,6,7"]
+    for shards, shares in ((4, halves), (3, halves), (1, list("01234567"))):
+        run = build(compose(["stage=eval", *words, f"eval.shards={shards}"]))  # type: ignore[arg-type]
+        seen: list[list[str]] = []
+        monkeypatch.setattr(local_pool, "Pool", lambda gpus, later, seen=seen: seen.append(list(gpus)) or Silent())
+        with local_pool.local_executor(Launcher(), [run]):
+            pass
+        assert seen == [shares]
+
+
+class Silent:
+    """A pool that starts no worker."""
+
+    execute = None
+
+    def close(self, gently: bool) -> None: ...
