@@ -486,14 +486,13 @@ def test_the_driver_by_nvidia_smi_or_its_module(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(durations, "MODULE", tmp_path / "version")
     version = durations.driver_version.__wrapped__
     assert version() is None
-    (tmp_path / "version").write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\nGCC 12\n"
-    )
-    assert version() == "535.104.05"
-    (tmp_path / "version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build\n"
-    )
-    assert version() == "560.35.03"
-    (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nprint('470.82.01')\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nprint('470.82.01')\nprint('470.82.01')\n")
     os.chmod(tmp_path / "nvidia-smi", 0o755)
     assert version() == "470.82.01"
+    open_module = "Open Kernel Module for x86_64  560.35.03  Release Build"
+    for text, number in {
+        "x86_64 Kernel Module  535.104.05  Sat Aug 19": "535.104.05",
+        open_module: "560.35.03",
+    }.items():
+        (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX {text}\nGCC version: gcc 12.2.0\n")
+        assert version() == number

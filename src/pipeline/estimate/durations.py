@@ -350,15 +350,14 @@ def listed_gpus() -> int:
 
 @lru_cache(maxsize=1)
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, by nvidia-smi or its kernel module; None without one."""
+    """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi, which may take seconds; None without."""
+    with suppress(OSError):
+        if match := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8")):
+            return match[1]
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
         process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
-        if re.fullmatch(r"[\d.]+", version := process.stdout.partition("\n")[0].strip()):
-            return version
-    with suppress(OSError):
-        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8"))
-        return match[1] if match else "of unknown version"
+        return process.stdout.partition("\n")[0].strip() or None
     return None
 
 
