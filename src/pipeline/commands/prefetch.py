@@ -123,7 +123,7 @@ def seconds_to_wait(error: BaseException) -> int | None:
     """After which a request may succeed; None where nothing says that it ever may."""
     if isinstance(error, BrokenOff):
         return 1
-    answer = getattr(error, "response", error)  # of urllib the error itself
+    answer: Any = getattr(error, "response", error)  # of urllib the error itself
     if 429 not in (getattr(answer, "status_code", None), getattr(answer, "code", None)):
         return None
     # Retry-After: seconds, or the Hub's own RateLimit: "api";r=0;t=seconds
