@@ -55,7 +55,7 @@ class Texts:
     def __init__(self) -> None:
         self.random = random.Random(0)
 
-    def text(self, code: str, words: int = 9) -> str:
+    def text(self, code: str, words: int = 4) -> str:
         chosen = self.random.choices(WORDS[code].split(), k=words)
         return ("" if code in ("ja", "zh", "th") else " ").join(chosen) + ("。" if code in ("ja", "zh") else ".")
 
@@ -79,6 +79,7 @@ def fill(hub: Hub, folder: Path) -> None:
         repositories.raw_bitext(path, code, columns, pairs)
         hub.files[address] = path.read_bytes()
     corpus = [texts.text(code) for code in ("en", "sw", "bn", "te", "ja") for _ in range(200)]
+    corpus += [family.chat for family in FAMILIES.values() if isinstance(family.chat, str)] * 20
     for seed, name in enumerate(FAMILIES):
         write_model(name, folder / "models" / name, corpus, seed)
         hub.push(f"models/{name}", folder / "models" / name)
