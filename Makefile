@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results base mergekit-digests clean
+.PHONY: demo laptop test rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results base mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -32,6 +32,15 @@ test-slurm: $(VENV)/installed
 	if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then \
 	  PIPELINE_TEST_SLURM=1 OMP_NUM_THREADS=1 timeout 600 $(BIN)/python -m pytest tests/slurm; \
 	else echo "left out: the tests on a real Slurm need root, and Debian's slurm-wlm and munge"; fi
+
+# Every table of the papers, whole, on narrow models over a Hub on this machine: an hour of two cores. Some of them:
+# make rehearsal TABLES="layer_swapping_table1 unreasonable_table3"
+TABLES ?=
+rehearsal: $(VENV)/installed
+	$(BIN)/python scripts/rehearsal.py $(TABLES) --record results/bench/rehearsal.json
+
+rehearsal-quick: $(VENV)/installed
+	$(BIN)/python scripts/rehearsal.py --quick
 
 # The LaTeX of stage=export, compiled (Debian's TeX Live, 200 MB).
 test-latex: $(VENV)/installed

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from ssl import SSLContext
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,8 +21,16 @@ class Hub:
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
         self.heads: dict[str, str] = {}
+        self.tags: dict[tuple[str, str], str] = {}  # (repository, tag) -> revision
         self.gated: set[str] = set()
-        self.files: dict[str, bytes] = {}  # that are in no repository
+        self.token: str | None = None  # opens gated repositories
+        self.renamed: dict[str, str] = {}  # former name of a repository -> its name
+        self.busy: dict[str, int] = {}  # path -> how often it is still answered with 429, to be asked a second later
+        self.cut: dict[str, int] = {}  # path -> how often the connection still breaks in the middle of its content
+        self.linked: tuple[str, ...] = ()  # endings of files that a resolved address redirects to, as of large files
+        self.files: dict[str, bytes] = {}  # that are in no repository, by the path of their address
+        self.tls: SSLContext | None = None  # as a proxy it answers for these hosts by their certificate
+        self.hosts: tuple[str, ...] = ()
         self.asked: list[str] = []
         self.down = False  # 503 for whatever is asked
         self.address = ""
@@ -41,7 +50,7 @@ class Hub:
 
     def find(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         revisions = self.repositories.get(name, {})
-        found = self.heads.get(name) if revision == "main" else revision
+        found = self.heads.get(name) if revision == "main" else self.tags.get((name, revision), revision)
         return (found, revisions[found]) if found in revisions else None
 
 
@@ -65,8 +74,24 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command == "HEAD":
+            return
+        path = unquote(urlsplit(self.path).path)
+        if self.hub.cut.get(path, 0) and body:
+            self.hub.cut[path] -= 1
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+        else:
             self.wfile.write(body)
+
+    def do_CONNECT(self) -> None:  # noqa: N802
+        if self.hub.tls is None or self.path.partition(":")[0] not in self.hub.hosts:
+            return self.answer(502)
+        self.send_response(200)
+        self.end_headers()
+        self.connection = self.hub.tls.wrap_socket(self.connection, server_side=True)
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", buffering=0)
+        self.close_connection = False
 
     def do_HEAD(self) -> None:  # noqa: N802
         self.do_GET()
@@ -80,8 +105,14 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.asked.append(f"{self.command} {path}")
         if self.hub.down:
             return self.answer(503)
+        if self.hub.busy.get(path, 0):
+            self.hub.busy[path] -= 1
+            return self.answer(429, Retry_After="1")
         if path in self.hub.files:
             return self.answer(200, self.hub.files[path])
+        for old, new in self.hub.renamed.items():
+            if f"/{old}/" in f"{self.path}/":
+                return self.answer(307, Location=self.path.replace(old, new, 1))
         if match := API.match(path):
             return self.api(match, body)
         if match := FILE.match(path):
@@ -126,12 +157,19 @@ class Handler(BaseHTTPRequestHandler):
         if found is None:
             there = name in self.hub.repositories
             return self.answer(404, X_Error_Code="RevisionNotFound" if there else "RepoNotFound")
-        if name in self.hub.gated:
+        known = self.hub.token and self.headers.get("Authorization") == f"Bearer {self.hub.token}"
+        if name in self.hub.gated and not known:
             return self.answer(401, X_Error_Code="GatedRepo", X_Repo_Commit=found[0])
         if path not in found[1]:
             return self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=found[0])
         data = found[1][path]
         etag = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+        if path.endswith(self.hub.linked):
+            elsewhere = f"/files/{etag}"
+            self.hub.files[elsewhere] = data
+            told = {"X_Linked_Size": str(len(data)), "X_Linked_ETag": f'"{etag}"', "X_Repo_Commit": found[0]}
+            host = self.hub.address.replace("127.0.0.1", "localhost")  # another one, as the Hub's store is
+            return self.answer(302, Location=f"{host}{elsewhere}", **told)
         return self.answer(200, data, ETag=f'"{etag}"', X_Repo_Commit=found[0], Accept_Ranges="bytes")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +189,14 @@ PAIRS = {
 SCORES = (1.25, 1.2149, 1.05)  # the last is below the limit
 
 
-def raw_bitext(path: Path, code: str, columns: int) -> None:
-    """A file of allenai/nllb: 9 columns or CCMatrix' 3, a quote that nothing closes, and a broken line."""
+def raw_bitext(path: Path, code: str, columns: int, more: Sequence[tuple[str, str]] = ()) -> None:
+    """A file of allenai/nllb: 9 columns or CCMatrix' 3, a quote that nothing closes, and a broken line. more: further
+    pairs, English first, above the limit."""
     lines = []
-    for (english, other), score in zip(PAIRS[code], SCORES, strict=True):
+    for (english, other), score in zip([*PAIRS[code], *more], [*SCORES, *[1.2] * len(more)], strict=True):
         texts = [english, other] if code > "en" else [other, english]
-        more = ["0.999", "0.998", "crawl-data/a", "u", "crawl-data/b", "u"]
-        lines.append("\t".join([*texts, str(score), *more] if columns == 9 else [str(score), *texts]))
+        rest = ["0.999", "0.998", "crawl-data/a", "u", "crawl-data/b", "u"]
+        lines.append("\t".join([*texts, str(score), *rest] if columns == 9 else [str(score), *texts]))
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("\n".join([*lines, "half a line"]) + "\n")

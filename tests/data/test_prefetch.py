@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -240,6 +241,35 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp
     assert "\nerror: 2 of 1" in told.err and "first: source inkuba (lelapa/Inkuba-instruct) is gated" in told.err
     assert "2 of " in told.err and "could not be fetched, the others are locked in" in told.err
     assert "CohereLabs/aya_dataset" in json.loads((tmp_path / "runs/hub.lock.json").read_text())["datasets"]
+
+
+def test_what_comes_late_or_in_part_is_asked_for_again(place: Place, tmp_path: Path) -> None:
+    """Too many requests, and downloads that break off: of the Hub's files, and of one elsewhere, which urllib takes for
+    whole."""
+    place.hub.gated.clear()
+    head = place.hub.heads["models/tiny/base"]
+    nllb = "/nllb/eng_Latn-swh_Latn.gz"
+    place.hub.busy = {"/api/datasets/CohereLabs/aya_dataset": 2, f"/tiny/base/resolve/{head}/config.json": 1}
+    place.hub.cut, place.mirror.cut = {f"/tiny/base/resolve/{head}/model.safetensors": 1}, {nllb: 1}
+    place.mirror.busy = {nllb: 1}
+    shutil.copytree(place.folder / "conf", tmp_path / "conf")
+    fetched = Place(place.hub, tmp_path, place.mirror).run("stage=prefetch", "table=fetched")
+    asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.busy.values(), *place.mirror.cut.values()]
+    assert not any(asked)
+    assert fetched.err.count(": again in 1 s") == 4 and "broke off after" in fetched.err
+    lock = json.loads((tmp_path / "runs/hub.lock.json").read_text())
+    whole = place.mirror.files[nllb]
+    (entry,) = lock["urls"].values()
+    assert (entry["bytes"], entry["sha256"]) == (len(whole), hashlib.sha256(whole).hexdigest())
+    weights = place.hub.repositories["models/tiny/base"][head]["model.safetensors"]
+    assert lock["models"]["tiny/base"]["files"]["model.safetensors"] == len(weights)
+
+
+def test_a_table_that_cannot_be_planned_is_not_said_to_be_fetched(
+    call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    told = call("stage=prefetch", "table=layer_swapping_table6", "every.sft.micro_batch_size=8", f"runs_dir={tmp_path}")
+    assert told.status == 1 and "is not a multiple of sft.micro_batch_size=8" in told.err
 
 
 # ------------------------------------------------------------------------------------------------ the lock file

@@ -99,7 +99,9 @@ def test_local_data_asks_no_hub(data_root: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_the_sets_that_evaluations_read_of_the_hub() -> None:
-    assert _evaluated_sets((("mgsm_direct", 2), ("flores", 0)), ("en", "zh")) == [
+    sets, left_out = _evaluated_sets((("mgsm_direct", 2, False), ("flores", 0, False)), ("en", "zh"))
+    assert left_out == []
+    assert sets == [
         ("juletxara/mgsm", "en", "test"),
         ("juletxara/mgsm", "en", "train"),
         ("juletxara/mgsm", "zh", "test"),
@@ -109,3 +111,20 @@ def test_the_sets_that_evaluations_read_of_the_hub() -> None:
         ("openlanguagedata/flores_plus", "cmn_Hans", "dev"),
         ("openlanguagedata/flores_plus", "cmn_Hans", "devtest"),
     ]
+
+
+def test_programs_are_left_out_with_a_reason_where_that_is_possible() -> None:
+    """Their English set is fetched where they may be run; translations are on no hub."""
+    english = [("google-research-datasets/mbpp", "full", "test")]
+    not_run = "mbpp runs the programs that a model writes: allow it with eval.run_code=true"
+    for possible, code, run_code, fetched, reason in (
+        (True, "sw", False, [], not_run),
+        (True, "sw", True, [], "mbpp has no translation into Swahili on the Hub"),
+        (True, "en", True, english, None),
+        (False, "en", True, english, None),
+    ):
+        sets, left_out = _evaluated_sets((("mbpp", 0, possible),), (code,), run_code)
+        assert sets == fetched and len(left_out) == (reason is not None)
+        assert reason is None or left_out[0].startswith(reason)
+    with pytest.raises(PipelineError, match=not_run):
+        _evaluated_sets((("mbpp", 0, False),), ("sw",))

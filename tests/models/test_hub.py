@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
 
 from pipeline.errors import PipelineError
 from pipeline.hub.models import local_folder
@@ -74,3 +74,13 @@ def test_a_refusal_says_what_to_do(hub: dict[str, Any], when: str) -> None:
     hub[when] = refused()
     with pytest.raises(PipelineError, match=r"hub:a/b cannot be fetched \(403: ask for access.*accept its terms"):
         local_folder(Path("a/b"))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_hub_that_serves_nobody_is_no_refusal(hub: dict[str, Any], tmp_path: Path, status: int) -> None:
+    response = httpx.Response(status, request=httpx.Request("GET", "http://x"))
+    hub["answer"] = HfHubHTTPError("not now", response=response)
+    with pytest.raises(PipelineError, match="hub:a/b cannot be reached, and is not in its cache here"):
+        local_folder(Path("a/b"))
+    hub["cached"] = True
+    assert local_folder(Path("a/b")) == tmp_path

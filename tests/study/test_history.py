@@ -27,9 +27,10 @@ from pipeline.estimate.durations import (
     memory_here,
 )
 from pipeline.estimate.flops import training_seconds
+from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
-from pipeline.models.shape import SHAPES, shape_of
+from pipeline.models.shape import SHAPES, shape_in, shape_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
@@ -131,6 +132,11 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
     flops_alone = 6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320  # Kaplan et al.
     assert seconds(hub) > flops_alone / cpu.cpu(shape, 1).bf16
     assert seconds(hub, on_gpu=True) < seconds(hub) / 100
+
+
+def test_a_model_that_is_here_has_the_shape_of_its_files_whatever_its_name(tmp_path: Path, base: Path) -> None:
+    named = of("stage=sft", "expert=math", "model=llama3.1_8b", f"model.path={base}", f"runs_dir={tmp_path}")
+    assert named.config.model.name == "llama3.1_8b" and shape_for(named) == shape_in(base)
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:

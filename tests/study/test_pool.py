@@ -168,6 +168,25 @@ def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(
     assert found.seconds_left() is None and "4 runs and ? left" in found.progress_line()
 
 
+def test_a_time_left_that_takes_long_is_not_computed_for_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most a twentieth of the time goes into it."""
+    found, clock, computed = round_of(tmp_path), [1000.0], []
+
+    def in_half_a_second() -> float:
+        clock[0] += 0.5
+        computed.append(clock[0])
+        return 60.0
+
+    monkeypatch.setattr(local_pool.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(found, "seconds_left", in_half_a_second)
+    for _ in range(100):
+        assert found.time_left() == "about 1:00 min"
+        clock[0] += 1.0
+    assert len(computed) == 10
+
+
 def test_a_training_is_measured_by_its_steps_and_sets_the_pace(tmp_path: Path) -> None:
     """20 s for 10 of 110 steps at 1.8 s: 180 s left, twice the 100 s that were expected of it in all."""
     found = round_of(tmp_path)

@@ -67,6 +67,17 @@ def test_lost_updates_are_told_and_warned_of(tmp_path: Path, capsys: pytest.Capt
     assert told.count("of the math side's updates are lost in rounding") == 1 == told.count("of the language side's")
 
 
+def test_a_warm_up_is_not_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its first rates are lost even in fp32; after it the remedy is one that is not already in use."""
+    recipe = tiny.recipe(learning_rate=1e-12, warmup_steps=3, schedule="constant", steps=12)
+    made = tiny.trainer(tmp_path, recipe, tiny.rows(48))
+    made.train()
+    lost = {row["step"]: row["updates_lost"] for row in made.state.log_history if "updates_lost" in row}
+    assert list(lost) == [2, 12] and min(lost.values()) > 0.9
+    told = [line for line in capsys.readouterr().err.splitlines() if "are lost in rounding" in line]
+    assert len(told) == 1 and "step 12): raise sft.learning_rate" in told[0] and "use sft.weights" not in told[0]
+
+
 def test_muon_follows_the_schedule_behind_accelerate(tmp_path: Path) -> None:
     """Accelerate loads the optimizer's own state into it, which makes new groups."""
     made = tiny.trainer(tmp_path, tiny.recipe(optimizer="muon_adamw", learning_rate=1e-2, steps=4), tiny.rows(16))

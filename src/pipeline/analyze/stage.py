@@ -84,6 +84,9 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
 def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, Any]:
     """Facts for the label of an expert's map: its threshold, stored dtype and optimizer, from its manifest."""
     manifest = read_manifest(parent.folder)
+    if manifest and "choice" in manifest.facts:  # a select run: the training of the snapshot that it chose
+        training = manifest.facts["choice"]["checkpoint"].partition("@")[0]
+        manifest = read_manifest(parent.folder.parent / training)
     config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
     threshold = knobs.threshold

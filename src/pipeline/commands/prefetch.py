@@ -7,8 +7,10 @@ Locked revisions are kept when the Hub has newer ones, unless prefetch.update=tr
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -16,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.table import not_planned
 from pipeline.config.data import Source
 from pipeline.config.stages import PrefetchStage
-from pipeline.data.load import readable_errors
-from pipeline.errors import PipelineError
+from pipeline.data.load import causes_of, readable_errors
+from pipeline.errors import PipelineError, first_line
 from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
@@ -31,19 +34,33 @@ from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
 
+TRIES, LONGEST_WAIT = 10, 300  # times that a step is taken again; seconds before one: the Hub counts over 5 minutes
 TIMEOUT = 60.0  # seconds without an answer, or without a byte of it, after which a download fails
+
+
+class BrokenOff(OSError):
+    """A download that ended before its last byte."""
 
 
 def prefetch(config: PrefetchStage) -> Path:
     """Fetch and lock the inputs of a table, or of a single command. Returns the lock file.
 
     Evaluations of models that are still to be selected need the same inputs for each candidate.
+
+    Raises:
+        PipelineError: parts of the table cannot be planned, so that their inputs are not known; the others are locked.
     """
     if config.command is not None:
         return fetch_and_lock(order_runs([build_single(config.command)]), config)
     planning = Planning.of(config)
     likely = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
-    return fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
+    path = fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
+    if planning.problems:
+        planning = Planning.of(config)  # again, as some plans need what was fetched
+        planning.targets()
+    if causes := not_planned(planning):
+        raise PipelineError("\nerror: ".join(causes))
+    return path
 
 
 def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
@@ -72,7 +89,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         try:
             name, _, address = label.partition(": ")
             with readable_errors(name, inputs.sources.get(label) or Source(hub=address, rows="", file="")):
-                step()
+                when_allowed(step)
         except PipelineError as error:
             print(f"{plain} failed: {error}", file=sys.stderr)
             failed.append(str(error))
@@ -85,6 +102,33 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         )
     write_lock(path, lock)
     return path
+
+
+def when_allowed(step: Callable[[], None]) -> None:
+    """Take a step, again where a download broke off, and where there were too many requests, after the seconds that the
+    answer names."""
+    for _ in range(TRIES):
+        try:
+            return step()
+        except Exception as error:
+            seconds = next((wait for cause in causes_of(error) if (wait := seconds_to_wait(cause)) is not None), None)
+            if seconds is None:
+                raise
+            print(f"{first_line(error)}: again in {seconds} s", file=sys.stderr)
+        time.sleep(seconds)
+    step()
+
+
+def seconds_to_wait(error: BaseException) -> int | None:
+    """After which a request may succeed; None where nothing says that it ever may."""
+    if isinstance(error, BrokenOff):
+        return 1
+    answer: Any = getattr(error, "response", error)  # of urllib the error itself
+    if 429 not in (getattr(answer, "status_code", None), getattr(answer, "code", None)):
+        return None
+    # Retry-After: seconds, or the Hub's own RateLimit: "api";r=0;t=seconds
+    said = re.search(r"(?:^|t=)(\d+)", answer.headers.get("Retry-After") or answer.headers.get("RateLimit") or "")
+    return min(int(said[1]), LONGEST_WAIT) if said else 60
 
 
 def write_lock(path: Path, lock: Lock) -> None:
@@ -199,6 +243,10 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     with replacing(target) as temporary:
         with urllib.request.urlopen(source.url, timeout=TIMEOUT) as response, open(temporary, "wb") as file:
             shutil.copyfileobj(response, file)
+            length = int(response.headers.get("Content-Length") or file.tell())
+            if file.tell() != length:  # which urllib does not notice
+                address = without_credentials(source.url)
+                raise BrokenOff(f"{address} broke off after {file.tell()} of {length} bytes")
     lock.urls[locked_as] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
 
 

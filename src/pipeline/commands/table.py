@@ -148,7 +148,7 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
         inputs = collect_hub_inputs(runs)
         missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
         lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
-        lines += inputs.problems
+        lines += [*inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
     remaining = [run for run in runs if run.hash in reasons]
     lines += cut_lines(remaining)
     lines += memory_lines(remaining) if not visible_gpus() else []

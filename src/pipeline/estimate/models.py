@@ -16,8 +16,11 @@ from pipeline.runs.run import External, Parent, Run, Snapshot
 
 
 def shape_for(run: Run) -> Shape:
-    """The shape of the model that a run trains or scores, by its base: a known one, or a folder that is here."""
-    for ancestor in ancestors(run):
+    """The shape of the model that a run trains or scores, by its base: a folder that is here, or a known one."""
+    behind = list(ancestors(run))
+    if here := next((one.folder for one in behind if (one.folder / "config.json").is_file()), None):
+        return shape_in(here)
+    for ancestor in behind:
         if isinstance(ancestor, Run) and isinstance(ancestor.config, TrainStage):
             model = ancestor.config.model
             if model.init == "random":
@@ -26,8 +29,6 @@ def shape_for(run: Run) -> Shape:
                 return SHAPES[model.name]
         if isinstance(ancestor, External) and ancestor.hub and by_hub(ancestor.hub) in SHAPES:
             return SHAPES[by_hub(ancestor.hub)]
-        if (ancestor.folder / "config.json").is_file():
-            return shape_in(ancestor.folder)
     raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
 
 

@@ -34,7 +34,10 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
         HfApi().model_info(name, revision=revision, timeout=SECONDS)
         reached = True
     except HfHubHTTPError as error:
-        raise refusal_of_model(name, error) from error
+        # the Hub does not serve anyone at the moment: 429 is too many requests
+        reached = error.response.status_code != 429 and error.response.status_code < 500
+        if reached:
+            raise refusal_of_model(name, error) from error
     except Exception:  # whatever the network does, or HF_HUB_OFFLINE
         reached = False
     if reached and not fetch:

@@ -145,6 +145,7 @@ class Round:
         self.tries: dict[str, int] = {}
         self.beside: list[float] = []  # seconds of a worker on a run, beside those that the run records
         self.begun = len(self.runs) - len(self.remaining)
+        self.told, self.told_until = "", 0.0  # the time left, and until when it is not computed again
         self.later = pool.later() if self.remaining else ()
         self.longest_path = longest_paths(self.runs, {run.hash: self.expected_seconds(run) or 0.0 for run in self.runs})
         for run in self.runs:
@@ -175,7 +176,8 @@ class Round:
         failed, runs = set(self.failed), []
         for run in list(self.waiting.values()):
             parents = parent_runs(run.parents)
-            if blocked := next((parent for parent in parents if parent.name in failed), None):
+            # names are looked up on the disk, which takes longer than small runs
+            if failed and (blocked := next((parent for parent in parents if parent.name in failed), None)):
                 self.failed[run.name] = f"its parent {blocked.name} failed"
                 failed.add(run.name)
                 self.drop_run(run)
@@ -197,8 +199,14 @@ class Round:
             say(f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage}), {self.time_left()} left in all")
 
     def time_left(self) -> str:
-        seconds = self.seconds_left()
-        return "?" if seconds is None else f"about {format_duration(seconds)}"
+        """Computed again when twenty times as long has passed as it took: of a thousand small runs it takes longer than
+        one of them."""
+        begun = time.monotonic()
+        if begun >= self.told_until:
+            seconds = self.seconds_left()
+            self.told = "?" if seconds is None else f"about {format_duration(seconds)}"
+            self.told_until = begun + 20 * (time.monotonic() - begun)
+        return self.told
 
     def seconds_left(self) -> float | None:
         """Expected seconds until the end: the remaining work divided among workers, at least the longest path; then the

@@ -31,7 +31,7 @@ from pipeline.tables.plan import (
     item_value,
     reduce_items,
 )
-from pipeline.tables.planned_runs import primary_value, score_rows
+from pipeline.tables.planned_runs import primary_value, reason_left_out, score_rows
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -163,6 +163,8 @@ class Outcome:
         main_value = primary_value(run) if metric is None and pair is None else None
         rows = score_rows(run, metric, pair)
         if main_value is None and not rows:
+            if reason := reason_left_out(run):
+                raise NoScore(reason)
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
         number = statistics.fmean(row["value"] for row in rows) if main_value is None else main_value

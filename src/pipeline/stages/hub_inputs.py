@@ -25,6 +25,7 @@ class HubInputs:
     sources: dict[str, Source] = field(default_factory=dict)
     scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by name
     problems: list[str] = field(default_factory=list)  # what the Hub does not offer
+    left_out: list[str] = field(default_factory=list)  # why scores that are wanted where_possible stay empty
 
     def not_pinned(self, lock: Lock) -> list[str]:
         missing = [name for name in self.models if name not in lock.models]
@@ -45,6 +46,8 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
                 inputs.sources.setdefault(_source_label(name, source), source)
         if isinstance(config, DataStage | EvalStage):
             try:
+                if isinstance(config, EvalStage) and config.data_root is None:
+                    inputs.left_out += [why for why in _sets_of(config)[1] if why not in inputs.left_out]
                 for source in benchmark_sources(config):
                     inputs.sources.setdefault(_source_label("benchmark", source), source)
                     data_set = (source.hub or "", source.hub_config)
@@ -66,21 +69,26 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
     if isinstance(config, DataStage):
         is_local = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
         return [] if is_local else [source for _, source in hub_sources()]
-    tasks = tuple((task.task, task.num_fewshot) for task in config.eval.tasks)
-    return [on_hub(*data_set) for data_set in _evaluated_sets(tasks, tuple(config.languages))]
+    return [on_hub(*data_set) for data_set in _sets_of(config)[0]]
+
+
+def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list[str]]:
+    tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in config.eval.tasks)
+    return _evaluated_sets(tasks, tuple(config.languages), config.eval.run_code)
 
 
 @lru_cache(maxsize=64)
 def _evaluated_sets(
-    tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]
-) -> list[tuple[str, str | None, str]]:
-    """(repository, configuration, split) of each set that the harness' task files name."""
+    tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], run_code: bool = False
+) -> tuple[list[tuple[str, str | None, str]], list[str]]:
+    """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out."""
     from pipeline.config.evaluation import EvalTask
-    from pipeline.evaluate.tasks import data_sets, task_definitions
+    from pipeline.evaluate.tasks import LeftOut, data_sets, task_definitions
 
-    eval_tasks = [EvalTask(task, shots) for task, shots in tasks]
+    eval_tasks, left_out = [EvalTask(*task) for task in tasks], list[LeftOut]()
     sets: list[tuple[str, str | None, str]] = []
     with TemporaryDirectory() as folder:
-        for definition in task_definitions(eval_tasks, languages, None, Path(folder)):
+        definitions = task_definitions(eval_tasks, languages, None, Path(folder), run_code=run_code, left_out=left_out)
+        for definition in definitions:
             sets += data_sets(definition)
-    return list(dict.fromkeys(sets))
+    return list(dict.fromkeys(sets)), [one.reason for one in left_out]

@@ -382,6 +382,13 @@ def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None 
     ]
 
 
+def reason_left_out(run: Run[EvalStage]) -> str | None:
+    """Why a finished evaluation has no number, where its task was wanted where_possible and was not."""
+    path = run.folder / "scores.json"
+    rows = _read_rows(path, path.stat().st_mtime_ns) if path.is_file() else []
+    return next((row["reason"] for row in rows if row.get("reason")), None)
+
+
 @lru_cache(maxsize=65536)
 def _read_rows(path: Path, _: int) -> list[dict[str, Any]]:
     content = json.loads(path.read_text(encoding="utf-8"))

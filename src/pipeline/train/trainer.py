@@ -311,12 +311,17 @@ class Trainer(SFTTrainer):
         return metrics
 
     def warn_of_lost_updates(self, part: str, share: float) -> None:
-        if share <= 0.5 or part in self.warned or not self.is_world_process_zero():
+        warming_up = self.state.global_step <= self.sft.warmup_steps  # at small rates most are, whatever the recipe
+        if share <= 0.5 or warming_up or part in self.warned or not self.is_world_process_zero():
             return
         self.warned.add(part)
         owner = "the" if part == ALL else f"the {part} side's"
         warn(
             f"{share:.0%} of {owner} updates are lost in rounding (sft.weights={self.sft.weights}, "
-            f"sft.learning_rate={self.sft.learning_rate}, step {self.state.global_step}): use sft.weights=float32, "
-            "or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16"
+            f"sft.learning_rate={self.sft.learning_rate}, step {self.state.global_step}): "
+            + (
+                "raise sft.learning_rate"
+                if self.sft.weights == "float32"
+                else "use sft.weights=float32, or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16"
+            )
         )

@@ -1,0 +1,292 @@
+"""A dress rehearsal: every table of the papers, whole, over a Hub on this machine, with narrow models.
+
+Recipes, mixtures, seeds, partitions, choices, evaluations, numbers of layers, architectures and tokenizer classes are
+the shipped ones, and the commands are the program's own (prefetch, plan, table, report). The Hub of tests/rehearsal has
+the repositories that the tables read, laid out as published. Lowered are the width of the models and, by every., the
+rows (two optimizer steps a training), the validation rows, the interval of snapshots and the questions; for a CPU,
+precision and micro-batch. Random models that answer seldom write to the limit: theirs end most contexts.
+
+    python scripts/rehearsal.py                                            # all tables, one after the other
+    python scripts/rehearsal.py layer_swapping_table1 unreasonable_table2  # these
+    python scripts/rehearsal.py --quick                                    # a small part of one table a paper
+    python scripts/rehearsal.py --slurm unreasonable_table_a2              # as arrays on the Slurm of tests/slurm
+    python scripts/rehearsal.py --record results/bench/rehearsal.json      # tables not run keep their record
+
+Exits with 1 where a command fails, or a published cell is empty without a reason that the plan gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+for below in ("rehearsal", "data", "slurm"):
+    sys.path.insert(0, str(ROOT / "tests" / below))
+
+from fake_hub import serving  # noqa: E402
+from published import GATED, TOKEN, add_troubles, fill, proxy_certificate  # noqa: E402
+
+from pipeline.runs.provenance import machine_facts, package_versions  # noqa: E402
+
+LAYER_SWAPPING = [f"layer_swapping_{name}" for name in ("table1", "table2", "table5", "table6", "claims", "figures")]
+UNREASONABLE = [
+    f"unreasonable_{name}"
+    for name in ("table_a8", "table2", "table3", "table1", "table_a1", "table_a2", "table_a3", "bars", "correlations",
+                 "friedman")
+]  # fmt: skip
+# Warm-up of the first paper is 1,000 steps: at the second, its rates move nothing, and merges refuse such experts.
+# Two steps of the largest batch: 8 rows of the first paper, and of the second 32, or 64 a side where two sides train.
+SCORING = ["every.eval.limit=2"]
+TRAINING = {
+    "layer_swapping": [
+        "every.data.size=16",
+        "every.sft.snapshot_every=8",
+        "every.select.eval.limit=2",
+        "every.sft.warmup_steps=0",
+    ],
+    "unreasonable": ["every.data.size=64", "every.data.validation=2", "every.sft.micro_batch_size=32"],
+}
+# Pages of 1,100 tokens are packed into rows, of which two steps of 1,024 tokens each take minutes on a CPU.
+PRETRAINING = [
+    "every.data.size=16",
+    "every.data.validation=2",
+    "every.sft.seq_length=256",
+    "every.sft.micro_batch_size=16",
+]
+ON_CPU = ["every.sft.precision=fp32"]
+UNTRAINED, UNSCORED, PRETRAINED = ["unreasonable_table_a8"], ["layer_swapping_figures"], ["unreasonable_table_a2"]
+# Table A.3's 2,000 steps are its own and no rows': here four, and switches that fit in them.
+SWITCHING = """axes: {steps: [1, 2]}
+runs:
+  switching: {stage: sft, expert: "math_{language}", sft: simultaneous, partition: "{partition}",
+    recipe: unreasonable_simultaneous, seed: "{seed}", sft.steps_per_switch: "{steps}", sft.steps: 4,
+    sft.validate_at_start: true}
+compare: {"1": ["2"]}"""
+PARTS = {"unreasonable_table_a3": SWITCHING}
+QUICK = {
+    "layer_swapping_table6": "axes: {language: [sw], m: [1, 2], l: [1, 2]}",
+    "unreasonable_table2": "axes: {model: [qwen2.5_7b_instruct]}",
+}
+
+
+def words_of(table: str) -> list[str]:
+    """What is lowered in a table: keys that none of its runs reads are refused."""
+    training = (
+        PRETRAINING if table in PRETRAINED else next(TRAINING[name] for name in TRAINING if table.startswith(name))
+    )
+    if table == "unreasonable_table_a3":
+        training = ["every.data.size=128", *training[1:]]  # two switches a side
+    return [*(SCORING if table not in UNSCORED else []), *([*training, *ON_CPU] if table not in UNTRAINED else [])]
+
+
+class Place:
+    """Where it runs: folders, the Hub, and the commands' environment."""
+
+    def __init__(self, folder: Path, address: str, certificate: Path) -> None:
+        self.folder, self.runs = folder, folder / "runs"
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if "proxy" not in key.lower() and key != "HF_TOKEN"},
+            "http_proxy": address, "https_proxy": address, "no_proxy": "127.0.0.1,localhost",
+            "SSL_CERT_FILE": str(certificate),
+            "HF_ENDPOINT": address, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1",
+            "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false",
+        }  # fmt: skip
+
+    def command(
+        self, *words: str, offline: bool = False, status: int = 0, token: str | None = TOKEN
+    ) -> tuple[str, float]:
+        """A command of the program, its output in a log of the folder. Returns its output, where it is to fail with
+        what it said of that, and its seconds.
+
+        Raises:
+            SystemExit: it ended with another status.
+        """
+        there = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if offline else {}
+        there |= {"HF_TOKEN": token} if token else {}
+        begun, command = time.perf_counter(), [*words, f"runs_dir={self.runs}", "tracking.mode=disabled"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", *command], env=self.environment | there, capture_output=True, text=True
+        )
+        seconds = time.perf_counter() - begun
+        with open(self.folder / "commands.log", "a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}status {done.returncode}, {seconds:.1f} s\n\n")
+        if done.returncode != status:
+            told = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+            raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}, not {status}:\n{told}")
+        return done.stdout + (done.stderr if status else ""), seconds
+
+
+def refuse_without_token(place: Place, table: str, words: list[str]) -> list[str]:
+    """What is wrong with the answer to someone who has not accepted the terms of gated repositories."""
+    told, _ = place.command("stage=prefetch", f"table={table}", *words, status=1, token=None)
+    refused = any(f"({name.partition('/')[2]}) is gated: accept its terms" in told for name in GATED)
+    return [] if refused else [f"without a token nothing is said to be gated: {told.splitlines()[-1]}"]
+
+
+def rehearse(place: Place, table: str, words: list[str], launcher: list[str], cluster: Any = None) -> dict[str, Any]:
+    """Run a table and read its report. Returns its row of the record."""
+    name, begun = Path(table).stem, time.perf_counter()
+    refusals = [] if (place.runs / "hub.lock.json").is_file() else refuse_without_token(place, table, words)
+    words = [f"table={table}", *words]
+    _, prefetching = place.command("stage=prefetch", *words)
+    plan, _ = place.command("stage=plan", *words, "plan.worlds=0", offline=True)
+    _, seconds = place.command("stage=table", *words, *launcher, offline=True, status=75 if cluster else 0)
+    if cluster:
+        cluster.idle(3600)
+        place.command("stage=table", *words, *launcher, offline=True)
+    again, _ = place.command("stage=plan", *words, "plan.worlds=0", offline=True)
+    place.command("stage=report", *words, offline=True)
+    to_compute = re.search(r"^(\d+) of (\d+) runs to compute", plan)
+    assert to_compute is not None, plan
+    finished = re.match(r"0 of \d+ runs to compute", again)
+    problems = refusals + ([] if finished else [f"not finished: {again.splitlines()[0]}"])
+    kinds = dict(re.findall(r"^([a-z ]+): (\d+), \d+ finished$", again, re.MULTILINE))
+    row = {
+        "table": name, "launcher": "slurm, two nodes" if cluster else " ".join(launcher),
+        "runs": sum(map(int, kinds.values())), "computed": int(to_compute[1]), "kinds": kinds,
+        **read_cells(place.runs / "reports" / name, plan, problems),
+        "prefetch_seconds": round(prefetching, 1), "table_seconds": round(seconds, 1),
+        "minutes": round((time.perf_counter() - begun) / 60, 1), "problems": problems,
+    }  # fmt: skip
+    return row
+
+
+def read_cells(report: Path, plan: str, problems: list[str]) -> dict[str, Any]:
+    """Counts of the cells of a report; what is wrong with them is added to `problems`."""
+    with open(report / "cells.csv", encoding="utf-8", newline="") as lines:
+        cells = list(csv.DictReader(lines))
+    published = [cell for cell in cells if cell["published"]]
+    reasons = Counter(re.sub(r"\S+-[0-9a-f]{8}\b", "RUN", cell["missing"]) for cell in cells if not cell["value"])
+    for cell in cells:
+        place = f"{cell['row']} {cell['column']}"
+        if not cell["value"] and not cell["missing"]:
+            problems.append(f"empty without a reason: {place}")
+        elif not cell["value"] and cell["published"] and f"left out: {cell['missing']}" not in plan:
+            problems.append(f"the plan does not say that {place} is empty: {cell['missing']}")
+    counted = re.findall(r"^published: .* for (\d+) cells?", plan, re.MULTILINE)
+    if len(published) != sum(map(int, counted)):
+        problems.append(f"{len(published)} cells have a published number, the plan counts {counted}")
+    return {
+        "cells": len(cells), "filled": sum(bool(cell["value"]) for cell in cells), "published": len(published),
+        "published_filled": sum(bool(cell["value"]) for cell in published), "missing": dict(reasons),
+    }  # fmt: skip
+
+
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    from cluster import Cluster
+
+    made = Cluster()
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def part_of(folder: Path, table: str, changes: str) -> str:
+    """A file with a part of a table."""
+    file = folder / f"{table}_part.yaml"
+    file.write_text(f"defaults: [{table}]\nname: {file.stem}\n{changes}\n")
+    return str(file)
+
+
+def show(rows: list[dict[str, Any]]) -> str:
+    heads = ("table", "runs", "computed here", "published cells filled", "all cells filled", "minutes", "missing")
+    lines = [heads]
+    for row in rows:
+        if "failed" in row:
+            lines.append((row["table"], "", "", "", "", "", "FAILED " + row["failed"].splitlines()[0]))
+            continue
+        missing = "; ".join(f"{count}: {reason}" for reason, count in row["missing"].items())
+        filled = f"{row['published_filled']} of {row['published']}", f"{row['filled']} of {row['cells']}"
+        lines.append((row["table"], str(row["runs"]), str(row["computed"]), *filled, str(row["minutes"]), missing))
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", default=[*LAYER_SWAPPING, *UNREASONABLE])
+    parser.add_argument("--quick", action="store_true", help="a small part of one table a paper")
+    parser.add_argument("--slurm", action="append", default=[], metavar="TABLE", help="run it on a Slurm of two nodes")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="keep everything here; by default it is deleted at the end")
+    parser.add_argument("--record", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary, serving() as hub:
+        folder = (asked.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        place = Place(folder, hub.address, proxy_certificate(folder, hub))
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory() as published:
+            fill(hub, Path(published))
+        add_troubles(hub)
+        print(f"the Hub is filled: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        rows = []
+        tables = list(QUICK) if asked.quick else [table for table in asked.tables if table not in asked.slurm]
+        jobs = [(table, False) for table in tables] + [(table, True) for table in asked.slurm]
+        for table, by_slurm in jobs:
+            words, parts = words_of(table), QUICK if asked.quick else PARTS
+            source = part_of(folder, table, parts[table]) if table in parts else table
+            try:
+                if by_slurm:
+                    with two_nodes() as cluster:
+                        place.environment |= {
+                            key: cluster.environment[key] for key in ("SLURM_CONF", "PIPELINE_PYTHON")
+                        }
+                        launcher = ["launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
+                        rows.append(rehearse(place, source, words, launcher, cluster))
+                else:
+                    launcher = ["launcher=local", f"launcher.workers={asked.workers}"]
+                    rows.append(rehearse(place, source, words, launcher))
+            except SystemExit as error:
+                rows.append({"table": table, "failed": str(error)})
+                print(f"{table}: {error}", file=sys.stderr)
+            print(show(rows[-1:]), file=sys.stderr)
+        minutes = (time.perf_counter() - begun) / 60
+        asked_for = Counter(line.split()[0] for line in hub.asked)
+    print(show(rows))
+    for row in rows:
+        for problem in row.get("problems", [])[:20]:
+            print(f"{row['table']}: {problem}")
+    print(f"{minutes:.1f} minutes; requests to the Hub: {dict(asked_for)}")
+    if asked.record:
+        write_record(asked.record, rows, minutes)
+    return int(any("failed" in row or row["problems"] for row in rows))
+
+
+def write_record(file: Path, rows: list[dict[str, Any]], minutes: float) -> None:
+    earlier = json.loads(file.read_text())["rows"] if file.is_file() else []
+    key = [(row["table"], row.get("launcher")) for row in rows]
+    kept = [row for row in earlier if (row["table"], row.get("launcher")) not in key]
+    record = {
+        "machine": machine_facts(), "versions": package_versions(), "note": NOTE, "parts": PARTS,
+        "words": {table: words_of(table) for table in [*LAYER_SWAPPING, *UNREASONABLE]},
+        "minutes_of_last": round(minutes, 1), "rows": [*kept, *rows],
+    }  # fmt: skip
+    file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+NOTE = (
+    "Narrow random models (hidden size 48 to 64, vocabulary of 700) with the true layers, architectures and tokenizer "
+    "classes; their output heads end most contexts, so that answers are short. Limits of answers, recipes, "
+    "mixtures, seeds, partitions, choices and evaluations are the shipped ones; `words` and `parts` are all that was "
+    "changed. Tables share one runs_dir, in the order of rows: `computed` are the runs that no earlier table had."
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The papers' models as published on the Hub, but narrow: true architectures, layers, tokenizer classes, chat templates
+and files, with random weights of small width and a small vocabulary.
+
+Answers of random models go on to the limit. Here the output head favours the token that ends an answer, so that most
+contexts end it: answers have a few tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PIECES = 700  # of the vocabulary, special tokens aside
+SHARDS = 4  # files of weights, as of 8B in bfloat16
+ENDING = 0.97  # of random contexts are followed by the end of the answer
+
+LLAMA_CHAT = (
+    "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content']|trim %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system_message = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}{{- 'Cutting Knowledge Date: December 2023\n' }}"
+    "{{- 'Today Date: ' + date_string + '\n\n' }}{{- system_message }}{{- '<|eot_id|>' }}"
+    "{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content']|trim + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+QWEN_CHAT = (
+    "{%- if messages[0]['role'] == 'system' %}{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}"
+    "{%- else %}{{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    "<|im_end|>\n' }}{%- endif %}{%- for message in messages %}"
+    "{%- if message.role == 'user' or message.role == 'assistant' or (message.role == 'system' and not loop.first) %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+COHERE_CHAT = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% if system_message != false %}"
+    "{{ '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>' + system_message + '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
+    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + message['content'].strip()"
+    " + '<|END_OF_TURN_TOKEN|>' }}{% elif message['role'] == 'assistant' %}"
+    "{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + message['content'].strip() + '<|END_OF_TURN_TOKEN|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+)
+FALCON_CHAT = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '\n' }}"
+    "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
+    "{% elif message['role'] == 'assistant' %}{% if not loop.last %}"
+    "{{ '<|assistant|>\n'  + message['content'] + eos_token + '\n' }}{% else %}"
+    "{{ '<|assistant|>\n'  + message['content'] + eos_token }}{% endif %}{% endif %}"
+    "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
+)
+
+
+@dataclass
+class Family:
+    """A published model. config: fields of its config.json, special tokens by name; special: its special tokens in the
+    order of their ids; begins: whether the tokenizer puts bos before a text."""
+
+    tokenizer_class: str
+    special: list[str]
+    eos: str
+    pad: str | None
+    bos: str | None
+    begins: bool
+    chat: Any
+    config: dict[str, Any]
+    generation: dict[str, Any] = field(default_factory=dict)
+    consolidated: bool = False  # Meta's own format beside the weights, original/
+
+
+LLAMA_TOKENS = [
+    "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
+]  # fmt: skip
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0,
+    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "num_hidden_layers": 32, "initializer_range": 0.02, "max_position_embeddings": 131072,
+    "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True,
+}  # fmt: skip
+FALCON = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "activation": "swiglu", "attention_bias": False,
+    "attention_dropout": 0.0, "head_dim": 4, "hidden_act": "silu", "hidden_size": 48, "intermediate_size": 96,
+    "num_attention_heads": 12, "num_key_value_heads": 4, "num_hidden_layers": 28, "initializer_range": 0.02,
+    "max_position_embeddings": 32768, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000042, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.46.1", "use_cache": True,
+}  # fmt: skip
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 56, "intermediate_size": 96, "num_attention_heads": 7, "num_key_value_heads": 1,
+    "num_hidden_layers": 28, "initializer_range": 0.02, "max_position_embeddings": 32768, "max_window_layers": 28,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
+}  # fmt: skip
+COHERE = {
+    "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False, "attention_dropout": 0.0,
+    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "num_hidden_layers": 32, "initializer_range": 0.02, "layer_norm_eps": 1e-05,
+    "logit_scale": 0.125, "max_position_embeddings": 8192, "rope_theta": 10000, "torch_dtype": "float16",
+    "transformers_version": "4.44.0", "use_cache": True, "use_qk_norm": False,
+}  # fmt: skip
+COHERE_TOKENS = [
+    "<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<EOS_TOKEN>", "<EOP_TOKEN>",
+    "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>",
+]  # fmt: skip
+FAMILIES = {
+    "meta-llama/Llama-3.1-8B": Family(
+        "PreTrainedTokenizerFast", LLAMA_TOKENS, "<|end_of_text|>", None, "<|begin_of_text|>", True, None,
+        LLAMA | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": "<|end_of_text|>"},
+        {"do_sample": True, "temperature": 0.6, "top_p": 0.9}, True,
+    ),
+    "meta-llama/Llama-3.1-8B-Instruct": Family(
+        "PreTrainedTokenizerFast", LLAMA_TOKENS, "<|eot_id|>", None, "<|begin_of_text|>", True, LLAMA_CHAT,
+        LLAMA | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]},
+        {"do_sample": True, "temperature": 0.6, "top_p": 0.9}, True,
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": Family(
+        "Qwen2Tokenizer", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>", "<|endoftext|>", None, False,
+        QWEN_CHAT, QWEN | {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|im_end|>"},
+        {"do_sample": True, "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20,
+         "pad_token_id": "<|endoftext|>", "eos_token_id": ["<|im_end|>", "<|endoftext|>"]},
+    ),
+    "CohereLabs/aya-expanse-8b": Family(
+        "CohereTokenizerFast", COHERE_TOKENS, "<|END_OF_TURN_TOKEN|>", "<PAD>", "<BOS_TOKEN>", True,
+        [{"name": name, "template": COHERE_CHAT} for name in ("default", "tool_use", "rag")],
+        COHERE | {"bos_token_id": "<BOS_TOKEN>", "eos_token_id": "<|END_OF_TURN_TOKEN|>", "pad_token_id": "<PAD>"},
+    ),
+    "tiiuae/Falcon3-7B-Instruct": Family(
+        "PreTrainedTokenizerFast", ["<|endoftext|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"],
+        "<|endoftext|>", "<|pad|>", None, False, FALCON_CHAT,
+        FALCON | {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
+    ),
+}  # fmt: skip
+
+
+def write_model(name: str, folder: Path, texts: Iterable[str], seed: int = 0) -> None:
+    """The files of a published model's repository, narrow. texts: what its vocabulary is made from."""
+    family = FAMILIES[name]
+    folder.mkdir(parents=True)
+    ids = write_tokenizer(family, folder, texts)
+    write_weights(family, folder, ids, seed)
+    (folder / "README.md").write_text(
+        f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n# {name}\n"
+    )
+    (folder / "LICENSE").write_text("as published\n")
+    if family.consolidated:
+        original = folder / "original"
+        original.mkdir()
+        (original / "consolidated.00.pth").write_bytes(b"PK\x03\x04 a pickle")
+        (original / "params.json").write_text('{"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8}\n')
+        (original / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
+
+
+def write_tokenizer(family: Family, folder: Path, texts: Iterable[str]) -> dict[str, int]:
+    """A byte-level BPE with the family's class and special tokens. Returns the ids of these."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    words = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"""
+    signs = r""" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words + signs), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=sorted(alphabet), show_progress=False)
+    )
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
+    ids = {token: made.token_to_id(token) for token in family.special}
+    if family.begins and family.bos:
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{family.bos} $A",
+            pair=f"{family.bos} $A {family.bos} $B",
+            special_tokens=[(family.bos, ids[family.bos])],
+        )
+    made.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": family.bos, "eos_token": family.eos, "pad_token": family.pad}
+    config: dict[str, Any] = {
+        "added_tokens_decoder": {
+            str(at): {"content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+                      "special": True}
+            for token, at in ids.items()
+        },
+        **named,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": 131072,
+        "tokenizer_class": family.tokenizer_class,
+    }  # fmt: skip
+    if family.chat is not None:
+        config["chat_template"] = family.chat
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False))
+    (folder / "special_tokens_map.json").write_text(json.dumps({key: value for key, value in named.items() if value}))
+    if family.tokenizer_class == "Qwen2Tokenizer":  # its repository has the older files too
+        model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"], ensure_ascii=False), encoding="utf-8")
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    return ids
+
+
+def write_weights(family: Family, folder: Path, ids: dict[str, int], seed: int) -> None:
+    """config.json as published but for its widths, generation_config.json, and the weights in shards with an index."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def numbered(value: Any) -> Any:
+        return [ids[one] for one in value] if isinstance(value, list) else ids.get(value, value)
+
+    config = {key: numbered(value) if key.endswith("_token_id") else value for key, value in family.config.items()}
+    config["vocab_size"] = -(-(PIECES + len(ids)) // 64) * 64  # rounded up, as published: more rows than tokens
+    of_tokens = {key: value for key, value in config.items() if key.endswith("_token_id")}
+    generation = (
+        {"_from_model_config": True}
+        | of_tokens
+        | {key: numbered(value) if key.endswith("_token_id") else value for key, value in family.generation.items()}
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0, 0.05) if parameter.dim() == 1 else parameter.normal_(0.0, 0.2)
+        for layer, parameter in model.named_parameters():
+            if layer.endswith("_proj.bias"):
+                parameter.normal_(0.0, 0.2)
+        end_answers(model, ids[family.eos])
+    model.to(getattr(torch, family.config["torch_dtype"]))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    model.save_pretrained(folder, max_shard_size=size // SHARDS + 2**14)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))  # as published, not as this version writes it
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
+
+
+def end_answers(model: Any, end: int) -> None:
+    """Change the output head so that `end` is the likeliest token in most random contexts, and no other special token
+    in any: what the states of all contexts have in common, as all embeddings have a share in one direction."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    shared = torch.randn(embedding.shape[1], generator=generator)
+    shared -= shared.mean()  # which Cohere's norm removes
+    embedding += 4 * embedding.norm(dim=1).mean() * shared / shared.norm()
+    contexts = torch.randint(0, PIECES, (256, 24), generator=generator)
+    states = model.model(contexts).last_hidden_state[:, -1]
+    common = states.mean(dim=0) / states.mean(dim=0).norm()
+    head[PIECES:] -= 2 * head.norm(dim=1).mean() * common
+    scores = states @ head.T
+    scores, wanted = scores[:, :PIECES].amax(dim=1), scores[:, end]
+    head[end] += common * ((scores - wanted) / (states @ common)).quantile(ENDING)
