@@ -171,6 +171,9 @@ DTYPES: dict[str, dict[str, Any]] = {
     "bfloat16 weights, no autocast": {"weights": "bfloat16", "precision": "fp32"},
     "adapters": {"weights": "float32", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
     "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
+    "two sides in turns": {"weights": "float32", "precision": "bf16", "method": "simultaneous"},
+    "adapters in turns": {
+        "weights": "float32", "precision": "bf16", "method": "simultaneous", "adapter": "lora", "lora_rank": 4},
 }  # fmt: skip
 
 
@@ -189,7 +192,10 @@ def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
                 batch_size=8, micro_batch_size=2, processes=2, parallel=parallel, learning_rate=1e-3, steps=6, **knobs
             )
             start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
-            made = tiny.trainer(work / "t", recipe, tiny.rows(48), None, of=start, validation=tiny.rows(8))
+            joint = recipe.method == "simultaneous"
+            rows, held_out = (tiny.joint(24), tiny.joint(4)) if joint else (tiny.rows(48), tiny.rows(8))
+            partition = tiny.B if joint else None
+            made = tiny.trainer(work / "t", recipe, rows, partition, of=start, validation=held_out)
             facts[parallel][name] = dtypes_of(made, work / f"{parallel} {name}")
             AcceleratorState._reset_state(reset_partial_state=True)
     return facts

@@ -67,6 +67,9 @@ class Toggle(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.active = {side: self.trainer.parameters_of(side) for side in SIDES}
+        if self.trainer.is_fsdp_enabled:  # shards take the dtype of their gradients from what is trained when first used
+            model: Any = self.trainer.model
+            model._get_fsdp_state()._lazy_init()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         turn = self.trainer.part_of(state.global_step)

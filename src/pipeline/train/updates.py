@@ -22,7 +22,8 @@ class Sample:
         counts = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
         shares = [size / max(count, 1) for size, count in zip(sizes, counts, strict=True)]
         device = own_shard(self.parameters[0]).device
-        self.shares = torch.repeat_interleave(torch.tensor(shares), torch.tensor(counts)).to(device)
+        repeats, total = torch.tensor(counts), sum(counts)
+        self.shares = torch.repeat_interleave(torch.tensor(shares), repeats, output_size=total).to(device)
         self.weights = self.has_gradient = torch.empty(0)
 
     def record_before_step(self) -> None:

@@ -1,0 +1,247 @@
+#!/usr/bin/env python
+"""The branches of src/pipeline that only a machine with CUDA takes, and what executes each of them without one.
+
+    python scripts/cuda_branches.py              # the list: stand-in tests, and what is never executed here
+    python scripts/cuda_branches.py --verify     # runs the stand-in tests, and sees that they reach the branch
+
+Found in the syntax: torch.cuda, names that CUDA gives to variables, errors and libraries, comparisons with a device or
+with fsdp2, and the trainer's is_fsdp_enabled. A place is a function; `reached` is a line of it that CUDA alone decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src/pipeline"
+WORDS = re.compile(r"cuda|nccl|cublas|flash|OutOfMemoryError", re.IGNORECASE)
+
+
+class StandIn(NamedTuple):
+    """test: the file and its function; reached: a part of the line that it executes, empty for one that runs in
+    processes of its own and cannot be seen to."""
+
+    test: str
+    reached: str
+
+
+HERE = "tests/test_cuda_branches.py::"
+PROCESSES = "tests/train/test_processes.py::"
+SHARDS = StandIn(PROCESSES + "test_shards_in_two_processes_equal_one", "")
+MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
+TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
+STAND_INS = {
+    "estimate/durations.py::visible_gpus": StandIn(
+        "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
+    ),
+    "evaluate/prefix.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
+    "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
+    "evaluate/shards.py::Helpers.__init__": StandIn(HERE + "test_helpers_take_the_other_gpus", "visible.split"),
+    "evaluate/shards.py::_begin": StandIn(HERE + "test_helpers_take_the_other_gpus", "os.environ["),
+    "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", "model.to("),
+    "evaluate/torch_backend.py::TorchBackend.halving": StandIn(
+        HERE + "test_memory_is_given_back_before_a_smaller_batch", "empty_cache()"
+    ),
+    "launch/in_process.py::refuse_without_gpus": StandIn(
+        "tests/study/test_gpus_asked.py::test_more_processes_than_gpus", "raise PipelineError"
+    ),
+    "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", 'return "out of memory'),
+    "launch/local_pool.py::Worker.start": StandIn(HERE + "test_a_worker_sees_its_gpu_alone", "CUDA_VISIBLE_DEVICES"),
+    "results/computed.py::describe_gpu_time": StandIn(
+        "tests/study/test_reporting.py::test_the_page_says_how_its_numbers_were_computed", "hours[device] +="
+    ),
+    "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
+    "runs/run.py::decided_beyond_knobs": StandIn(
+        "tests/runs/test_run.py::test_only_trainings_in_shards_are_others_than_before", 'return {"shards"'
+    ),
+    "train/memory.py::states": StandIn(MEMORY, "shards = sft.processes"),
+    "train/memory.py::training_memory": StandIn(MEMORY, "sharded = sft.parallel"),
+    "train/memory.py::step_moments": StandIn(MEMORY, "cast = 2 if"),
+    "train/optim.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
+    "train/processes.py::set_ranks_from_srun": StandIn(
+        PROCESSES + "test_a_task_of_srun_is_named_to_torch_as_torchrun_names_it", "= visible[local]"
+    ),
+    "train/processes.py::init_process_group": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
+    "train/simultaneous.py::refuse_parallel": SHARDS,
+    "train/simultaneous.py::refuse_flat_shards": SHARDS,
+    "train/simultaneous.py::Toggle.on_train_begin": StandIn(
+        PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
+    ),
+    "train/stage.py::train_in_process": StandIn(
+        "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
+        "CUBLAS_WORKSPACE_CONFIG",
+    ),
+    "train/stage.py::gpu_memory": StandIn(HERE + "test_a_training_asks_the_card_for_its_memory", "total_memory"),
+    "train/stage.py::warn_where_slow": StandIn(HERE + "test_bfloat16_is_not_slow_on_a_gpu", "cpu_has_bf16()"),
+    "train/stage.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
+    "train/stage.py::fsdp_arguments": StandIn(TRAINER, 'return {"fsdp": True'),
+    "train/trainer.py::weigh_only_labels": StandIn(
+        "tests/train/test_optim.py::test_muon_follows_the_schedule_behind_accelerate", "_use_triton = lambda"
+    ),
+    "train/trainer.py::Trainer.compute_loss": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
+    "train/trainer.py::Trainer.interval_metrics": SHARDS,
+}
+NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
+    "evaluate/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
+    "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
+    "merge/live.py::_stored_pieces": "merging into memory of the card, piece by piece; the same test",
+    "train/checkpoints.py::Checkpoints.on_train_begin": "a resumed training's sums are read to cuda:N, not to the CPU",
+    "train/stage.py::train_in_process.gather_weights": "the stage saves what FSDP2 gathers; test_processes.py gathers",
+}
+LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
+    "evaluate/score.py::rounding_settings": 2,
+    "evaluate/shards.py::Helpers.__init__": 2,
+    "evaluate/torch_backend.py::TorchBackend.halving": 2,
+    "train/processes.py::set_ranks_from_srun": 2,
+    "train/stage.py::fsdp_arguments": 2,
+}
+LIBRARIES = (  # of what is in no branch of ours
+    "NCCL: collectives are gloo's in tests, and none at all in scripts/bench_shapes.py",
+    "the fused AdamW of CUDA: that of the CPU is tested",
+    "flash and memory-efficient attention of CUDA: sdpa is the CPU's in tests",
+    "TRL's Triton kernels of the loss: their stand-ins in torch are tested",
+    "torchao's compiled step: it runs uncompiled in tests",
+)
+
+
+def places() -> dict[str, list[tuple[int, str]]]:
+    """Function -> (line, code) of what only CUDA decides in it."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for path in sorted(SRC.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node, name in with_function(tree, ""):
+            if name and id(node) not in texts and (code := of_cuda(node)):
+                found.setdefault(f"{path.relative_to(SRC)}::{name}", []).append((node.lineno, code))
+    return found
+
+
+def with_function(node: ast.AST, name: str) -> Iterator[tuple[ast.expr, str]]:
+    for child in ast.iter_child_nodes(node):
+        inner = name
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}".lstrip(".")
+        if isinstance(child, ast.expr):
+            yield child, inner
+        yield from with_function(child, inner)
+
+
+def of_cuda(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Attribute):
+        decided = ast.unparse(node).startswith("torch.cuda.") or node.attr in ("is_fsdp_enabled", "_use_triton")
+        return ast.unparse(node) if decided else None
+    if isinstance(node, ast.Constant):
+        return repr(node.value) if isinstance(node.value, str) and WORDS.search(node.value) else None
+    if isinstance(node, ast.Compare):
+        values = [one.value for one in (node.left, *node.comparators) if isinstance(one, ast.Constant)]
+        return ast.unparse(node) if {"cpu", "cuda", "fsdp2"} & set(values) else None
+    return None
+
+
+def lines_of(place: str) -> dict[int, str]:
+    """Number -> text of the lines of a function."""
+    file, _, name = place.partition("::")
+    text = (SRC / file).read_text(encoding="utf-8")
+    node: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        [node] = [one for one in ast.walk(node) if getattr(one, "name", None) == part and hasattr(one, "body")]
+    lines = text.splitlines()
+    return {number: lines[number - 1] for number in range(node.lineno, (node.end_lineno or 0) + 1)}  # type: ignore[attr-defined]
+
+
+def problems() -> list[str]:
+    """What is wrong with the lists; empty if each place is in one of them, and each test and line is there."""
+    found, wrong = places(), []
+    for place in sorted(found.keys() - STAND_INS.keys() - NEVER.keys()):
+        wrong.append(f"{place} has a branch for CUDA ({found[place][0][1]}) and is in neither list")
+    for place in sorted((STAND_INS.keys() | NEVER.keys()) - found.keys()):
+        wrong.append(f"{place} is listed and has no branch for CUDA")
+    for place in sorted(found.keys() & (STAND_INS.keys() | NEVER.keys())):
+        lines = sorted({line for line, _ in found[place]})
+        if len(lines) != LINES.get(place, 1):
+            wrong.append(f"{place}: CUDA decides in lines {lines}, not in {LINES.get(place, 1)}: is one new?")
+    for place, (test, reached) in STAND_INS.items():
+        file, _, name = test.partition("::")
+        if not (ROOT / file).is_file() or not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE):
+            wrong.append(f"{place}: there is no {test}")
+        if place in found and not any(reached in text for text in lines_of(place).values()):
+            wrong.append(f"{place}: no line with {reached}")
+    return wrong
+
+
+# ---------------------------------------------------------------------------------------------------- reached?
+
+SEEN = "PIPELINE_CUDA_BRANCHES"  # the file that a run of pytest with this module as a plugin writes
+
+
+def pytest_configure(config: object) -> None:
+    """Trace the lines of the places; those reached are written at the end."""
+    if SEEN not in os.environ:
+        return
+    environment = os.environ  # tests replace it
+    wanted: dict[tuple[str, int], str] = {}
+    for place, (_, reached) in STAND_INS.items():
+        for number, text in lines_of(place).items():
+            if reached and reached in text:
+                wanted[str(SRC / place.partition("::")[0]), number] = place
+    files = {file for file, _ in wanted}
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        code = frame.f_code  # type: ignore[attr-defined]
+        if event == "call":
+            return trace if code.co_filename in files else None
+        if place := wanted.get((code.co_filename, frame.f_lineno)):  # type: ignore[attr-defined]
+            test = environment["PYTEST_CURRENT_TEST"].partition(" ")[0].partition("[")[0]
+            with open(environment[SEEN], "a") as file:
+                file.write(f"{place} {test}\n")
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]
+
+
+def unreached(folder: Path) -> list[str]:
+    """Places whose stand-in test did not execute their line."""
+    tests = sorted({test for test, reached in STAND_INS.values() if reached})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "cuda_branches", "-p", "no:cacheprovider", *tests]
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, SEEN: str(folder / "seen"), "PYTHONPATH": paths}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
+    seen = set((folder / "seen").read_text().splitlines())
+    return [place for place, (test, reached) in STAND_INS.items() if reached and f"{place} {test}" not in seen]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--verify", action="store_true", help="run the stand-in tests and see that they reach the branch"
+    )
+    wrong = problems()
+    if parser.parse_args().verify and not wrong:
+        from tempfile import TemporaryDirectory
+
+        with TemporaryDirectory() as folder:
+            wrong = [f"{place}: {STAND_INS[place].test} does not reach it" for place in unreached(Path(folder))]
+    print(f"{len(STAND_INS)} functions with a branch for CUDA, executed by a stand-in:")
+    for place, (test, _) in STAND_INS.items():
+        print(f"  {place}: {test}")
+    print(f"never executed here, {len(NEVER)} functions:")
+    for place, reason in NEVER.items():
+        print(f"  {place}: {reason}")
+    print("nor, of libraries:")
+    for reason in LIBRARIES:
+        print(f"  {reason}")
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Branches that only a machine with CUDA takes, with a stand-in for its card, as scripts/cuda_branches.py lists."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config.evaluation import Eval
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Sft
+from pipeline.evaluate import score, shards, torch_backend
+from pipeline.evaluate.prefix import FORCE_GROUPED, heads_as_they_are
+from pipeline.launch import local_pool
+from pipeline.launch.in_process import error_sentence
+from pipeline.runs.provenance import machine_facts
+from pipeline.train import optim, processes, stage
+
+SCRIPT = Path(__file__).parents[1] / "scripts/cuda_branches.py"
+CARD = "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two cards of 80 GB, visible as 4 and 6; what was asked of them."""
+    asked: list[str] = []
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: CARD)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty_cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    return asked
+
+
+def load_script() -> Any:
+    spec = importlib.util.spec_from_file_location("cuda_branches", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_branch_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
+    script = load_script()
+    assert script.problems() == []
+    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/stage.py::gpu_memory": 2})
+    [more] = script.problems()
+    assert more.startswith("train/stage.py::gpu_memory: CUDA decides in lines [")
+    (tmp_path / "new.py").write_text(
+        '"""cuda"""\ndef pick():\n    return "cuda" if torch.cuda.is_available() else "cpu"\n'
+    )
+    monkeypatch.setattr(script, "SRC", tmp_path)
+    assert list(script.places()) == ["new.py::pick"]
+    new, *gone = script.problems()
+    assert new.startswith("new.py::pick has a branch for CUDA") and new.endswith("is in neither list")
+    assert len([line for line in gone if line.endswith("no branch for CUDA")]) == len(script.STAND_INS | script.NEVER)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def stage_of(**knobs: Any) -> TrainStage:
+    from pipeline.config.data import Data, Expert
+    from pipeline.config.training import Model
+
+    sft = Sft(name="full", batch_size=8, **knobs)
+    model, expert = Model(name="m", path="hub:org/m"), Expert(name="e", side="math")
+    return TrainStage(stage="sft", model=model, expert=expert, data=Data(), sft=sft, partition=None)
+
+
+def test_a_training_asks_the_card_for_its_memory(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stage.gpu_memory() == 80 * 2**30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert stage.gpu_memory() is None
+
+
+def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SFTConfig itself would ask the driver."""
+    monkeypatch.setattr(stage, "SFTConfig", lambda **given: given)
+    shared: Any = {"precision": "bf16", "processes": 2}
+    given: Any = stage.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
+    assert given["use_cpu"] is False and given["bf16"] is True and given["per_device_train_batch_size"] == 4
+    assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2, "reshard_after_forward": True}
+    given = stage.trainer_arguments(stage_of(**shared), False, False, tmp_path)
+    assert given["use_cpu"] is False and "fsdp" not in given
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    given = stage.trainer_arguments(stage_of(**shared), False, False, tmp_path)
+    assert given["use_cpu"] is True
+
+
+def test_bfloat16_is_not_slow_on_a_gpu(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stage, "cpu_has_bf16", lambda: False)
+    stage.warn_where_slow(Sft(name="full", precision="bf16"))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    stage.warn_where_slow(Sft(name="full", precision="bf16"))
+    assert "has no bfloat16 instructions" in capsys.readouterr().err
+
+
+def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stances: list[str] = []
+    monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
+    recipe = Sft(name="full", weights="bfloat16", optimizer="adamw_8bit")
+    kind, given = optim.torchao_optimizer(recipe)
+    assert (kind.__name__, given["bf16_stochastic_round"], stances) == ("AdamW8bit", True, [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    optim.torchao_optimizer(recipe)
+    assert stances == ["force_eager"]
+
+
+def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate takes NCCL where it is not told to be on a CPU."""
+    met: list[bool] = []
+    monkeypatch.setattr("accelerate.PartialState", lambda cpu, timeout: met.append(cpu))
+    monkeypatch.delenv(processes.BY_SRUN, raising=False)
+    processes.init_process_group()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    processes.init_process_group()
+    assert met == [False, True]
+
+
+# ------------------------------------------------------------------------------------------------ scoring
+
+
+class Moved(torch.nn.Linear):
+    """A model that records where it was moved."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.moved: list[str] = []
+
+    def to(self, device: str) -> Moved:  # type: ignore[override]
+        self.moved.append(device)
+        return self
+
+
+def test_models_are_scored_on_the_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder's, and a merge, which is put together there."""
+    merges: list[str] = []
+    live = SimpleNamespace(model=Moved(), tokenizer="t")
+    monkeypatch.setattr("pipeline.models.skeleton.build_skeleton", lambda *_: None)
+    monkeypatch.setattr(torch_backend.load, "load_tokenizer", lambda folder: "t")
+    monkeypatch.setattr(torch_backend.load, "load_model", lambda folder, dtype: Moved())
+    monkeypatch.setattr("pipeline.merge.live.model_of", lambda merge, dtype, device: merges.append(device) or live)
+    monkeypatch.setattr(torch_backend, "merge_or_folder", lambda weights: (None, weights))
+    backend = torch_backend.TorchBackend(8)
+    backend.load(tmp_path)
+    assert backend.model.moved == ["cuda"]
+    monkeypatch.setattr(torch_backend, "merge_or_folder", lambda weights: ("merge", None))
+    backend.load(tmp_path)
+    assert merges == ["cuda"] and backend.model is live.model
+
+
+def test_memory_is_given_back_before_a_smaller_batch(cuda: list[str]) -> None:
+    backend, tried = torch_backend.TorchBackend(8), []
+
+    def work() -> str:
+        tried.append((backend.batch_size, len(cuda)))
+        if backend.batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB.")
+        return "done"
+
+    assert backend.halving(work) == "done"
+    assert tried == [(8, 0), (4, 1), (2, 2)]
+
+
+def test_a_full_gpu_is_one_sentence() -> None:
+    told = error_sentence(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB."))
+    assert told is not None and told.startswith("out of memory: lower sft.micro_batch_size, sft.seq_length or eval.")
+    assert error_sentence(RuntimeError("CUDA error: device-side assert triggered")) is None
+
+
+def test_heads_are_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FORCE_GROUPED, raising=False)
+    for device, forced in (("cuda", None), ("cpu", "1")):
+        with heads_as_they_are(torch.device(device)):
+            assert os.environ.get(FORCE_GROUPED) == forced
+        assert FORCE_GROUPED not in os.environ
+
+
+def test_scores_name_the_card(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores below float32 are found again on the same card only."""
+    settings = Eval(name="mgsm_2shot", dtype="bfloat16")
+    there = score.rounding_settings(settings)
+    assert there["processor"] == CARD
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    here = score.rounding_settings(settings)
+    assert here["processor"] != CARD and {**here, "processor": CARD} == there
+
+
+def test_helpers_take_the_other_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names that this process sees; a helper sees its own alone."""
+    begun: list[Any] = []
+    monkeypatch.setattr(shards, "ProcessPoolExecutor", lambda count, spawn, begin, given: begun.append((begin, given)))
+    shards.Helpers(lambda: None, 1)  # type: ignore[arg-type,return-value]
+    [(begin, given)] = begun
+    assert given == ("6",)
+    begin(*given)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    shards.Helpers(lambda: None, 1)  # type: ignore[arg-type,return-value]
+    assert begun[1][1] == ("1",)
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append(env))
+    for gpu in ("6", None):
+        local_pool.Worker.start(gpu)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["6", "4,6"]
+
+
+def test_manifests_name_the_card(cuda: list[str]) -> None:
+    assert machine_facts()["device"] == CARD
