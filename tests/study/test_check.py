@@ -362,11 +362,11 @@ def test_random_weights_have_the_true_shape(name: str) -> None:
 
 def test_one_job_of_slurm(node: Node, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[Any] = []
-    queue: dict[str, str] = {}
+    queue = {"3": "/elsewhere/runs/.slurm/check-1.sh", "4": f"{tmp_path}/.slurm/mine-1.sh"}
 
     def submit_script(launcher: Any, file: Path, script: str, resources: Any, options: Any, log: str) -> str:
         submitted.append((file, script, resources))
-        queue["7"] = str(file)
+        queue["7"] = str(file.resolve())
         return "7"
 
     monkeypatch.setattr(check, "submit_script", submit_script)

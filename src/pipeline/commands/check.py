@@ -149,8 +149,9 @@ def submit(config: CheckStage, plan: Checking) -> None:
     check_installed("squeue", "sbatch")
     folder = Path(config.runs_dir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    waiting = (job for job, script in queued_jobs().items() if re.match(r"check-\d+\.sh", Path(script).name))
-    job = next(waiting, None)
+    scripts = {Path(script): job for job, script in queued_jobs().items()}
+    own = (job for script, job in scripts.items() if script.parent == folder.resolve() and script.match("check-*.sh"))
+    job = next(own, None)
     if job is None:
         words = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
         processes, threads = plan.sft.processes, plan.threads
