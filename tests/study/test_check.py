@@ -383,6 +383,14 @@ def test_one_job_of_slurm(node: Node, call: Call, tmp_path: Path, monkeypatch: p
     assert "launcher" not in command
 
 
+def test_a_dry_run_of_the_job_needs_no_slurm(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    told = call("stage=check", "launcher=slurm", "launcher.dry_run=true", *TWO, f"runs_dir={tmp_path}")
+    assert told.status == 0 and "nothing was submitted (launcher.dry_run=true)" in told.err
+    (script,) = tmp_path.rglob("check-*.sh")
+    assert "JOB1=$(sbatch --parsable" in told.err and str(script) in told.err and not (tmp_path / ".slurm").exists()
+
+
 def test_the_estimate_of_a_job_is_that_of_its_gpus(tmp_path: Path) -> None:
     """Of 8B parameters on a login node without one: minutes, where a CPU would take hours."""
     words = ["stage=check", "launcher=slurm", "hardware=a100_80x8", "model=llama3.1_8b", f"runs_dir={tmp_path}"]

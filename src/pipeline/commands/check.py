@@ -38,7 +38,7 @@ from pipeline.estimate.gpu_budget import moved, seconds_of_parts
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.in_process import error_sentence, reason_of, refuse_without_gpus
-from pipeline.launch.slurm_arrays import FOLDER, Resources, script_of, submit_script, write_speed
+from pipeline.launch.slurm_arrays import DRY_RUN, FOLDER, Resources, script_of, show_dry_run, submit_script, write_speed
 from pipeline.launch.slurm_commands import check_installed, queued_jobs
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.progress import say
@@ -146,10 +146,14 @@ def read_words(config: CheckStage) -> list[str]:
 
 def submit(config: CheckStage, plan: Checking) -> None:
     """Submit the same command as one job, with the GPUs of its largest training. Raises Held, with the job."""
-    check_installed("squeue", "sbatch")
-    folder = Path(config.runs_dir) / FOLDER
+    dry_run = config.launcher.dry_run
+    folder = Path(config.runs_dir) / (DRY_RUN if dry_run else FOLDER)
+    if dry_run:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        check_installed("squeue", "sbatch")
     folder.mkdir(parents=True, exist_ok=True)
-    scripts = {Path(script): job for job, script in queued_jobs().items()}
+    scripts = {Path(script): job for job, script in queued_jobs().items()} if not dry_run else {}
     own = (job for script, job in scripts.items() if script.parent == folder.resolve() and script.match("check-*.sh"))
     job = next(own, None)
     if job is None:
@@ -161,6 +165,8 @@ def submit(config: CheckStage, plan: Checking) -> None:
         script = script_of(config.launcher, ["-m", "pipeline", *words, *plan.words, *folders], "")
         file = folder / f"check-{time.time_ns()}.sh"
         job = submit_script(config.launcher, file, script, resources, ["--job-name", "check"], "%j")
+    if dry_run:
+        show_dry_run(folder)
     raise Held(
         f"job {job} is in the queue: its lines will be in {config.runs_dir}/.logs/slurm-{job}.log, its record in "
         f"{Path(config.runs_dir) / RECORD}"

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
@@ -107,7 +107,6 @@ def execute(
     name = plan_files.plan_name(targets)
     if launcher.dry_run:
         write_scripts(launcher, runs[0].runs_dir / DRY_RUN, name, [run for run in runs if run.hash in missing], again)
-        raise SystemExit(0)  # the command ends here: there is no result to show
     check_installed("squeue", "sbatch", "scontrol")
     with hold_lease(folder / "submitting", "submitting"):
         queued = jobs_in_queue(runs[0].runs_dir)
@@ -128,7 +127,7 @@ def execute(
 
 def write_scripts(
     launcher: Launcher, folder: Path, name: str, runs: Sequence[Run], again: Sequence[str] | None
-) -> None:
+) -> NoReturn:
     """Write the scripts of all jobs into an emptied folder, without a Slurm; submit.sh there would submit them."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -138,8 +137,14 @@ def write_scripts(
         jobs |= {run.hash: job for task in array.tasks for run in task}
     if again is not None:
         submit_continuation(launcher, folder, name, again, None, jobs)
+    show_dry_run(folder)
+
+
+def show_dry_run(folder: Path) -> NoReturn:
+    """Print what would submit the jobs, and end the command: there is no result to show."""
     text = (folder / SUBMIT).read_text(encoding="utf-8")
     print(f"{text}nothing was submitted (launcher.dry_run=true); these lines are {folder / SUBMIT}", file=sys.stderr)
+    raise SystemExit(0)
 
 
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
