@@ -245,7 +245,7 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
         name=name, batch_size=given["batch"], weights=weights, optimizer=optimizer, precision="bf16",
         gradient_checkpointing=True, adapter="lora" if rank else "none",
     )  # fmt: skip
-    memory = training_memory(shape, trained, given["length"], recipe)
+    memory = training_memory(shape, moved, given["length"], recipe)
     row: dict[str, Any] = {
         "part": "training",
         "name": f"{name}, {weights}, {optimizer}",

@@ -213,7 +213,8 @@ def moved(run: Run[TrainStage], shape: Shape) -> int:
 def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
     """Bytes a GPU; a micro-batch's longest row is taken to be of twice the mean."""
     mean = row_tokens(run.config.expert, run.config.expert.side, sft)
-    return sum(training_memory(shape, moved(run, shape), min(sft.seq_length, 2 * mean), sft).values())
+    parts = [part for _, part in trained_parts(run, shape)]
+    return sum(training_memory(shape, parts, min(sft.seq_length, 2 * mean), sft).values())
 
 
 def row_tokens(expert: Expert, side: str, sft: Sft) -> float:
