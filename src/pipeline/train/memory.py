@@ -228,9 +228,9 @@ def step_moments(
     else:
         head = (4 + (width if width < 4 else 0)) * embedding if whole else 0
         casts = 0 if lora or not autocast else 2 * trained
-        head = max(head, casts) if sft.gradient_checkpointing else head + (2 * shape.parameters if autocast else 0)
+        head = max(head, casts) if sft.gradient_checkpointing else head + (2 * shape.layers * layer if autocast else 0)
         top = low = (2 * layer if autocast else 0) + width * matrix
-        top += 2 * shape.parameters if autocast and not sft.gradient_checkpointing else 0
+        top += 2 * shape.layers * layer if autocast and not sft.gradient_checkpointing else 0
         waiting = width * embedding if whole and shape.tied else 0
         top, low, end = top + waiting, low + waiting, 2 * waiting + (width * embedding if whole else 0)
     return [
