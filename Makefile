@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results base mergekit-digests clean
+.PHONY: demo laptop test test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results base mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -24,6 +24,12 @@ laptop: $(VENV)/installed
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Dtypes and memory of all recipes of the papers at their true shapes, on fake tensors: half an hour; and whether the tests
+# that stand in for what only CUDA executes still execute it.
+test-shapes: $(VENV)/installed
+	PIPELINE_TEST_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_shapes.py
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/cuda_branches.py --verify
 
 # A real Slurm of two nodes on this machine (Debian's packages, as root): tables as arrays, whatever happens to the jobs.
 test-slurm: $(VENV)/installed

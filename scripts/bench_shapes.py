@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Memory of the papers' trainings at their true shapes, against the plan's estimate, without a GPU.
 
-    python scripts/bench_shapes.py                     # all, half an hour of one core, into results/bench/shapes.json
+    python scripts/bench_shapes.py           # all, a quarter of an hour of a core, into results/bench/shapes.json
     python scripts/bench_shapes.py --only NAME [NAME ...] --record ''
 
 The pipeline's own Trainer takes two optimizer steps of at most two micro-batches on fake tensors, which have shapes and
@@ -12,7 +12,8 @@ lives is added up whenever a tensor is made, resized or freed. Gigabytes are 10^
 the second step, by kind; `copies` are casts of weights, what fsdp2 gathers, and gradients before they are reduced.
 
 Different from a GPU: attention is the CPU's, which keeps the same tensors; the kernels of TRL's loss, which work in
-place, are left out, as is torchao's step, which is compiled. Fragments of the allocator and CUDA's context are not seen.
+place, are left out, as is torchao's step, which is compiled. What the allocator leaves unused, and CUDA's context, are
+not seen.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ import torch
 import trl.kernels.chunked_logprob
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 import pipeline.stages.rows  # noqa: F401  # registers the stages
 from pipeline.config.compose import compose
@@ -46,19 +46,19 @@ from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.runs.run import Run
 from pipeline.train import stage
-from pipeline.train.memory import micro_batches, trained_parameters, training_memory
+from pipeline.train.memory import micro_batches, training_memory
 from pipeline.train.trainable import choose_parameters
 
 aten = torch.ops.aten
 RECORD = Path(__file__).parents[1] / "results/bench/shapes.json"
 
-HARDWARE: dict[str, dict[str, Any]] = {  # as conf/hardware
-    "one 80 GB GPU": {
+HARDWARE: dict[str, dict[str, Any]] = {  # as conf/hardware; of an A100 and an H100 of 80 GB alike
+    "a100_80x1": {
         "processes": 1, "micro_batch_size": 4, "gradient_checkpointing": True, "weights": "bfloat16",
         "optimizer": "adamw_8bit",
     },
-    "four 80 GB GPUs": {"processes": 4, "parallel": "fsdp2", "gradient_checkpointing": True},
-    "eight 80 GB GPUs": {"processes": 8, "parallel": "fsdp2", "gradient_checkpointing": True},
+    "a100_80x8": {"processes": 4, "parallel": "fsdp2", "gradient_checkpointing": True},
+    "a100_80x8, sft.processes=8": {"processes": 8, "parallel": "fsdp2", "gradient_checkpointing": True},
 }  # fmt: skip
 OF_ADAPTERS = {"weights": "float32", "optimizer": "adamw"}  # which stay as everywhere
 UNREASONABLE = {
@@ -69,6 +69,22 @@ UNREASONABLE = {
     "simultaneous_lora B": [
         "sft=simultaneous_lora", "partition=B", "expert=math_sw", "recipe=unreasonable_simultaneous_lora"],
 }  # fmt: skip
+EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B of eight layers
+    "one pass": {}, "two passes": {"batch_size": 8}, "no autocast": {"precision": "fp32"},
+    "no checkpointing": {"gradient_checkpointing": False},
+    "no checkpointing, two passes": {"gradient_checkpointing": False, "batch_size": 8},
+    "bfloat16, no checkpointing": {
+        "weights": "bfloat16", "optimizer": "adamw_bf16", "gradient_checkpointing": False},
+    "fsdp2, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
+    "fsdp2, no checkpointing": {
+        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "gradient_checkpointing": False},
+    "fsdp2, no autocast": {"parallel": "fsdp2", "processes": 8, "batch_size": 32, "precision": "fp32"},
+    "fsdp2, bfloat16": {
+        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_bf16"},
+    "fsdp2, bfloat16, eight bits": {
+        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_8bit"},
+    "lora, no checkpointing": {"gradient_checkpointing": False},
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {  # what shapes of pipeline.models.shape are called in transformers
     "llama3.1_8b": {"model_type": "llama"}, "llama3.1_8b_instruct": {"model_type": "llama"},
     "qwen2.5_7b_instruct": {"model_type": "qwen2"}, "aya_expanse_8b": {"model_type": "cohere", "logit_scale": 0.125},
@@ -77,26 +93,31 @@ MODELS: dict[str, dict[str, Any]] = {  # what shapes of pipeline.models.shape ar
 
 
 def cases() -> dict[str, tuple[str, list[str], dict[str, Any]]]:
-    """Name -> (model, words of the recipe, knobs of the hardware). Recipes of the same sizes stand for one another:
-    math_1 is of 4 x 2,048 tokens, sw_1 of 8 x 1,024, joint_1 of 8 x 2,048; mixed is full, cpt is full."""
+    """Name -> (model, words of the recipe, knobs of the hardware).
+
+    Recipes of the same sizes stand for one another: math_1 is of 4 x 2,048 tokens, sw_1 of 8 x 1,024, joint_1 of
+    8 x 2,048; mixed and cpt are full. Adapters of two sides are as large as those of one method on all layers.
+    """
+    recipes = {
+        f"layer_swapping {name}": ("llama3.1_8b", [f"sft={way}", f"expert={expert}", f"recipe=layer_swapping_{name}"])
+        for name, way, expert in (("math_1", "full", "math"), ("sw_1", "full", "sw"), ("joint_1", "mixed", "math_sw"))
+    }
+    recipes |= {
+        f"unreasonable {way}, {model}": (model, words)
+        for model in list(MODELS)[1:]
+        for way, words in UNREASONABLE.items()
+        if way != "simultaneous_lora B" or model == "llama3.1_8b_instruct"
+    }
     found = {}
     for hardware, knobs in HARDWARE.items():
-        recipes = {
-            f"layer_swapping {name}": ("llama3.1_8b", [f"sft={way}", f"expert={expert}", f"recipe=layer_swapping_{name}"])
-            for name, way, expert in (
-                ("math_1", "full", "math"), ("sw_1", "full", "sw"), ("joint_1", "mixed", "math_sw")
-            )
-        }  # fmt: skip
-        recipes |= {
-            f"unreasonable {way}, {model}": (model, words)
-            for model in list(MODELS)[1:]
-            for way, words in UNREASONABLE.items()
-        }
         for name, (model, words) in recipes.items():
-            given = knobs | (OF_ADAPTERS if "lora" in name else {})
-            if knobs["processes"] == 8 and "math_1" in name:
-                continue  # 4 rows a step
-            found[f"{hardware}: {name}"] = (model, words, given)
+            if knobs["processes"] == 8 and "full," not in name and "simultaneous B, llama" not in name:
+                continue  # as with four, but of half the size
+            found[f"{hardware}: {name}"] = (model, words, knobs | (OF_ADAPTERS if "lora" in name else {}))
+    shared = {"processes": 1, "batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": True}
+    for name, knobs in EIGHT_LAYERS.items():
+        words = ["sft=lora" if "lora" in name else "sft=full", "expert=math", "recipe=unreasonable_full"]
+        found[f"eight layers: {name}"] = ("llama3.1_8b", words, shared | knobs)
     return found
 
 
@@ -114,8 +135,6 @@ class Memory(TorchDispatchMode):
         self.live: dict[int, tuple[Any, int, tuple[int, ...]]] = {}  # storage -> (reference, bytes, shape when made)
         self.now = self.peak = self.seen = 0
         self.on = False
-        self.tags = {}
-        self.func = None
         self.phase = self.peak_phase = ""
         self.kinds: dict[str, int] = {}
         self.list_kinds: Callable[[], dict[int, str]] = dict
@@ -128,7 +147,6 @@ class Memory(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.live:
-            self.tags[key] = tensor.dtype, self.func
             self.live[key] = weakref.ref(storage, lambda _: self.forget(key)), 0, tuple(tensor.shape)
         self.resize(key, size)
 
@@ -148,16 +166,13 @@ class Memory(TorchDispatchMode):
 
     def by_kind(self) -> dict[str, int]:
         known, found = self.list_kinds(), defaultdict(int)
-        self.detail = defaultdict(int)
         for key, (_, size, shape) in self.live.items():
-            kind = known.get(key) or ("copies" if self.is_copy(shape) else "activations")
-            found[kind] += size
-            if kind in ("copies", "activations"):
-                self.detail[kind, self.tags.get(key), shape] += size
+            found[known.get(key) or ("copies" if self.is_copy(shape) else "activations")] += size
         return dict(found)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.func = func
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # the same memory
         if func is aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
         masked = func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype == torch.bool
@@ -166,7 +181,7 @@ class Memory(TorchDispatchMode):
             out = args[0].new_empty((mask.numel(), *args[0].shape[mask.ndim :]))
         else:
             out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
+        for tensor in out if isinstance(out, tuple | list) else (out,):
             self.see(tensor)
         return out
 
@@ -375,52 +390,46 @@ def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
         in_phase(trainer, "training_step", "forward")
         in_phase(trainer.accelerator, "backward", "backward")
         [last] = [m for name, m in model.named_modules() if name.endswith(f"layers.{shape.layers - 1}")]
-        last.register_forward_hook(
-            lambda module, given, out: dtypes["layer output"].add(type_of(out))
-        )
+        last.register_forward_hook(lambda module, given, out: dtypes["layer output"].add(type_of(out)))
         hook = register_optimizer_step_pre_hook(on_step)
         with fake, memory, patch.object(DefaultReduceScatter, "__call__", reduce):
             trainer.train()
         hook.remove()
-    if os.environ.get("SHAPES_DETAIL"):
-        print({k: round(v/1e9, 2) for k, v in memory.kinds.items()}, memory.peak_phase, memory.peak/1e9)
-        for key, size in sorted(memory.detail.items(), key=lambda x: -x[1])[:14]:
-            print("    ", round(size/1e9, 3), *key)
     return {
         "dtypes": {kind: sorted(found) for kind, found in dtypes.items()},
         "states": states, "peak": memory.peak, "of_peak": memory.kinds, "at": memory.peak_phase,
     }  # fmt: skip
 
 
-def row_of(name: str, shape: Shape | None = None) -> dict[str, Any]:
-    """One row of the record. shape: another than the model's, for a test."""
+def row_of(name: str) -> dict[str, Any]:
+    """One row of the record."""
     model, words, knobs = cases()[name]
     given = [f"sft.{key}={str(value).lower()}" for key, value in knobs.items()]
     config: Any = compose(["stage=sft", f"model={model}", *words, *given])
     micro, passes = micro_batches(config.sft)
     rows = micro * config.sft.processes * min(passes, 2)
     # a row of another length than any matrix is wide, so that activations are not taken for gradients
+    side = config.expert.side if config.sft.method == "partial" else None
     sft = replace(
-        config.sft, batch_size=rows, micro_batch_size=micro, steps=4 if config.sft.method == "simultaneous" else 2, seq_length=config.sft.seq_length - 1,
-        template="plain", snapshot_every=None, warmup_steps=0, side=config.expert.side if config.sft.method == "partial" else None,
+        config.sft, batch_size=rows, micro_batch_size=micro, seq_length=config.sft.seq_length - 1,
+        steps=4 if config.sft.method == "simultaneous" else 2,
+        template="plain", snapshot_every=None, warmup_steps=0, side=side,
     )  # fmt: skip
     config = replace(config, sft=sft)
-    shape = shape or SHAPES[model]
+    shape = replace(SHAPES[model], layers=8) if name.startswith("eight layers") else SHAPES[model]
     assert shape_of(config_of(shape, model).to_dict()) == shape
     begun = time.perf_counter()
     measured = measure(config, shape)
-    rank = sft.lora_rank if sft.adapter == "lora" else 0
     run: Any = Run(config, "fake", version=1)
-    sides = [trained_parameters(shape, part, rank) for _, part in trained_parts(run, shape)]
-    estimate = training_memory(shape, sum(sides), sft.seq_length, sft)
-    total = sum(estimate.values()) - estimate["context"]
+    estimate = training_memory(shape, [part for _, part in trained_parts(run, shape)], sft.seq_length, sft)
+    total = sum(estimate.values()) - estimate.pop("context")
     return {
         "name": name, "rows a pass": micro, "tokens a row": sft.seq_length, "passes": passes,
         "measured_gb": {kind: round(size / 1e9, 3) for kind, size in measured["states"].items()}
         | {"peak": round(measured["peak"] / 1e9, 3)},
         "of_peak_gb": {kind: round(size / 1e9, 3) for kind, size in sorted(measured["of_peak"].items())},
         "peak_in": measured["at"],
-        "estimated_gb": {kind: round(size / 1e9, 3) for kind, size in estimate.items() if kind != "context"}
+        "estimated_gb": {kind: round(size / 1e9, 3) for kind, size in estimate.items()}
         | {"peak": round(total / 1e9, 3)},
         "error": round(total / measured["peak"] - 1, 4),
         "dtypes": measured["dtypes"], "seconds": round(time.perf_counter() - begun, 1),
@@ -441,9 +450,9 @@ def main() -> None:
             f"{name}: measured {row['measured_gb']['peak']:.1f} GB, estimated {row['estimated_gb']['peak']:.1f}, "
             f"{row['error']:+.1%} ({row['seconds']:.0f} s)", flush=True,
         )  # fmt: skip
-    if options.record:
-        record = {"machine": machine_facts(), "versions": package_versions(), "rows": rows}
-        Path(options.record).write_text(json.dumps(record, indent=1) + "\n")
+        if options.record:
+            record = {"machine": machine_facts(), "versions": package_versions(), "rows": rows}
+            Path(options.record).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

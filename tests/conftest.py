@@ -38,6 +38,7 @@ NEEDS = {
     "vllm": ("make test-vllm", lambda: bool(os.environ.get("PIPELINE_TEST_VLLM"))),
     "latex": ("make test-latex", lambda: bool(shutil.which("pdflatex") and shutil.which("pdftotext"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
+    "shapes": ("make test-shapes", lambda: bool(os.environ.get("PIPELINE_TEST_SHAPES"))),
     "rounding": ("set PIPELINE_TEST_ROUNDING", lambda: bool(os.environ.get("PIPELINE_TEST_ROUNDING"))),
     "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
@@ -65,8 +66,8 @@ SLOWEST = [  # files of 20 to 250 seconds: they begin first, so that no worker w
     *("real_models/test_real_training.py", "real_models/test_real_evaluation.py", "train/test_checkpoints.py"),
     *("stranger/test_documents.py", "real_models/test_real_merging.py", "test_pipeline.py", "config/test_compose.py"),
     *("study/test_pool.py", "test_knobs.py", "train/test_processes.py", "config/test_words.py", "train/test_stage.py"),
-    *("test_real.py", "data/test_prefetch.py", "test_progress.py", "study/test_check.py"),
-    *("evaluate/test_small_world_gates.py", "evaluate/test_mgsm_steps.py"),
+    *("test_real.py", "data/test_prefetch.py", "test_progress.py", "study/test_check.py", "config/test_hardware.py"),
+    *("evaluate/test_small_world_gates.py", "evaluate/test_mgsm_steps.py", "train/test_shapes.py"),
 ]
 
 

@@ -245,6 +245,7 @@ def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
     refuse(parallel="fsdp2", processes=2)
     refuse(None)  # a CPU
     refuse(trained=42_000_000, adapter="lora")  # 32.1 GB, and 16 bytes for each of the adapters' parameters
+    refuse_without_room(count, count, room, sft(optimizer="adamw_8bit"), count // 2)  # two sides in turns: 64.2 GB
     shards, fewer = "sft.parallel=fsdp2 sft.processes=2", "sft.weights=bfloat16 sft.optimizer=adamw_8bit"
     with pytest.raises(PipelineError, match="optimizer=adamw_8bit takes 80.3 GB .* which has 80.0: ") as error:
         refuse(optimizer="adamw_8bit")

@@ -34,7 +34,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import cores, driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu, training_seconds
-from pipeline.estimate.gpu_budget import moved, seconds_of_parts
+from pipeline.estimate.gpu_budget import seconds_of_parts, trained_parts
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.in_process import error_sentence, reason_of, refuse_without_gpus
@@ -384,7 +384,7 @@ class Checking:
     def planned_memory(self, run: Run[TrainStage]) -> dict[str, float]:
         """Purpose -> bytes a process, with rows of sft.seq_length."""
         sft = run.config.sft
-        parts = training_memory(self.shape, moved(run, self.shape), sft.seq_length, sft)
+        parts = training_memory(self.shape, [part for _, part in trained_parts(run, self.shape)], sft.seq_length, sft)
         if not self.devices["cuda"]:
             logits = 4.0 * micro_batches(sft)[0] * sft.seq_length * self.shape.vocabulary
             parts |= {"logits": logits, "context": 0.0, "libraries": cpu.LIBRARIES}

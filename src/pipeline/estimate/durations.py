@@ -30,7 +30,7 @@ from pipeline.estimate.flops import (
     scoring_memory,
     scoring_seconds,
 )
-from pipeline.estimate.gpu_budget import dtype_of, moved, row_tokens, seconds_of_parts, training_cost
+from pipeline.estimate.gpu_budget import dtype_of, row_tokens, seconds_of_parts, trained_parts, training_cost
 from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
 from pipeline.progress import format_duration
@@ -278,7 +278,7 @@ def memory_here(run: Run, least: bool = False) -> float | None:
         shape = shape_for(run)
         if isinstance(run.config, TrainStage):
             sft, row = run.config.sft, padded_row(run) or (0 if least else run.config.sft.seq_length)
-            parts = training_memory(shape, moved(run, shape), row, sft)
+            parts = training_memory(shape, [part for _, part in trained_parts(run, shape)], row, sft)
             parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
             logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
             return sum(parts.values()) - parts["context"] + logits + cpu.LIBRARIES

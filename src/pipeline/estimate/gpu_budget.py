@@ -207,15 +207,21 @@ def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained
 
 
 def moved(run: Run[TrainStage], shape: Shape) -> int:
+    return sum(moved_by_part(run, shape))
+
+
+def moved_by_part(run: Run[TrainStage], shape: Shape) -> list[int]:
+    """Numbers of trained parameters of each of `trained_parts`, which have gradients one part at a time."""
     sft = run.config.sft
     lora = sft.lora_rank if sft.adapter == "lora" else 0
-    return sum(trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape))
+    return [trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape)]
 
 
 def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
     """Bytes a GPU; a micro-batch's longest row is taken to be of twice the mean."""
     mean = row_tokens(run.config.expert, run.config.expert.side, sft)
-    return sum(training_memory(shape, moved(run, shape), min(sft.seq_length, 2 * mean), sft).values())
+    parts = [part for _, part in trained_parts(run, shape)]
+    return sum(training_memory(shape, parts, min(sft.seq_length, 2 * mean), sft).values())
 
 
 def row_tokens(expert: Expert, side: str, sft: Sft) -> float:

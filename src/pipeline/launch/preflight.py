@@ -26,7 +26,7 @@ from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import moved
+from pipeline.estimate.gpu_budget import moved_by_part
 from pipeline.estimate.models import models_of, shape_for
 from pipeline.evaluate.before import (
     Lengths,
@@ -75,7 +75,8 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
             with suppress(PipelineError, KeyError, OSError, ValueError):
                 shape = shape_for(run)
             if shape and isinstance(run.config, TrainStage):
-                refuse_without_room(shape.parameters, moved(run, shape), gpu_memory(), run.config.sft)
+                parts = moved_by_part(run, shape)
+                refuse_without_room(shape.parameters, sum(parts), gpu_memory(), run.config.sft, max(parts))
         return
     computed = [run for run in runs if isinstance(run.config, TrainStage | EvalStage)]
     sizes = [(needed, run.name) for run in computed if (needed := memory_here(run, least=True)) is not None]

@@ -20,7 +20,7 @@ under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -141,62 +141,114 @@ def adapter_parameters(shape: Shape, rank: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------------- on a GPU
 
 
-def states(parameters: int, trained: int, sft: Sft) -> dict[str, float]:
+def states(parameters: int, trained: int, sft: Sft, at_once: int | None = None) -> dict[str, float]:
     """Purpose -> bytes on each GPU that training holds besides activations; fsdp2 divides them.
 
     Args:
         parameters: number in the whole model, without adapters.
         trained: number trained, of both sides together where these take turns; with adapters theirs.
+        at_once: the most of these that have gradients in a step, where sides take turns; None: all.
     """
     lora = sft.adapter == "lora"
     width = 4 if lora else WIDTH[sft.weights]
     shards = sft.processes if sft.parallel == "fsdp2" else 1
     weight_bytes = parameters * WIDTH[sft.weights] + (trained * 4 if lora else 0)
     moments = trained * (bytes_per_parameter(sft) - 2 * width)
-    return {"weights": weight_bytes / shards, "gradients": trained * width / shards, "moments": moments / shards}
+    gradients = (trained if at_once is None else at_once) * width
+    return {"weights": weight_bytes / shards, "gradients": gradients / shards, "moments": moments / shards}
 
 
-def activation_bytes(shape: Shape, tokens: float, weights: str = "float32", checkpointing: bool = True) -> float:
-    """Bytes that the backward pass needs for `tokens` tokens of a micro-batch, tensor by tensor in transformers' layers
-    with products in bf16 (tests compare with what autograd saves).
+def layer_bytes(shape: Shape, weights: str) -> int:
+    """Bytes a token that the backward pass needs of one layer, tensor by tensor in transformers' layers with products
+    in bf16 (tests compare with what autograd saves).
 
-    Per layer and token: two norms keep their input and its normalised form; six inputs of products and the attention's
-    output are kept in bf16; keys and values, a number per head, four of the MLP's width. Checkpointing keeps the input
-    of each layer, and one layer in full. The fused loss holds one tile of logits (4,096 tokens x 16,384 words, fp32).
+    Two norms keep their input and its normalised form; six inputs of products and the attention's output are kept in
+    bf16; keys and values, a number per head, four of the MLP's width.
     """
-    residual = WIDTH[weights]
     of_width = 30 if weights == "float32" else 20
-    keys = 2 * 2 * shape.kv_heads * shape.head_width
-    layer = of_width * shape.width + keys + 8 * shape.inner + 4 * shape.heads + 8
-    token_bytes = shape.layers * residual * shape.width + layer if checkpointing else shape.layers * layer
-    return tokens * token_bytes + min(tokens, 4096) * min(shape.vocabulary, 16384) * 4
+    return of_width * shape.width + 4 * shape.kv_heads * shape.head_width + 8 * shape.inner + 4 * shape.heads + 8
 
 
-def training_memory(shape: Shape, trained: int, length: float, sft: Sft) -> dict[str, float]:
-    """Purpose -> bytes on each GPU. trained: as in `states`; length: tokens of a row of the longest micro-batch.
+@dataclass(frozen=True)
+class Moment:
+    """Bytes that exist at a moment besides weights and moments: gradients; copies of weights and gradients that are on
+    their way; activations."""
 
-    Casts: the bf16 copies that autocast makes of fp32 weights and keeps until the forward pass ends, of trained ones;
-    without checkpointing of all, until the backward pass has used them. Gradients take their place unless they exist
-    already, accumulated over micro-batches. fsdp2 divides the states, casts before it gathers, and holds `gathered`.
+    gradients: float
+    copies: float
+    activations: float
+
+
+def training_memory(shape: Shape, parts: Sequence[Trained], length: float, sft: Sft) -> dict[str, float]:
+    """Purpose -> bytes on each GPU at the worst moment of a step (scripts/bench_shapes.py adds up all tensors instead;
+    results/bench/shapes.json).
+
+    Args:
+        parts: what is trained; two where sides take turns.
+        length: tokens of a row of the longest micro-batch.
+
+    Returns:
+        weights, gradients, moments, activations, context, and `gathered` under fsdp2, else `casts`.
+    """
+    rank = sft.lora_rank if sft.adapter == "lora" else 0
+    counts = [trained_parameters(shape, part, rank) for part in parts]
+    held = states(shape.parameters, sum(counts), sft, max(counts))
+    sharded = sft.parallel == "fsdp2" and sft.processes > 1
+    moments = step_moments(shape, parts, sum(counts), length, sft, held["gradients"])
+    worst = max(moments, key=lambda moment: moment.gradients + moment.copies + moment.activations)
+    copies = {"gathered" if sharded else "casts": worst.copies}
+    return {**held, "gradients": worst.gradients, **copies, "activations": worst.activations, "context": 1e9}
+
+
+def step_moments(
+    shape: Shape, parts: Sequence[Trained], trained: int, length: float, sft: Sft, gradients: float
+) -> list[Moment]:
+    """The loss, the highest layer, the lowest, and the embeddings, in the order of the backward pass.
+
+    Gradients exist from the first pass on where a step has several, else they appear as activations go. Checkpointing
+    keeps the input of each layer, and one layer in full. Autocast copies fp32 weights to bf16, trained ones until the
+    forward pass ends, of a layer while it is computed. The loss holds a tile of logits (4,096 tokens x 32,768 words),
+    and the head's gradient in fp32 besides its cast. fsdp2 gathers in the dtype that it computes in: a layer, the next
+    one, and the head, which under adapters comes whole in its own dtype; it reduces gradients in fp32. The gradient of
+    tied embeddings waits for the whole backward pass, and is then added to that of the input.
     """
     micro, passes = micro_batches(sft)
-    state_bytes, checkpointing = states(shape.parameters, trained, sft), sft.gradient_checkpointing
-    casts: float = (0 if sft.adapter == "lora" else 2 * trained) if checkpointing else 2 * shape.parameters
-    casts = max(0, casts - (0 if passes > 1 else state_bytes["gradients"]))
+    tokens, residual, width = micro * length, WIDTH[sft.weights], WIDTH[sft.weights]
+    lora, whole = sft.adapter == "lora", any(part.outside for part in parts) and sft.adapter == "none"
     autocast = sft.weights == "float32" and sft.precision == "bf16"
-    sharded = sft.parallel == "fsdp2" and sft.processes > 1
-    activations = activation_bytes(shape, micro * length, sft.weights, checkpointing)
-    whole = {"gathered": gathered_bytes(shape, sft)} if sharded else {"casts": casts if autocast else 0}
-    return {**state_bytes, **whole, "activations": activations, "context": 1e9}
+    early = gradients if passes > 1 else 0.0
+    embedding, layer = shape.embedding, (shape.parameters - shape.outside) / shape.layers
+    matrix = 0 if lora else shape.width * shape.inner  # whose gradient is computed while the rest of its layer waits
 
+    kept = layer_bytes(shape, sft.weights)
+    inputs = shape.layers * (residual * shape.width if sft.gradient_checkpointing else kept)
+    one = (kept if sft.gradient_checkpointing else 0) + 4 * shape.inner * (2 if lora else 1)  # with what is on its way
+    of_loss = 16 * shape.width * tokens + min(tokens, 4096) * min(shape.vocabulary, 32768) * 2
+    lowest = kept + 4 * shape.inner * (2 if lora else 1) + 2 * residual * shape.width
 
-def gathered_bytes(shape: Shape, sft: Sft) -> float:
-    """Bytes of what fsdp2 holds unsharded at a time, in the dtype that it computes in: embeddings and head, a layer and
-    the next one, and the largest gradient among these with the float32 copy that is reduced."""
-    width = 2 if sft.precision == "bf16" else WIDTH[sft.weights]
-    layer = (shape.parameters - shape.outside) / shape.layers
-    gradient = 0 if sft.adapter == "lora" else max(layer, shape.vocabulary * shape.width)
-    return width * (shape.outside + 2 * layer) + (width + 4) * gradient
+    if sft.parallel == "fsdp2" and sft.processes > 1:
+        cast = 2 if sft.precision == "bf16" else width
+        waiting = (2 if whole else 1) * cast * embedding if shape.tied else 0  # the head, and its gradient
+        reduced = 0 if lora else 4 * layer
+        head = (width if lora and not shape.tied else cast) * embedding + cast * layer
+        head += (4 + cast) * embedding if whole else 0
+        top = 2 * cast * layer + cast * matrix + (waiting or (4 * embedding if whole else 0))
+        low = cast * layer + cast * max(layer, embedding if whole else 0) + reduced + cast * matrix + waiting
+        end = (4 * cast * embedding + reduced if shape.tied else (cast + 4) * embedding) if whole else 0
+    else:
+        head = (4 + (width if width < 4 else 0)) * embedding if whole else 0
+        casts = 0 if lora or not autocast else 2 * trained
+        head = max(head, casts) if sft.gradient_checkpointing else head + (2 * shape.layers * layer if autocast else 0)
+        top = low = (2 * layer if autocast else 0) + width * matrix
+        top += 2 * shape.layers * layer if autocast and not sft.gradient_checkpointing else 0
+        waiting = width * embedding if whole and shape.tied else 0
+        top, low, end = top + waiting, low + waiting, 2 * waiting + (width * embedding if whole else 0)
+    return [
+        Moment(early, head, inputs * tokens + of_loss),
+        Moment(early, top, (inputs + one) * tokens),
+        Moment(gradients, low, lowest * tokens),
+        Moment(gradients, end, 0),
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- remedies
@@ -240,15 +292,16 @@ def with_knobs(sft: Sft, knobs: Mapping[str, Any]) -> Sft:
     return recipe
 
 
-def refuse_without_room(parameters: int, trained: int, room: int | None, sft: Sft) -> None:
-    """Compare what training holds besides activations with `room`, the GPU's memory in bytes, before loading.
+def refuse_without_room(parameters: int, trained: int, room: int | None, sft: Sft, at_once: int | None = None) -> None:
+    """Compare what training holds besides activations with `room`, the GPU's memory in bytes, before loading; the other
+    arguments as in `states`.
 
     Raises:
         PipelineError: it does not fit; the message names what would.
     """
 
     def total_bytes(knobs: Mapping[str, Any]) -> float:
-        return sum(states(parameters, trained, with_knobs(sft, knobs)).values())
+        return sum(states(parameters, trained, with_knobs(sft, knobs), at_once).values())
 
     if room is None or total_bytes({}) <= room:
         return

@@ -67,7 +67,8 @@ class Toggle(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.active = {side: self.trainer.parameters_of(side) for side in SIDES}
-        if self.trainer.is_fsdp_enabled:  # shards take the dtype of their gradients from what is trained when first used
+        if self.trainer.is_fsdp_enabled:
+            # before a side is frozen: FSDP2 settles the dtype of a shard's gradients once, if it is trained then
             model: Any = self.trainer.model
             model._get_fsdp_state()._lazy_init()
 

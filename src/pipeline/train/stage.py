@@ -187,10 +187,11 @@ def weightless(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
 
 def refuse_large(config: TrainStage, model: Any, room: int) -> None:
     """Raise PipelineError for a training whose states exceed the bytes of a GPU; `model` may have no weights."""
-    model, _ = choose_parameters(model, config.sft, config.partition)
-    numbers = size_of(model, config.sft)
+    model, parts = choose_parameters(model, config.sft, config.partition)
+    numbers, parameters = size_of(model, config.sft), dict(model.named_parameters())
     adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
-    refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft)
+    at_once = max(sum(parameters[name].numel() for name in names) for names in parts.values())
+    refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft, at_once)
 
 
 def trained_dtypes(trainer: Trainer) -> dict[str, list[str]]:

@@ -1,0 +1,122 @@
+"""Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
+
+scripts/bench_shapes.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
+several. Some are always run; all recipes on all hardware with PIPELINE_TEST_SHAPES=1, in a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.models.shape import SHAPES
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts/bench_shapes.py"
+RECORD = ROOT / "results/bench/shapes.json"
+SHARDS = "a100_80x8, sft.processes=8: "
+ALWAYS = [  # eight ranks; sides whose shards are frozen in turns; one GPU's bfloat16
+    SHARDS + "unreasonable full, llama3.1_8b_instruct",
+    SHARDS + "unreasonable simultaneous B, llama3.1_8b_instruct",
+    "a100_80x1: layer_swapping math_1",
+    "eight layers: one pass",
+]
+WITHIN = 0.1
+
+
+def load_script() -> Any:
+    spec = importlib.util.spec_from_file_location("bench_shapes", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Rows of these trainings, name -> row, by the script."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), "--record", str(file), "--only", *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+
+
+def check(row: dict[str, Any]) -> None:
+    """Dtypes of the recipe; weights, and moments but for the scales of eight bits; the peak, and what it is made of."""
+    knobs = load_script().cases()[row["name"]][2]
+    adapters = "lora" in row["name"]
+    weights = knobs.get("weights", "float32")
+    dtypes = row["dtypes"]
+    assert set(dtypes["weights"]) == {weights} and dtypes["layer output"] == [weights]
+    assert dtypes["gradients"] == [weights]
+    if knobs.get("optimizer") == "adamw_8bit" and not adapters:
+        assert "uint8" in dtypes["moments"]  # those of biases are small, and stay as they are
+    else:
+        assert dtypes["moments"] == [weights]
+    if knobs["processes"] > 1:
+        assert dtypes["reduced"] == ["float32"]
+    measured, estimated, at_peak = row["measured_gb"], row["estimated_gb"], defaultdict(float, row["of_peak_gb"])
+    peak = measured["peak"]
+    assert measured["weights"] == pytest.approx(estimated["weights"], rel=0.01)
+    assert measured["moments"] == pytest.approx(estimated["moments"], rel=0.02, abs=0.01)
+    assert peak == pytest.approx(estimated["peak"], rel=WITHIN), row["name"]
+    if not row["name"].startswith("eight layers"):  # where two moments of a step are alike, the other may be the worst
+        assert at_peak["gradients"] == pytest.approx(estimated["gradients"], abs=WITHIN * peak), row["name"]
+        passing = sum(estimated.get(kind, 0) for kind in ("gathered", "casts", "activations"))
+        assert at_peak["copies"] + at_peak["activations"] == pytest.approx(passing, abs=WITHIN * peak), row["name"]
+
+
+def test_true_shapes(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "rows.json", ALWAYS)
+    assert sorted(rows) == sorted(ALWAYS)
+    stored = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
+    for name, row in rows.items():
+        check(row)
+        for kind in ("weights", "gradients", "moments", "peak"):  # nothing here depends on the processor
+            assert row["measured_gb"][kind] == pytest.approx(stored[name]["measured_gb"][kind], rel=0.02), (name, kind)
+
+
+def test_the_record_has_each_recipe_on_each_hardware() -> None:
+    rows = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
+    assert sorted(rows) == sorted(load_script().cases())
+    for row in rows.values():
+        check(row)
+        assert row["measured_gb"]["peak"] < 78 * 2**30 / 1e9 - 1  # what a card of 80 GB has, less its context
+
+
+def test_hardware_is_that_of_conf() -> None:
+    """The knobs that the script takes for a node are those of its file."""
+    script = load_script()
+    for name, knobs in script.HARDWARE.items():
+        for card in ("a100_80", "h100_80"):
+            file = ROOT / "conf/hardware" / f"{name.partition(',')[0].replace('a100_80', card)}.yaml"
+            if not file.is_file():
+                pytest.skip("this tree has no conf/hardware")
+            processes = {"processes": 8} if "processes=8" in name else {}
+            assert yaml.safe_load(file.read_text())["sft"] | processes == knobs, file.name
+
+
+def test_shapes_are_those_of_transformers() -> None:
+    """The names of sizes, and which models tie their embeddings."""
+    script = load_script()
+    for model in script.MODELS:
+        assert script.shape_of(script.config_of(SHAPES[model], model).to_dict()) == SHAPES[model]
+
+
+@pytest.mark.shapes
+def test_all_recipes_on_all_hardware(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "rows.json", sorted(load_script().cases()))
+    stored = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
+    assert rows.keys() == stored.keys()
+    for name, row in rows.items():
+        check(row)
+        assert row["measured_gb"]["peak"] == pytest.approx(stored[name]["measured_gb"]["peak"], rel=0.02), name
