@@ -248,6 +248,7 @@ def main() -> int:
                         place.environment |= {
                             key: cluster.environment[key] for key in ("SLURM_CONF", "PIPELINE_PYTHON")
                         }
+                        words.append("every.threads=1")
                         launcher = ["launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
                         rows.append(rehearse(place, source, words, launcher, cluster))
                 else:
