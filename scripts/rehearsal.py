@@ -248,6 +248,7 @@ def main() -> int:
                         place.environment |= {
                             key: cluster.environment[key] for key in ("SLURM_CONF", "PIPELINE_PYTHON")
                         }
+                        words.append("every.threads=1")
                         launcher = ["launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
                         rows.append(rehearse(place, source, words, launcher, cluster))
                 else:
@@ -257,6 +258,8 @@ def main() -> int:
                 rows.append({"table": table, "failed": str(error)})
                 print(f"{table}: {error}", file=sys.stderr)
             print(show(rows[-1:]), file=sys.stderr)
+            if asked.record:  # after each: what was computed is not lost where it is stopped
+                write_record(asked.record, rows, (time.perf_counter() - begun) / 60)
         minutes = (time.perf_counter() - begun) / 60
         asked_for = Counter(line.split()[0] for line in hub.asked)
     print(show(rows))
@@ -264,8 +267,6 @@ def main() -> int:
         for problem in row.get("problems", [])[:20]:
             print(f"{row['table']}: {problem}")
     print(f"{minutes:.1f} minutes; requests to the Hub: {dict(asked_for)}")
-    if asked.record:
-        write_record(asked.record, rows, minutes)
     return int(any("failed" in row or row["problems"] for row in rows))
 
 
