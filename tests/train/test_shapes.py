@@ -1,7 +1,7 @@
 """Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
 
 scripts/bench_shapes.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
-several. Some are always run; all recipes on all hardware with PIPELINE_TEST_SHAPES=1, in a quarter of an hour.
+several. Some are always run; all recipes on all hardware with PIPELINE_TEST_SHAPES=1, in half an hour.
 """
 
 from __future__ import annotations
