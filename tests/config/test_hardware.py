@@ -13,10 +13,12 @@ import yaml
 from pipeline.commands.table import show_plan
 from pipeline.config import conf
 from pipeline.config.compose import compose
+from pipeline.config.manual import manual_text
 from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import GPUS
 from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 Call = Callable[..., SimpleNamespace]
 PAPER_TABLES = [name for name in conf.options(conf.TABLES) if name.startswith(("layer_swapping", "unreasonable"))]
@@ -74,6 +76,33 @@ def test_jobs_and_plans_have_their_part() -> None:
     assert command.plan.gpu == "h100_80" and "hardware=h100_80x1" in command.command
 
 
+def test_a_tables_own_hardware_is_that_of_its_plan_and_jobs(tmp_path: Path) -> None:
+    text = """
+name: mine
+every: {model: llama3.1_8b, eval.dtype: float32, hardware: a100_80x8}
+runs: {math: {stage: sft, expert: math}}
+score: {eval: mgsm_2shot, in: en}
+columns: {math: {run: math}}
+"""
+    (tmp_path / "mine.yaml").write_text(text)
+    words = [f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}", "plan.worlds=0"]
+    own = show_plan(compose(["stage=plan", *words]))  # type: ignore[arg-type]
+    typed = show_plan(compose(["stage=plan", *words, "every.hardware=a100_80x8"]))  # type: ignore[arg-type]
+    (tmp_path / "mine.yaml").write_text(text.replace(", hardware: a100_80x8", ""))
+    flag = show_plan(compose(["stage=plan", *words, "hardware=a100_80x8"]))  # type: ignore[arg-type]
+    assert "a100_80: " in own.splitlines()[0] and own.splitlines()[0] == typed.splitlines()[0] == flag.splitlines()[0]
+    (tmp_path / "mine.yaml").write_text(text)
+    config: Any = compose(["stage=table", words[0], words[1], "launcher=slurm"])
+    assert Planning.of(config).config.launcher.memory_per_gpu == "48G"
+    other: Any = compose(["stage=plan", words[0], words[1], "plan.gpu=h100_80", "plan.gpus=16"])
+    assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == ("h100_80", 16)  # type: ignore[attr-defined]
+
+
+def test_the_manual_names_what_is_in_effect() -> None:
+    text = manual_text(["stage=sft", "expert=math", "hardware=a100_80x8"])
+    assert "(here layer_swapping_math_1)" in text and "(here layer_swapping)" in text and "(here a100_80x8)" in text
+
+
 def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
     """Of sft=full,lora one has bfloat16 weights; hardware itself can be swept."""
     words = ["-m", "stage=sft", "expert=sw", "model=small_bpe", "data_root=/nowhere", f"runs_dir={tmp_path}"]
@@ -92,7 +121,7 @@ def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
         (["stage=clean", "hardware=cpu"], "stage=clean does not read hardware: leave hardware=cpu out"),
         (
             ["stage=sft", "expert=math", "hardware=a100_80x8", "sft.processes=8"],
-            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or another sft.processes",
+            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or another sft.processes, 4",
         ),
     ],
 )
@@ -109,7 +138,8 @@ def test_wrong_words_are_one_sentence(words: list[str], sentence: str, call: Cal
         ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
         ("8", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
-        ("sft: {processes: 0}", "sft.processes must be at least 1, got 0"),
+        ("sft: {processes: 0}", "mine.yaml sets sft.processes, which must be at least 1, got 0"),
+        ("plan: {gpu: rtx4090}", "mine.yaml sets plan.gpu, which must be one of a100_80, h100_80, h200_141, got "),
     ],
 )
 def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: Path) -> None:
@@ -123,7 +153,9 @@ def test_what_cannot_fit_is_one_sentence_of_the_plan() -> None:
     words = ["stage=plan", "expert=math", "hardware=a100_80x1", "sft.optimizer=adamw", "sft.weights=float32"]
     with pytest.raises(PipelineError) as error:
         show_plan(compose(words))  # type: ignore[arg-type]
-    assert str(error.value).startswith("1 runs of sft need up to ") and "sft.parallel=fsdp2" in str(error.value)
+    told = str(error.value)
+    assert told.startswith("1 run of sft needs up to ") and "sft.parallel=fsdp2" in told
+    assert "hardware=a100_80x1" not in told  # what is typed is kept
 
 
 def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(

@@ -333,7 +333,11 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training:
     assert status == 1 and "sbatch refused: invalid partition specified: nowhere; " in line
     assert "launcher.partition=nowhere" in line and "(0 of " in line
     status, line = asked(path="/nonexistent")
-    assert status == 1 and line == "error: launcher=slurm needs squeue, which is not here: use launcher=local"
+    assert (
+        status == 1
+        and line
+        == "error: launcher=slurm needs squeue, which is not here: use launcher=local, or launcher.dry_run=true"
+    )
     status, line = asked("launcher.time=0:30")
     assert (
         status == 1

@@ -541,7 +541,10 @@ def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
 
 def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(PipelineError, match="^launcher=slurm needs squeue, which is not here: use launcher=local$"):
+    with pytest.raises(
+        PipelineError,
+        match="^launcher=slurm needs squeue, which is not here: use launcher=local, or launcher.dry_run=true$",
+    ):
         slurm_arrays.execute(Launcher(name="slurm"), None, plan(tmp_path))
 
 

@@ -96,10 +96,9 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
             continue
         write_lock(path, lock)
     if failed:
-        raise PipelineError(
-            f"{len(failed)} of {len(steps) + len(inputs.problems)} could not be fetched, the others are locked in "
-            f"{path}; first: {failed[0]}"
-        )
+        count = len(steps) + len(inputs.problems)
+        others = f", the others are locked in {path}" if len(failed) < count else ""
+        raise PipelineError(f"{len(failed)} of {count} could not be fetched{others}; first: {failed[0]}")
     write_lock(path, lock)
     return path
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from pipeline.commands.clean import free_ranked, missing_snapshots
 from pipeline.config.compose import chosen_options
+from pipeline.config.explain import options_in
 from pipeline.config.stages import (
     EvalStage,
     PlanStage,
@@ -59,8 +61,10 @@ def show_plan(config: PlanStage) -> str:
         runs = order_runs([build_single(config.command)])
         about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""
         problems = evaluation_problems(runs, config.plan.prompts)
-        return plan_text(config, runs, reasons_unfinished(runs), [], problems, about=about)
+        typed = options_in(config.command)
+        return plan_text(config, runs, reasons_unfinished(runs), [], problems, about=about, typed=typed)
     planning = Planning.of(config)
+    config = cast(PlanStage, planning.config)
     check_claims(planning)
     targets = planning.targets()
     runs = order_runs(targets)
@@ -79,20 +83,22 @@ def show_plan(config: PlanStage) -> str:
     scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)
     missing = sum(not any(plan(score) for plan in planned_for) for score in scores)
     omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
-    return plan_text(config, runs, reasons, lines, causes, omitted, planning.plan.table.free_snapshots, waiting)
+    table = planning.plan.table
+    return plan_text(config, runs, reasons, lines, causes, omitted, table.free_snapshots, waiting, typed=table.every)
 
 
 def plan_text(
     config: PlanStage, runs: list[Run], reasons: Mapping[str, str], more: list[str], causes: list[str],
     omitted: str = "", free_snapshots: bool = False, waiting: Sequence[Run] = (), about: str = "",
+    typed: Container[str] = (),
 ) -> str:  # fmt: skip
     """A plan of runs as text: what it is `about`, takes, and what is `omitted` from that, first and last; the runs,
-    their cost, and `more`. reasons: why runs are to compute.
+    their cost, and `more`. reasons: why runs are to compute; typed: keys that no hardware= would change.
 
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    cost = estimate_costs(runs, config.plan, free_snapshots, waiting) if config.plan.gpu else None
+    cost = estimate_costs(runs, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
     causes = [*causes, *(cost.causes if cost else [])]
     if config.command is not None:  # whose knobs are its own
         causes = [cause.replace("every.", "") for cause in causes]
@@ -221,6 +227,7 @@ def make_table(config: TableStage) -> Path:
             lists them).
     """
     planning = Planning.of(config)
+    config = planning.config
     check_claims(planning)
     targets = planning.targets()
     if missing := missing_snapshots(order_runs(targets)):

@@ -6,13 +6,16 @@ They are filled in before a command is composed, and enter hashes as if they had
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 
 from pipeline.config import conf
-from pipeline.config.stages import RUN_STAGES, TableStage
+from pipeline.config.knob import check_value
+from pipeline.config.stages import RUN_STAGES, Launcher, Plan, TableStage
+from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError, suggest
 
 HARDWARE = "hardware"
@@ -22,6 +25,7 @@ KNOBS = {  # of a training and a plan that a machine decides; others belong to r
     "launcher": ("workers", "gpus", "time", "memory", "memory_per_gpu"),
     "plan": ("gpu", "gpus"),
 }
+CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "launcher": Launcher, "plan": Plan}
 OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there
 
 
@@ -32,8 +36,8 @@ def left_open(words: Mapping[str, Any]) -> dict[str, Any]:
         PipelineError: hardware= is not an option, not read by the stage, or its file sets what a recipe decides.
     """
     added = recipe_of_paper(words)
-    if HARDWARE in words:
-        added |= hardware_for(str(words[HARDWARE]), words)
+    if name := words.get(HARDWARE) or words.get(f"every.{HARDWARE}"):
+        added |= hardware_for(str(name), words)
     return {key: value for key, value in added.items() if key not in words}
 
 
@@ -68,6 +72,19 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
+    """A table's stage with what the hardware of its own `every` says of plans and jobs, where the command does not."""
+    if HARDWARE not in every or HARDWARE in config.every:  # the command's own is among its words
+        return config
+    for key, value in read_hardware(str(every[HARDWARE])).items():
+        part, _, name = key.partition(".")
+        holder = getattr(config, part, None)
+        read = part == "plan" or (part == "launcher" and config.launcher.name == "slurm")
+        if read and holder is not None and getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
+            config = replace(config, **{part: replace(holder, **{name: value})})
+    return config
+
+
 def reads_hardware(stage: str) -> bool:
     """Whether a stage has trainings, a plan or jobs that a machine decides about."""
     return stage in (*RUN_STAGES, "check") or issubclass(conf.STAGES[stage], TableStage)
@@ -99,4 +116,8 @@ def read_hardware(name: str) -> dict[str, Any]:
             wrong = ", ".join(f"{part}.{key}" for key in knobs if key not in known) if isinstance(knobs, dict) else part
             allowed = ", ".join(f"{group}.{key}" for group, keys in KNOBS.items() for key in keys)
             raise PipelineError(f"{path} sets {wrong}: hardware sets {allowed} alone; the rest belongs to a recipe")
-    return {f"{part}.{key}": value for part, knobs in content.items() for key, value in knobs.items()}
+    values = {f"{part}.{key}": value for part, knobs in content.items() for key, value in knobs.items()}
+    for key, value in values.items():
+        part, _, knob = key.partition(".")
+        check_value(f"{path} sets {key}, which", value, CLASSES[part].__dataclass_fields__[knob])
+    return values

@@ -59,7 +59,7 @@ def check(config: Any, prefix: str = "") -> None:
         name, value = prefix + item.name, getattr(config, item.name)
         if value == MISSING:
             raise PipelineError(f"{name} is missing: give {name}=..." + _options_hint(item))
-        _check_value(name, value, item)
+        check_value(name, value, item)
         for child, inner in _nested_configs(name, value):
             check(inner, child + ".")
 
@@ -78,7 +78,7 @@ def _options_hint(item: Any) -> str:
     return f" (one of {', '.join(item.metadata['options'])})" if item.metadata.get("options") else ""
 
 
-def _check_value(name: str, value: Any, item: Any) -> None:
+def check_value(name: str, value: Any, item: Any) -> None:
     meta = item.metadata
     if value is None:
         return
@@ -88,10 +88,10 @@ def _check_value(name: str, value: Any, item: Any) -> None:
         if not value:
             raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
         for inner in value:
-            _check_value(name, inner, item)
+            check_value(name, inner, item)
     if isinstance(value, dict):
         for key, inner in value.items():
-            _check_value(f"{name}.{key}", inner, item)
+            check_value(f"{name}.{key}", inner, item)
     if isinstance(value, str) and (form := meta.get("form")) and not re.fullmatch(form[0], value):
         raise PipelineError(f"{name}={value} is not of the form {form[1]}: write it so")
     if not isinstance(value, int | float) or isinstance(value, bool):

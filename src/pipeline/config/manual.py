@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from pipeline.config import conf
-from pipeline.config.compose import completed, compose_config, spelled_out, split_command, split_every
+from pipeline.config.compose import chosen_options, completed, compose_config, spelled_out, split_command, split_every
 from pipeline.config.defaults import HARDWARE, reads_hardware
 from pipeline.config.explain import options_in, type_inside
 from pipeline.config.knob import format_value
@@ -37,12 +37,15 @@ def manual_text(words: list[str]) -> str:
     if stage not in conf.STAGES:
         raise PipelineError(f"stage={stage} is not an option: there are {', '.join(sorted(conf.STAGES))}")
     lines = [f"stage={stage} reads", ""]
+    chosen = chosen_options(words)
     for group, option in conf.stage_defaults(stage):
         if conf.options(group):
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
+            default = f"here {chosen[group]}" if group in chosen else default
             lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     if reads_hardware(stage):
-        lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} (none unless given)")
+        default = f"here {options[HARDWARE]}" if HARDWARE in options else "none unless given"
+        lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} ({default})")
     lines += ["", "knobs, with their values in this command; of groups that are needed and not given, their defaults"]
     config, unnamed = values_in_effect(words, stage)
     for title, kind in stage_parts(stage, options.get("merge")):

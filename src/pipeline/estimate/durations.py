@@ -208,13 +208,14 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
             row = mean_row(run, 0) or row_tokens(expert, expert.side, sft)
             tokens = f"{steps * sft.batch_size * min(row, sft.seq_length):,.0f}"
     about = f"{run.label}: {names}, {count} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} tokens"
-    if gpu is None and here is not None and here <= cpu.memory() and not visible_gpus():
+    if gpu is None and not visible_gpus() and (HARDWARE in options or here is None or here <= cpu.memory()):
         seconds = guess(run, on_gpu=False)
-        return f"{about}; {here / 1e9:.1f} GB, " + ("?" if seconds is None else f"about {format_duration(seconds)}")
+        time = "?" if seconds is None else f"about {format_duration(seconds)}"
+        return f"{about}; on this CPU: {'?' if here is None else f'{here / 1e9:.1f}'} GB, {time}"
     gpu, takes = gpu or "a100_80", "?"
     with suppress(PipelineError, KeyError):
         cost, card = training_cost(run, GPUS[gpu]), GPUS[gpu]
-        above = f", more than its {card.memory / 1e9:.0f}" * (cost.memory > card.memory)
+        above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (cost.memory > card.memory)
         takes = f"{cost.memory / 1e9:.0f} GB a GPU{above}, {cost.hours:.1f} GPU-hours"
     return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
+from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
@@ -108,8 +109,11 @@ class Bill:
         return [*lines, *(f"not included: {count} runs, ? ({reason})" for reason, count in reasons.items())]
 
 
-def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = ()) -> Bill:
+def estimate_costs(
+    runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = ()
+) -> Bill:
     """What those of these runs cost that are not finished, and scores like `waiting`, of models still to be chosen.
+    typed: keys that no hardware= would change.
 
     What selections compare is a kind of its own, `selection`.
     """
@@ -134,7 +138,7 @@ def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, wa
         [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])], selections, free_snapshots
     )
     total.causes = [
-        message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan)
+        message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan, typed)
     ]
     return total
 
@@ -259,7 +263,7 @@ def dtype_of(run: Run[EvalStage]) -> str:
 # ---------------------------------------------------------------------------------------------------- what cannot fit
 
 
-def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator[str]:
+def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Container[str] = ()) -> Iterator[str]:
     """One sentence per cause why runs of a kind do not fit: which, what they need, and overrides that would fit."""
     trainings = [cost for cost in costs if isinstance(cost.run.config, TrainStage)]
     largest = max(trainings, key=lambda cost: cost.run.config.sft.processes, default=None)
@@ -271,20 +275,21 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator
     if not large:
         return
     largest = max(large, key=lambda cost: cost.memory)
-    options = [f"{HARDWARE}={name}" for name in conf.options(HARDWARE) if hardware_fits(name, large, room, plan)]
+    options = [f"{HARDWARE}={name}" for name in conf.options(HARDWARE) if hardware_fits(name, large, room, plan, typed)]
     fitting = [*options, *overrides_that_fit(kind, large, room, plan)]
     for name, card in GPUS.items():
         if card.memory > room:
             fitting += [
                 f"plan.gpu={name} {cost}".strip() for cost in overrides_that_fit(kind, large, card.memory, plan)[:1]
             ]
-    problem = f"{len(large)} runs of {kind} need up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})"
+    count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
+    problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})"
     remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
     yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
 
 
-def hardware_fits(name: str, large: list[Cost], room: float, plan: Plan) -> bool:
-    """Whether an option of hardware is of the plan's GPU, and makes all of these trainings fit."""
+def hardware_fits(name: str, large: list[Cost], room: float, plan: Plan, typed: Container[str]) -> bool:
+    """Whether an option of hardware is of the plan's GPU, and makes all of these trainings fit, but for typed keys."""
     values = read_hardware(name)
     trainings = [cost for cost in large if isinstance(cost.run.config, TrainStage)]
     if values.get("plan.gpu") != plan.gpu or len(trainings) < len(large):
@@ -293,10 +298,9 @@ def hardware_fits(name: str, large: list[Cost], room: float, plan: Plan) -> bool
     def fits(cost: Cost) -> bool:
         sft = cost.run.config.sft
         kept = OF_ALL_WEIGHTS if sft.adapter == "lora" else ()
-        knobs = {key.removeprefix("sft."): value for key, value in values.items() if key not in kept}
-        return (
-            memory_of(cost.run, cost.shape, with_knobs(sft, {k: v for k, v in knobs.items() if "." not in k})) <= room
-        )
+        changed = [key for key in values if key.startswith("sft.") and key not in kept and key not in typed]
+        knobs = {key.removeprefix("sft."): values[key] for key in changed}
+        return memory_of(cost.run, cost.shape, with_knobs(sft, knobs)) <= room
 
     return is_possible(lambda: all(map(fits, trainings)))
 

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
 from pipeline.estimate.durations import History, describe_training, driver_version, guess, visible_gpus
@@ -218,6 +219,8 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
+        if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not visible_gpus():
+            say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
     refuse_contaminated([run])
     refuse_too_large([] if was_finished else [each for each in order_runs([run]) if why_not_finished(each)])
     with keeping_models(run):

@@ -79,7 +79,11 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
                 refuse_without_room(shape.parameters, sum(parts), gpu_memory(), run.config.sft, max(parts))
         return
     computed = [run for run in runs if isinstance(run.config, TrainStage | EvalStage)]
-    sizes = [(needed, run.name) for run in computed if (needed := memory_here(run, least=True)) is not None]
+    sizes = [
+        (needed * (run.config.sft.processes if isinstance(run.config, TrainStage) else 1), run.name)
+        for run in computed
+        if (needed := memory_here(run, least=True)) is not None
+    ]
     needed, name = max(sizes, default=(0, ""))
     if needed > cpu.memory():
         raise PipelineError(

@@ -22,7 +22,9 @@ def check_installed(*tools: str) -> None:
     """Raise PipelineError if one of these Slurm commands is not installed."""
     for tool in tools:
         if shutil.which(tool) is None:
-            raise PipelineError(f"launcher=slurm needs {tool}, which is not here: use launcher=local")
+            raise PipelineError(
+                f"launcher=slurm needs {tool}, which is not here: use launcher=local, or launcher.dry_run=true"
+            )
 
 
 class NoAnswer(Held):

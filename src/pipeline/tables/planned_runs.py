@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.config import conf
+from pipeline.config.defaults import with_hardware
 from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
@@ -88,7 +89,8 @@ class Planning:
 
     @classmethod
     def of(cls, config: TableStage) -> Planning:
-        return cls(config, expand_table(load_table(config), keys_read))
+        table = load_table(config)
+        return cls(with_hardware(config, table.every), expand_table(table, keys_read))
 
     # ------------------------------------------------------------------------------------------ what there is to make
 

@@ -75,7 +75,8 @@ def micro_batches(sft: Sft) -> tuple[int, int]:
     if sft.batch_size % (micro * sft.processes):
         divisor, knob = f"sft.micro_batch_size={micro}", "sft.micro_batch_size"
         if sft.batch_size % sft.processes:  # whatever the micro-batch, which a default may have given
-            divisor, knob = f"sft.processes={sft.processes}", "sft.processes"
+            most = max(count for count in range(1, sft.processes) if sft.batch_size % count == 0)
+            divisor, knob = f"sft.processes={sft.processes}", f"sft.processes, {most} for example"
         elif sft.processes > 1:
             divisor += f" x sft.processes={sft.processes}"
         unit = sft.processes * (sft.micro_batch_size or 1)
