@@ -38,7 +38,14 @@ PROCESSES = "tests/train/test_processes.py::"
 SHARDS = StandIn(PROCESSES + "test_shards_in_two_processes_equal_one", "")
 MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
+CHECK = "tests/study/test_check.py::"
 STAND_INS = {
+    "commands/check.py::Checking.check_devices": StandIn(
+        CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
+    ),
+    "commands/check.py::Checking.planned_memory": StandIn(CHECK + "test_a_gpu_that_others_use", "return parts"),
+    "commands/check.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
+    "commands/check.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
@@ -53,7 +60,7 @@ STAND_INS = {
     "launch/in_process.py::refuse_without_gpus": StandIn(
         "tests/study/test_gpus_asked.py::test_more_processes_than_gpus", "raise PipelineError"
     ),
-    "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", 'return "out of memory'),
+    "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"),
     "launch/local_pool.py::Worker.start": StandIn(HERE + "test_a_worker_sees_its_gpu_alone", "CUDA_VISIBLE_DEVICES"),
     "results/computed.py::describe_gpu_time": StandIn(
         "tests/study/test_reporting.py::test_the_page_says_how_its_numbers_were_computed", "hours[device] +="
@@ -90,17 +97,24 @@ STAND_INS = {
     "train/trainer.py::Trainer.interval_metrics": SHARDS,
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
+    "commands/check.py::probe": "a card's name, memory and identity, and NCCL's sum; on the CPU gloo's is tested",
     "evaluate/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "merge/live.py::_stored_pieces": "merging into memory of the card, piece by piece; the same test",
     "train/checkpoints.py::Checkpoints.on_train_begin": "a resumed training's sums are read to cuda:N, not to the CPU",
+    "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
     "train/stage.py::train_in_process.gather_weights": "the stage saves what FSDP2 gathers; test_processes.py gathers",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
+    "commands/check.py::Checking.check_devices": 2,
+    "commands/check.py::check_sum": 2,
+    "commands/check.py::probe": 8,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/shards.py::Helpers.__init__": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
+    "launch/in_process.py::refuse_without_gpus": 5,
     "train/processes.py::set_ranks_from_srun": 2,
+    "train/stage.py::peak_bytes": 2,
     "train/stage.py::fsdp_arguments": 2,
 }
 LIBRARIES = (  # of what is in no branch of ours

@@ -22,7 +22,7 @@ HARDWARE = "hardware"
 KNOBS = {  # of a training and a plan that a machine decides; others belong to recipes
     "sft": ("processes", "parallel", "micro_batch_size", "gradient_checkpointing", "weights", "optimizer"),
     "model": ("attn_implementation",),
-    "launcher": ("workers", "gpus", "time", "memory", "memory_per_gpu"),
+    "launcher": ("gpus", "time", "memory", "memory_per_gpu"),
     "plan": ("gpu", "gpus"),
 }
 CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "launcher": Launcher, "plan": Plan}
