@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Memory of the papers' trainings at their true shapes, against the plan's estimate, without a GPU.
 
-    python scripts/bench_shapes.py           # all, half an hour of a core, into results/bench/shapes.json
+    python scripts/bench_shapes.py           # all, six minutes of a core, into results/bench/shapes.json
     python scripts/bench_shapes.py --only NAME [NAME ...] --record ''
 
 The pipeline's own Trainer takes two optimizer steps of at most two micro-batches on fake tensors, which have shapes and
