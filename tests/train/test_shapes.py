@@ -119,7 +119,7 @@ def test_all_recipes_on_all_hardware(quarter: int, tmp_path: Path) -> None:
     stored = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
     assert names == sorted(stored)
     rows = rows_of(tmp_path / "rows.json", names[quarter::4])
-    assert set(names[quarter::4]) <= rows.keys()  # --only takes those that begin so, too
+    assert set(names[quarter::4]) <= rows.keys()  # --only takes names that hold these, too
     for name, row in rows.items():
         check(row)
         assert row["measured_gb"]["peak"] == pytest.approx(stored[name]["measured_gb"]["peak"], rel=0.02), name
