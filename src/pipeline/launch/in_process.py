@@ -222,7 +222,9 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not visible_gpus():
             say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
     refuse_contaminated([run])
-    refuse_too_large([] if was_finished else [each for each in order_runs([run]) if why_not_finished(each)])
+    runs = order_runs([run])
+    reasons = reasons_unfinished(runs, [run])  # without what is deleted and no longer needed
+    refuse_too_large([each for each in runs if each.hash in reasons])
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:

@@ -350,7 +350,8 @@ def local_executor(
     """
     runs = order_runs(list(targets))
     reasons = reasons_unfinished(runs, targets)
-    refuse_too_large([run for run in runs if run.hash in reasons])
+    remaining = [run for run in runs if run.hash in reasons]
+    refuse_too_large(remaining)
     plan_files.write_plan(plan_files.plan_name(targets), runs, {})
     gpus = visible_gpus()
     count = workers_of(launcher, runs)
@@ -362,7 +363,7 @@ def local_executor(
         return
     each = max(1, len(gpus) // count)  # GPUs that a worker has
     if gpus:
-        refuse_several_gpus(targets, count, each)
+        refuse_several_gpus(remaining, count, each)
     shares = [",".join(gpus[index * each % len(gpus) :][:each]) if gpus else None for index in range(count)]
     pool = Pool(shares, later=later)
     gently = False
@@ -373,13 +374,11 @@ def local_executor(
         pool.close(gently)
 
 
-def refuse_several_gpus(targets: Sequence[Run], workers: int, each: int) -> None:
+def refuse_several_gpus(remaining: Sequence[Run], workers: int, each: int) -> None:
     """Raise PipelineError if an unfinished run needs more GPUs than each of several workers has."""
-    runs = order_runs(list(targets))
-    remaining = reasons_unfinished(runs, targets)
-    for run in runs:
+    for run in remaining:
         knob, gpus = in_process.gpus_requested(run)
-        if gpus > each and run.hash in remaining:
+        if gpus > each:
             raise PipelineError(
                 f"{knob}={gpus} ({run.name}), but launcher.workers={workers} gives a run {pluralize(each, 'GPU')}: "
                 "give launcher.workers=1"
