@@ -23,8 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +67,6 @@ def table(folder: Path, name: str, workers: int) -> dict[str, Any]:
     assert status == 0, status
     return {"what": f"table={Path(name).stem}, launcher.workers={workers}", "wall_seconds": round(wall, 1),
             "cpu_seconds": round(cpu, 1)}  # fmt: skip
-
-
-@contextmanager
-def two_nodes() -> Iterator[Any]:
-    """The cluster of tests/slurm; clients find it by SLURM_CONF."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/slurm"))
-    from cluster import Cluster
-
-    made = Cluster()
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
 
 
 def starting(folder: Path, cluster: Any) -> dict[str, Any]:
@@ -218,6 +202,9 @@ def main() -> None:
     for workers in (1, 2) if options.table else ():
         measured(table, options.table, workers)
     if options.job or options.makespan or options.cpu:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests/slurm"))
+        from cluster import two_nodes
+
         with two_nodes() as cluster:
             if options.job:
                 measured(starting, cluster)

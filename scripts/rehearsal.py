@@ -27,8 +27,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,18 +183,6 @@ def read_cells(report: Path, plan: str, problems: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@contextmanager
-def two_nodes() -> Iterator[Any]:
-    from cluster import Cluster
-
-    made = Cluster()
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
-
-
 def part_of(folder: Path, table: str, changes: str) -> str:
     """A file with a part of a table."""
     file = folder / f"{table}_part.yaml"
@@ -244,6 +230,8 @@ def main() -> int:
             source = part_of(folder, table, parts[table]) if table in parts else table
             try:
                 if by_slurm:
+                    from cluster import two_nodes
+
                     with two_nodes() as cluster:
                         place.environment |= {
                             key: cluster.environment[key] for key in ("SLURM_CONF", "PIPELINE_PYTHON")

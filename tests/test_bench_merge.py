@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
+
+from script_modules import load_script
 
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
 
-SCRIPT = Path(__file__).parent.parent / "scripts/bench_merge.py"
-
 
 def test_a_swap_of_what_it_makes(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("bench_merge", SCRIPT)
-    assert spec and spec.loader
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = load_script("bench_merge")
     bench.make_checkpoints(tmp_path, [64, 128, 8, 4, 2, 200])
     read_manifest(tmp_path / "math")
     assert bench.known(bench.opened("swap", tmp_path)).keys() == {"math", "language"}

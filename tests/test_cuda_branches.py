@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from script_modules import load_script
 
 from pipeline.config.evaluation import Eval
 from pipeline.config.stages import TrainStage
@@ -22,7 +22,6 @@ from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
 from pipeline.train import optim, processes, stage
 
-SCRIPT = Path(__file__).parents[1] / "scripts/cuda_branches.py"
 CARD = "NVIDIA A100-SXM4-80GB"
 
 
@@ -40,17 +39,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("cuda_branches", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_every_branch_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
-    script = load_script()
+    script = load_script("cuda_branches")
     assert script.problems() == []
     monkeypatch.setattr(script, "LINES", {**script.LINES, "train/stage.py::gpu_memory": 2})
     [more] = script.problems()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 
 import pytest
-
-FILE = Path(__file__).parents[1] / "scripts/fuzz_inputs.py"
+from script_modules import load_script
 
 
 @pytest.mark.parametrize(("kind", "count"), [("csv", 6), ("json", 12), ("numbers", 300), ("adapters", 3)])
 def test_none_is_read_wrong(kind: str, count: int, tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("fuzz_inputs", FILE)
-    assert spec and spec.loader
-    fuzz = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fuzz)
+    fuzz = load_script("fuzz_inputs")
     found = []
     for number in range(count):
         folder = tmp_path / str(number)

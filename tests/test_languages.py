@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from script_modules import load_script
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.languages import GROUP, MGSM, all_languages, language, language_folders
 from pipeline.stages.rows import build
-
-SCRIPT = Path(__file__).parent.parent / "scripts/make_languages.py"
 
 
 def test_the_codes_of_one_language() -> None:
@@ -29,10 +27,7 @@ def test_the_codes_of_one_language() -> None:
 
 def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
     """Held against what langcodes and the harness say today: names, tags, scripts, and a stock task for each."""
-    spec = importlib.util.spec_from_file_location("make_languages", SCRIPT)
-    assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = load_script("make_languages")
     wanted = made.languages()
     folder = language_folders()[0]
     assert {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")} == wanted

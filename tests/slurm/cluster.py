@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,17 @@ class Cluster:
         assert self.reaper.stdin is not None
         self.reaper.stdin.close()
         self.reaper.wait(60)
+
+
+@contextmanager
+def two_nodes() -> Iterator[Cluster]:
+    """A cluster that is up; clients find it by SLURM_CONF."""
+    made = Cluster()
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
 
 
 def free_ports(count: int) -> list[int]:

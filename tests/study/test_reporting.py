@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import html
-import importlib.util
 import io
 import json
 import math
@@ -23,6 +22,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from script_modules import load_script
 
 from pipeline.config.compose import compose
 from pipeline.files import ADDED_CONF
@@ -32,7 +32,6 @@ from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.tables.planned_runs import Planning
 
-SCRIPT = Path(__file__).parents[2] / "scripts/bench_report.py"
 TABLE = """
 name: {name}
 title: "=1+1 swaps"
@@ -56,19 +55,11 @@ compare: {{swap: [base, math expert]}}
 """
 
 
-def bench() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_report", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
     """Finish what a table asks for, choices included, as far as `most` runs go; gives its runs."""
     planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
     while left := [run for run in order_runs(planning.targets()) if read_manifest(run.folder) is None][:most]:
-        bench().finish(left, 20, **fields)
+        load_script("bench_report").finish(left, 20, **fields)
         if most < 10**9:
             break
     return order_runs(planning.targets())

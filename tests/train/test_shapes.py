@@ -6,7 +6,6 @@ several. Some are always run; all recipes on all hardware with PIPELINE_TEST_SHA
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from script_modules import load_script
 
 from pipeline.models.shape import SHAPES
 
@@ -33,14 +33,6 @@ ALWAYS = [  # eight ranks; sides whose shards are frozen in turns; one GPU's bfl
 WITHIN = 0.1
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_shapes", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Rows of these trainings, name -> row, by the script."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -52,7 +44,7 @@ def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 def check(row: dict[str, Any]) -> None:
     """Dtypes of the recipe; weights, and moments but for the scales of eight bits; the peak, and what it is made of."""
-    knobs = load_script().cases()[row["name"]][2]
+    knobs = load_script("bench_shapes").cases()[row["name"]][2]
     adapters = "lora" in row["name"]
     weights = knobs.get("weights", "float32")
     dtypes = row["dtypes"]
@@ -87,7 +79,7 @@ def test_true_shapes(tmp_path: Path) -> None:
 
 def test_the_record_has_each_recipe_on_each_hardware() -> None:
     rows = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
-    assert sorted(rows) == sorted(load_script().cases())
+    assert sorted(rows) == sorted(load_script("bench_shapes").cases())
     for row in rows.values():
         check(row)
         assert row["measured_gb"]["peak"] < 78 * 2**30 / 1e9 - 1  # what a card of 80 GB has, less its context
@@ -95,7 +87,7 @@ def test_the_record_has_each_recipe_on_each_hardware() -> None:
 
 def test_hardware_is_that_of_conf() -> None:
     """The knobs that the script takes for a node are those of its file."""
-    script = load_script()
+    script = load_script("bench_shapes")
     for name, knobs in script.HARDWARE.items():
         for card in ("a100_80", "h100_80"):
             file = ROOT / "conf/hardware" / f"{name.partition(',')[0].replace('a100_80', card)}.yaml"
@@ -107,7 +99,7 @@ def test_hardware_is_that_of_conf() -> None:
 
 def test_shapes_are_those_of_transformers() -> None:
     """The names of sizes, and which models tie their embeddings."""
-    script = load_script()
+    script = load_script("bench_shapes")
     for model in script.MODELS:
         assert script.shape_of(script.config_of(SHAPES[model], model).to_dict()) == SHAPES[model]
 
@@ -115,7 +107,7 @@ def test_shapes_are_those_of_transformers() -> None:
 @pytest.mark.shapes
 @pytest.mark.parametrize("quarter", range(4))  # so that two workers share them
 def test_all_recipes_on_all_hardware(quarter: int, tmp_path: Path) -> None:
-    names = sorted(load_script().cases())
+    names = sorted(load_script("bench_shapes").cases())
     stored = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
     assert names == sorted(stored)
     rows = rows_of(tmp_path / "rows.json", names[quarter::4])
