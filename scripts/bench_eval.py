@@ -46,7 +46,6 @@ from transformers import (
 
 from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate import torch_backend
-from pipeline.evaluate.drafts import LOOKUP
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import group_prompts
 from pipeline.evaluate.score import load_tasks
@@ -99,7 +98,7 @@ def model_of(size: str, device: str) -> LlamaForCausalLM:
 
 
 class Watch:
-    """Seconds, tokens and number of a model's forward passes: prefill and decode (a token a row, and drafts) apart."""
+    """Seconds, tokens and number of a model's forward passes: prefill and decode (a token a row) apart."""
 
     def __init__(self, model: Any) -> None:
         self.hooks = [
@@ -118,7 +117,7 @@ class Watch:
     def end(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         _wait()
         ids = args[0] if args else kwargs["input_ids"]
-        kind = "prefill" if ids.shape[1] > 1 + LOOKUP else "decode"
+        kind = "prefill" if ids.shape[1] > 1 else "decode"
         self.seconds[kind] += time.perf_counter() - self.started
         self.tokens[kind] += ids.numel()
         self.passes[kind] += 1
@@ -229,7 +228,6 @@ ALONE = {"batch_size": 1, "share_prefix": False, "threads": 1}
 CAUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # cause -> how it is asked, what that is compared with
     "eval.batch_size=4": ({"batch_size": 4}, {}),
     "eval.share_prefix=true": ({"share_prefix": True}, {}),
-    "eval.shards=2, batch size 4": ({"batch_size": 4, "shards": 2}, {"batch_size": 4}),
     "HFLM with batch size 4": ({"batch_size": 4, "stock": True}, {}),
     "2 threads": ({"threads": 2}, {}),
     "a processor without AVX-512": ({"instructions": "avx2"}, {}),
@@ -245,11 +243,7 @@ def answers_of(folder: str, dtype: str, prompts: list[str], tokens: int, how: di
     lm.share_prefix = how["share_prefix"]
     settings = {"until": ["Question:"], "do_sample": False, "max_gen_toks": tokens}
     requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in prompts]
-    parts, found = how.get("shards", 1), []
-    for part in range(parts):
-        mine = requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]
-        found += lm.generate_until(mine, disable_tqdm=True)
-    return found
+    return lm.generate_until(requests, disable_tqdm=True)
 
 
 def in_a_process(instructions: str | None, *asked: Any) -> list[str]:

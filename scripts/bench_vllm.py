@@ -3,7 +3,7 @@
     python scripts/bench_vllm.py --data_root DIR --model $(python scripts/get_smollm2.py) --python PATH_WITH_VLLM
 
 One thread, float32, as many rows as HFLM's batch. Greedy answers by all three; log-probabilities of four letters after
-the same prompts; then layer swaps of two random experts (bench_generation.py) loaded live, each compared with the
+the same prompts; then layer swaps of two random experts loaded live, each compared with the
 torch backend's answers. CPU seconds of vLLM are those of its process. Writes results/bench/vllm_cpu.json (on a GPU
 vllm_gpu.json, with seconds of the clock); where an answer differs in float32, the exit status is 1.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_generation import RANK, SWAPS, expert_of, requests_of
+from bench_generation import requests_of
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from safetensors.torch import load_file, save_file
@@ -40,6 +40,19 @@ from pipeline.runs.provenance import git_state, machine_facts, package_versions
 
 ON_GPU = torch.cuda.is_available()
 SECONDS = "seconds" if ON_GPU else "cpu_seconds"
+SWAPS = [(8, 4), (7, 4), (7, 3), (6, 3), (6, 2), (5, 2)]  # bottom and top layers
+RANK = 8  # of an expert's changes, a stand-in for those of trained LoRA adapters
+
+
+def expert_of(base: dict[str, torch.Tensor], strength: float, seed: int) -> dict[str, torch.Tensor]:
+    """Each linear layer plus a random matrix of rank RANK, `strength` times as large (Frobenius norm)."""
+    generator, expert = torch.Generator().manual_seed(seed), {}
+    for name, tensor in base.items():
+        if ".layers." in name and tensor.dim() == 2:
+            down, up = (torch.randn(size, RANK, generator=generator) for size in tensor.shape)
+            change = down @ up.T
+            expert[name] = tensor + change * (strength * tensor.norm() / change.norm())
+    return expert
 
 
 def seconds_of(process: int | None = None) -> float:

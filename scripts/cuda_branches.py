@@ -49,10 +49,8 @@ STAND_INS = {
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
-    "evaluate/prefix.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
+    "evaluate/shared_cache.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
     "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
-    "evaluate/shards.py::Helpers.__init__": StandIn(HERE + "test_helpers_take_the_other_gpus", "visible.split"),
-    "evaluate/shards.py::_begin": StandIn(HERE + "test_helpers_take_the_other_gpus", "os.environ["),
     "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", "model.to("),
     "evaluate/torch_backend.py::TorchBackend.halving": StandIn(
         HERE + "test_memory_is_given_back_before_a_smaller_batch", "empty_cache()"
@@ -110,7 +108,6 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "commands/check.py::check_sum": 2,
     "commands/check.py::probe": 8,
     "evaluate/score.py::rounding_settings": 2,
-    "evaluate/shards.py::Helpers.__init__": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/processes.py::set_ranks_from_srun": 2,

@@ -15,8 +15,8 @@ from script_modules import load_script
 from pipeline.config.evaluation import Eval
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
-from pipeline.evaluate import score, shards, torch_backend
-from pipeline.evaluate.prefix import FORCE_GROUPED, heads_as_they_are
+from pipeline.evaluate import score, torch_backend
+from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
@@ -188,23 +188,6 @@ def test_scores_name_the_card(cuda: list[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     here = score.rounding_settings(settings)
     assert here["processor"] != CARD and {**here, "processor": CARD} == there
-
-
-def test_helpers_take_the_other_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the names that this process sees; a helper sees its own alone."""
-    begun: list[Any] = []
-    monkeypatch.setattr(shards, "ProcessPoolExecutor", lambda count, spawn, begin, given: begun.append((begin, given)))
-    shards.Helpers(lambda: None, 1)  # type: ignore[arg-type,return-value]
-    [(begin, given)] = begun
-    assert given == ("6",)
-    begin(*given)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    shards.Helpers(lambda: None, 1)  # type: ignore[arg-type,return-value]
-    assert begun[1][1] == ("1",)
-
-
-# ------------------------------------------------------------------------------------------------ runs
 
 
 def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
-"""Decoding in slots: the tokens of plain greedy search, in the steps that refilled slots and right drafts need."""
+"""Decoding in slots: the tokens of plain greedy search, in the steps that refilled slots need."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipeline.evaluate import decode, drafts
+from pipeline.evaluate import decode
 from pipeline.evaluate.decode import Ending
 from pipeline.evaluate.model import Answering, load_model, request_key
 from pipeline.progress import Bar
@@ -71,9 +70,8 @@ def run(
 COUNT_UP = [*range(1, 20), 0]  # after i comes i + 1, after 19 the end token 0
 
 
-def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits() -> None:
     """Two slots, answers of 5, 1, 2 and 1 tokens: by hand five steps, where batches of two would take 5 + 2."""
-    monkeypatch.setattr(drafts, "LOOKUP", 0)
     found, order, shapes = run(lookup_table(COUNT_UP), [], [[3, 15], [3, 19], [3, 18], [3, 19]], slots=2)
     assert found == {0: [16, 17, 18, 19, 0], 1: [0], 2: [19, 0], 3: [0]}
     assert order == [1, 2, 3, 0]
@@ -82,26 +80,10 @@ def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits(monkeypatch
     assert shapes == [(1, 1), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
 
 
-def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "LOOKUP", 0)
+def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once() -> None:
     found, _, shapes = run(lookup_table(COUNT_UP), [1, 2, 3], [[5, 4], [7]], slots=8, room=2)
     assert found == {0: [5, 6], 1: [8, 9]}
     assert shapes == [(1, 3), (1, 1), (2, 1), (2, 1)]  # prefix, the longer rest without its last token, two steps
-
-
-def test_drafts_that_are_right_save_steps() -> None:
-    """5 6 7 8 9 5: after 5 came 6 7, which is right, and so 8 is chosen too; after 8 came 9 5, of which 9 is right."""
-    found, _, shapes = run(lookup_table([0, 0, 0, 0, 0, 6, 7, 8, 9, 10, 11, 0]), [], [[5, 6, 7, 8, 9, 5]], slots=1)
-    assert found == {0: [6, 7, 8, 9, 10, 11, 0]}
-    # 6 7 8 | 9 10 | 11 (nothing followed 10 before) | 0 (nothing followed 11)
-    assert shapes == [(1, 5), (1, 3), (1, 3), (1, 1), (1, 1)]
-
-
-def test_a_draft_past_the_end_is_cut_off() -> None:
-    found, _, _ = run(lookup_table([0, 0, 0, 0, 0, 6, 7, 8, 0]), [], [[5, 6, 7, 8, 5]], slots=1, room=2)
-    assert found == {0: [6, 7]}
-    found, _, _ = run(lookup_table([0, 0, 0, 0, 0, 6, 0, 8, 0]), [], [[5, 6, 0, 8, 5]], slots=1)
-    assert found == {0: [6, 0]}
 
 
 # ---------------------------------------------------------------------------------------------------- stop strings
@@ -136,10 +118,11 @@ def test_a_stop_string_is_found_with_the_token_that_completes_it(fallback: bool)
         for _ in range(150):
             stream = b"".join(draw.choice(alphabet) for _ in range(30))
             tokens = [tokens_of[bytes([byte])] for byte in stream]
-            row = decode._Row(0, drafts.Seen(), [5])
+            row = decode._Row(0, [5])
             for count in range(1, len(tokens) + 1):
                 over = any(string in tokenizer.decode(tokens[:count]) for string in stop)
-                assert row.extend([5], tokens[count - 1 : count], ending) is (over or count == 60)
+                row.tokens.append(tokens[count - 1])
+                assert row.is_over(ending) is (over or count == 60)
                 if over:
                     ended += 1
                     break
@@ -218,81 +201,6 @@ def test_answers_are_the_harness_own(tiny: Path, kind: str, shared: bool) -> Non
         assert answers == stock.generate_until(asks, disable_tqdm=True)
         cut_off = [2 not in tokens and not any(stop in lm.tok_decode(tokens) for stop in until) for tokens in plain]
         assert [lm.ran_out[request_key(ask.args)] for ask in asks] == cut_off
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_drafts_change_no_answer(tiny: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that repeat themselves, so that drafts are right, wrong and right in part; and fewer steps with more."""
-    lm = model_like("llama", tiny)
-    lm.share_prefix = True
-    prompts = [f"{SHOTS} abcabcabc {index}?" for index in range(5)]
-    monkeypatch.setattr(drafts, "LOOKUP", count)
-    shapes = Shapes(lm.model)
-    answers = lm.generate_until(asking(prompts, [], 24))
-    steps = len(shapes.seen)
-    assert answers == [lm.tok_decode(greedy(lm, prompt, 24)) for prompt in prompts]
-    assert steps >= 50 if count == 0 else steps < 50
-
-
-# ------------------------------------------------------------------------------------ drafts from other models' answers
-
-
-def test_an_answer_of_another_model_gives_drafts() -> None:
-    """By hand: 3 15, answered 16 to 19 and 0, which another model answered too: one step after the prefill. One that
-    went on with 5 6 after 17: 16 17 and the model's own 18, then a step with a draft of what followed 18 elsewhere."""
-    found, _, shapes = run(lookup_table(COUNT_UP), [], [[3, 15]], slots=1, neighbours=[[[16, 17, 18, 19, 0]]])
-    assert found == {0: [16, 17, 18, 19, 0]} and shapes == [(1, 1), (1, 6)]
-    answers = [[16, 17, 5, 6], [1, 18, 19, 0]]
-    found, _, shapes = run(lookup_table(COUNT_UP), [], [[3, 15]], slots=1, neighbours=[answers])
-    assert found == {0: [16, 17, 18, 19, 0]} and shapes == [(1, 1), (1, 5), (1, 3)]
-
-
-def test_a_draft_follows_the_longest_sequence_of_the_newest_answer() -> None:
-    neighbours = drafts.Neighbours([[1, 2, 3], [4, 2, 5, 6], [1, 2, 3]], vocabulary=9)
-    assert neighbours.draft([], 8) == [1, 2, 3]  # the newest from its beginning
-    assert neighbours.draft([4], 8) == [2, 5, 6]
-    assert neighbours.draft([7, 4, 2], 1) == [5]
-    assert neighbours.draft([7, 2], 8) == [3]
-    assert neighbours.draft([7], 8) == [] and neighbours.draft([4, 2, 5, 6], 8) == []
-
-
-GARBAGE: dict[str, list[Any]] = {
-    "none": [],
-    "empty": [[], []],
-    "other tokens": [[5] * 9, [7, 9, 7, 9, 250, 3]],
-    "another tokenizer": [[10**6, 3, 4], [-1, 5], [259], [None, "a"], [[5]]],
-    "longer than the limit": [[5, 6] * 200],
-}
-
-
-@pytest.mark.parametrize("most", [1, 8])
-@pytest.mark.parametrize("shared", [True, False])
-def test_answers_of_other_models_change_no_answer(
-    tiny: Path, shared: bool, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The right answers, also longer than the limit and cut short, answers right in part, and what is none at all."""
-    monkeypatch.setattr(drafts, "NEIGHBOURS", most)
-    lm, room = model_like("llama", tiny), 24
-    lm.share_prefix = shared
-    prompts = [f"{SHOTS} {'x' * (7 * index % 11)} {index}?" for index in range(5)]
-    plain = [greedy(lm, prompt, room) for prompt in prompts]
-    stored = {"right": lambda tokens: [tokens], "right, and longer": lambda tokens: [tokens + [5, 6] * 50],
-              "right in part": lambda tokens: [[*tokens[:5], 9, 9, *tokens[7:]], tokens[3:], tokens[:1]],
-              **{name: lambda tokens, answers=answers: answers for name, answers in GARBAGE.items()}}  # fmt: skip
-    steps = {}
-    for name, answers_of in stored.items():
-        neighbours = [answers_of(tokens) for tokens in plain]
-        for slots in (1, 3):
-            found, counts = {}, Counter[str]()
-            ending = Ending({2}, [], room, lm.tok_decode)
-            tokens = [lm.tok_encode(prompt) for prompt in prompts]
-            prefix, rests = (tokens[0][:4], [rest[4:] for rest in tokens]) if shared else ([], tokens)
-            with torch.no_grad():
-                decode.decode(lm.model, prefix, rests, slots, ending, found.__setitem__, neighbours, counts)
-            assert [found[index] for index in range(5)] == plain, name
-            steps[name, slots] = counts["steps"]
-    assert steps["right", 1] == steps["right, and longer", 1] < steps["none", 1] == steps["another tokenizer", 1]
-    assert steps["right", 3] < steps["none", 3] == steps["empty", 3]
 
 
 def test_an_overflow_stays_in_its_row(tiny: Path) -> None:

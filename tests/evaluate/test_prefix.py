@@ -14,9 +14,8 @@ from lm_eval.models.huggingface import HFLM
 from made_up import Notes, asked, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.errors import PipelineError
-from pipeline.evaluate import prefix, torch_backend
-from pipeline.evaluate.model import Answering, answering_model, load_model
+from pipeline.evaluate import prefix, shared_cache, torch_backend
+from pipeline.evaluate.model import Answering, load_model
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
@@ -152,7 +151,7 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
 def test_without_exemplars_nothing_is_shared(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.evaluate.torch_backend.build_tries", None)  # would be called
+    monkeypatch.setattr(shared_cache.SharedCache, "share", None)  # would be called
     run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
     assert make(run, tmp_path / "work", Notes())
 
@@ -161,12 +160,19 @@ def test_choices_by_text_share_their_question_without_exemplars(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Letters do not: each question is one row in any case."""
-    called, build = [], torch_backend.build_tries
-    monkeypatch.setattr(torch_backend, "build_tries", lambda *args: called.append(1) or build(*args))
+    in_tries: set[bool] = set()
+    real = torch_backend.build_tries
+
+    def noted(prompts: Any, members: Any, shared: int, most: int) -> Any:
+        in_tries.add(most > 0)
+        return real(prompts, members, shared, most)
+
+    monkeypatch.setattr(torch_backend, "build_tries", noted)
     for options in ("text", "letters"):
+        in_tries.clear()
         run = run_of(tmp_path / options, tiny, data_root, asked("belebele", 0), options=options, languages=["en"])
         make(run, tmp_path / f"work_{options}", Notes())
-        assert len(called) == 1
+        assert in_tries == {options == "text"}
 
 
 def test_settings_that_keep_answers_from_sharing_are_reported(
@@ -220,25 +226,3 @@ def test_what_one_prompt_cannot_have_is_told(data_root: Path, tmp_path: Path, ti
     Full(ours.model, 0)
     with pytest.raises(torch.OutOfMemoryError):
         ours.loglikelihood(asks)
-
-
-def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes, a half of the questions each. The stage's own scores, and one sentence for too many."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)  # both on one device, whichever there is
-    tasks = [asked("mgsm", 2), asked("belebele", 2)]
-    made = []
-    for shards in (1, 2):
-        run = run_of(tmp_path, tiny, data_root, *tasks, shards=shards, max_gen_toks=4, languages=["en"])
-        facts = make(run, tmp_path / f"work{shards}", Notes())
-        made.append((facts["scores"], (tmp_path / f"work{shards}/samples/mgsm.en.jsonl").read_text()))
-        (answers,) = (tmp_path / "runs/.scores").glob("mgsm*.jsonl")
-        assert len([*filter(None, answers.read_text().splitlines())]) == 10  # a helper's too
-        for file in (tmp_path / "runs/.scores").iterdir():
-            file.unlink()  # the second is to be scored, not found again
-    assert made[0] == made[1]
-
-
-def test_more_shards_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(PipelineError, match="eval.shards=3, but 2 GPUs are visible: ask for at most 2"):
-        answering_model(run_of(tmp_path, tmp_path, tmp_path, shards=3), lambda: None)  # type: ignore[arg-type,return-value]

@@ -11,9 +11,10 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.evaluate import torch_backend
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.tree import build_tries, can_score_tries, visible_tokens
+from pipeline.evaluate.prefix import MOST_TOKENS, build_tries
+from pipeline.evaluate.shared_cache import SharedCache, takes_masks
+from pipeline.evaluate.torch_backend import visible_tokens
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # as HFLM has them: texts (not read here), context, continuation
 Answer = tuple[float, bool]
@@ -140,20 +141,24 @@ def best_after(model: Any, context: list[int]) -> list[int]:
 )
 @pytest.mark.usefixtures("float64")
 def test_a_mask_wrong_by_one_is_noticed(tiny: Path, name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoiled(tries: Any, start: int) -> Any:
-        visible, positions = visible_tokens(tries, start)
+    real = SharedCache.masks
+
+    def spoiled(tries: Any) -> Any:
+        visible, places = visible_tokens(tries)
         if wrong == "a sibling":
             parents = tries[0].parents
             last = max(place for place, parent in enumerate(parents) if parent in parents[:place])
-            row = visible[0, last - len(parents)]
-            row[parents.index(parents[last]) - len(parents)] = True
+            visible[0, last, parents.index(parents[last])] = True
         elif wrong == "a position":
-            positions[:, -1] += 1
-        else:
-            positions = positions[:, :start].new_tensor(range(positions.shape[1])).expand_as(positions)
-        return visible, positions
+            places[:, len(tries[0].tokens) - 1] += 1
+        return visible, places
 
-    monkeypatch.setattr("pipeline.evaluate.tree.visible_tokens", spoiled)
+    def by_columns(self: SharedCache, places: Any, columns: Any, visible: Any) -> Any:
+        return real(self, places, torch.arange(columns.shape[1]).expand_as(columns), visible)
+
+    monkeypatch.setattr("pipeline.evaluate.torch_backend.visible_tokens", spoiled)
+    if wrong == "columns of a window":
+        monkeypatch.setattr(SharedCache, "masks", by_columns)
     lm, requests = answering(tiny, name), questions()
     assert largest_difference(lm._loglikelihood_tokens(requests), one_at_a_time(lm.model, requests)) > 1e-3
 
@@ -193,16 +198,16 @@ def test_a_trie_by_hand() -> None:
     question, other = build_tries(prompts, range(4), 2, 10)
     assert (question.tokens, question.parents) == ([3, 4, 5, 6], [-1, 0, 1, 1])
     assert question.paths == {2: [0, 1], 3: [0, 1, 2], 0: [0, 1, 3]} and other.paths == {1: [0]}
-    visible, positions = visible_tokens([question, other], 2)
-    assert visible[0].int().tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]
-    assert visible[1].int()[-1].tolist() == [1, 1, 0, 0, 0, 1]
-    assert positions.tolist() == [[0, 1, 2, 3, 4, 4], [0, 1, 2, 2, 2, 2]]
+    visible, places = visible_tokens([question, other])
+    assert visible[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    assert visible[1].int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert places.tolist() == [[0, 1, 2, 2], [0, 0, 0, 0]]
     assert [len(trie.tokens) for trie in build_tries(prompts, range(4), 2, 3)] == [3, 3, 1]  # at most 3 tokens
     assert [trie.paths for trie in build_tries(prompts, [2, 3], 2, 0)] == [{2: [0, 1]}, {3: [0, 1, 2]}]
 
 
 def test_models_whose_masks_are_their_own_are_scored_without_tries(tiny: Path) -> None:
-    assert can_score_tries(answering(tiny, "gemma3").model.config)
+    assert takes_masks(answering(tiny, "gemma3").model.config, "sdpa", "eager")
     config = AutoConfig.for_model("llama", attn_implementation="flash_attention_2")
-    assert not can_score_tries(config)
-    assert torch_backend.MOST_TOKENS >= 1024
+    assert not takes_masks(config, "sdpa", "eager")
+    assert MOST_TOKENS >= 1024

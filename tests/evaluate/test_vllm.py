@@ -279,7 +279,7 @@ def test_drafts_of_suffix_decoding_outlive_live_merges(folders: list[Path]) -> N
         for one in merge, swaps(folders)[7], alike:
             lm = by_vllm(one, suffix=True)
             found = answers(lm)
-            steps.append(lm.drafts["steps"])
+            steps.append(lm.engine.steps)
         assert found == texts
         assert [value for value, _ in lm.loglikelihood(choices(1))] == pytest.approx(values, rel=1e-5, abs=1e-5)
     assert steps[2] < steps[0] - 3

@@ -1,14 +1,15 @@
-"""More processes or shards than GPUs: refused before anything is made, on a machine whose GPUs are counted by torch."""
+"""More processes than GPUs: refused before anything is made, on a machine whose GPUs are counted by torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from tiny_words import FEW
+from tiny_words import FEW, last_of
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
@@ -41,24 +42,22 @@ def test_more_processes_than_gpus(two_gpus: None, world: Path, base: Path, call:
     refuse_without_gpus([two])
 
 
-def test_more_shards_than_gpus(two_gpus: None, world: Path, base: Path, call: Call, tmp_path: Path) -> None:
-    words = ["stage=eval", f"checkpoint={base}", "eval=sandbox", f"data_root={world}", f"runs_dir={tmp_path}"]
-    told = call(*words, "eval.shards=3", "languages=[en,qac]")
-    assert told.status == 1 and nothing_made(tmp_path)
-    assert told.err.startswith("error: eval.shards=3, but 2 GPUs are visible here (eval-")
+def training(world: Path, base: Path, tmp_path: Path, processes: int) -> Any:
+    few = [word for word in FEW if not word.startswith("sft.micro_batch_size")]
+    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *few]
+    size = [f"sft.processes={processes}", "sft.micro_batch_size=1", "sft.batch_size=12", f"runs_dir={tmp_path}"]
+    return build(compose([*last_of([*words, *size])]))  # type: ignore[arg-type]
 
 
 def test_without_gpus_processes_share_the_cpu(
     monkeypatch: pytest.MonkeyPatch, world: Path, base: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}", f"runs_dir={tmp_path}"]
-    refuse_without_gpus([build(compose([*words, "eval.shards=3"]))])  # type: ignore[arg-type]
+    refuse_without_gpus([training(world, base, tmp_path, 3)])
 
 
 def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path, tmp_path: Path) -> None:
-    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}", f"runs_dir={tmp_path}"]
-    run = build(compose([*words, "eval.shards=2"]))  # type: ignore[arg-type]
+    run = training(world, base, tmp_path, 2)
     with pytest.raises(PipelineError, match="launcher.workers=2 gives a run 1 GPU: give launcher.workers=1"):
         with local_pool.local_executor(Launcher(workers=2), [run]):
             pass
@@ -67,13 +66,12 @@ def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path
 def test_workers_share_the_gpus_by_what_a_run_asks(
     monkeypatch: pytest.MonkeyPatch, world: Path, base: Path, tmp_path: Path
 ) -> None:
-    """Eight GPUs: trainings of four are two at a time, each with GPUs of its own; scores of one are eight."""
+    """Eight GPUs: trainings of four are two at a time, each with GPUs of its own; those of one are eight."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     monkeypatch.setattr(local_pool, "refuse_too_large", lambda runs: None)
-    words = [f"checkpoint={base}", f"data_root={world}", f"runs_dir={tmp_path}", "eval=mgsm_0shot"]
     halves = ["0,1,2,3", "4,5,6,7"]
-    for shards, shares in ((4, halves), (3, halves), (1, list("01234567"))):
-        run = build(compose(["stage=eval", *words, f"eval.shards={shards}"]))  # type: ignore[arg-type]
+    for processes, shares in ((4, halves), (3, halves), (1, list("01234567"))):
+        run = training(world, base, tmp_path, processes)
         seen: list[list[str]] = []
         monkeypatch.setattr(local_pool, "Pool", lambda gpus, later, seen=seen: seen.append(list(gpus)) or Silent())
         with local_pool.local_executor(Launcher(), [run]):

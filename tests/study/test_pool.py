@@ -299,8 +299,6 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
         run.config.threads = threads
         assert default_workers([run], gpus=0) == workers
     assert default_workers([run], gpus=3) == 3
-    run.config.eval.shards = 2
-    assert default_workers([run], gpus=3) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert local_pool.visible_gpus() == ["4", "7"]
     monkeypatch.setattr(Pool, "close", lambda self, gently: None)

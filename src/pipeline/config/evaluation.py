@@ -78,10 +78,9 @@ class Eval:
     answers: int = knob(1, low=1, read=SAMPLED)  # drawn for each question
     sample_seed: int = knob(0, read=SAMPLED)
     think_end: str | None = None  # ends the model's thoughts, which are not scored: 'eval.think_end="</think>"'
-    # These three are hashed only below float32, where they change answers
+    # These two are hashed only below float32, where they change answers
     batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
-    shards: int = knob(1, low=1, hashed=below_float32)  # GPUs that share the questions of a task, one process each
 
     @property
     def label(self) -> str:

@@ -5,7 +5,6 @@ Texts, tokens, stored answers and scores are of `Answering` (model.py), which pu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -39,12 +38,10 @@ class Backend(Protocol):
 
     def generate(
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str], sampling: Sampling | None,
+        sampling: Sampling | None,
     ) -> None:  # fmt: skip
         """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
-        token included, when it ends, once for each prompt. share: compute what prompts have in common once. neighbours:
-        for each prompt, or none, answers of other models, which a backend may draft from; counts: to which it adds
-        steps and drafts."""
+        token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]

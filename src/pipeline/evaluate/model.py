@@ -1,7 +1,7 @@
 """The model that answers: a checkpoint or a merge loaded, as the harness' model class with what a long sweep needs.
 
-A backend computes the answers (backend.py). Here are helpers on other GPUs, answers stored when they end, and a note of
-which were cut off. Tokens, stop strings and scores are the harness' own.
+A backend computes the answers (backend.py). Here are answers stored when they end, and a note of which were cut off.
+Tokens, stop strings and scores are the harness' own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import hashlib
 import itertools
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,12 +28,10 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.backend import Backend
 from pipeline.evaluate.decode import Ending, Sampling
-from pipeline.evaluate.shards import Helpers
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
-    from pipeline.config.stages import EvalStage
     from pipeline.evaluate.score_cache import Answers
     from pipeline.runs.run import Run
 
@@ -44,25 +41,16 @@ GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a 
 DRAW = "draw"  # setting of a sampled request: the seed and the number of the answer
 
 
-def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> Answering:
-    """The model that answers: `load()`, with helpers on other GPUs for eval.shards."""
-    settings = run.config.eval
-    helpers = Helpers(load, settings.shards - 1) if settings.shards > 1 else None
-    lm = load()
-    if lm.tokenizer.eos_token_id is None:
-        raise PipelineError(
-            f"the tokenizer of {lm.tokenizer.name_or_path} has no eos_token, at which answers end: name one"
-        )
-    lm.helpers = helpers
-    return lm
-
-
 def load_model(
     source: Run | Path, batch_size: int, dtype: str = "auto", backend: Callable[[int, str], Backend] = TorchBackend
 ) -> Answering:
     """The model of a run's checkpoint or merge, or of a folder, as the backend loads it."""
     engine = backend(batch_size, dtype)
     engine.load(source)
+    if engine.tokenizer.eos_token_id is None:
+        raise PipelineError(
+            f"the tokenizer of {engine.tokenizer.name_or_path} has no eos_token, at which answers end: name one"
+        )
     return Answering(engine, pretrained=engine.model, tokenizer=engine.tokenizer)
 
 
@@ -85,10 +73,9 @@ class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
     `engine`: the backend, by default torch. `share_prefix`: compute what prompts have in common once; `unshared`: the
-    model did not allow it. `helpers`: processes that answer a part of the questions. `kept`: answers stored before,
-    which are not computed again; further ones are added when they end. `bar`: counts questions; of several `processes`
-    this one counts for all. `think_end`: what ends the model's thoughts, which are no part of the answer; `thoughts`:
-    those of each request. `drafts`: how many tokens were proposed and accepted (decode.py), without its helpers'.
+    model did not allow it. `kept`: answers stored before, which are not computed again; further ones are added when
+    they end. `bar`: counts questions. `think_end`: what ends the model's thoughts, which are no part of the answer;
+    `thoughts`: those of each request.
     """
 
     def __init__(self, backend: Backend | None = None, batch_size: int = 1, **kwargs: Any) -> None:
@@ -99,25 +86,20 @@ class Answering(HFLM):
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.share_prefix = False
         self.unshared = False
-        self.helpers: Helpers | None = None
         self.bar: Bar | None = None
         self.kept: Answers | None = None
         self.think_end: str | None = None
         self.thoughts: dict[tuple[str, str], str] = {}
-        self.drafts = Counter[str]()
-        self.processes = 1
         self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 
     @property
     def batch_size(self) -> int:
-        """Less than eval.batch_size once memory ran out, here or in a helper."""
+        """Less than eval.batch_size once memory ran out."""
         return self.engine.batch_size
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        if self.helpers:
-            return self.helpers.answer(self, "loglikelihood", requests)
         self._count(requests)
         pairs = [request.args for request in requests]
         self._ahead = (
@@ -168,11 +150,6 @@ class Answering(HFLM):
         return answer.lstrip()
 
     def _generate(self, requests: list[Instance]) -> list[str]:
-        if self.helpers:
-            texts = self.helpers.answer(self, "generate_until", requests)
-            for request, text in zip(requests, texts, strict=True):
-                self._keep(request.args, text)
-            return texts
         self._count(requests)
         settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
         alike = all(request.args[1] == requests[0].args[1] for request in requests)
@@ -199,16 +176,15 @@ class Answering(HFLM):
             text, request = self.tok_decode(tokens), requests[place].args
             answers[place] = postprocess_generated_text(text, until, think_end_token=None)
             self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
-            self._keep(request, answers[place], tokens)
+            self._keep(request, answers[place])
             self._answered(1)
 
-        neighbours = [self.kept.of_neighbours(request.args) for request in requests] if self.kept else []
         sampling = None
         if DRAW in settings:
             questions = [hashlib.sha256(request.args[0].encode()).hexdigest() for request in requests]
             keys = [f"{settings[DRAW]} {question}" for question in questions]
             sampling = Sampling(settings["temperature"], settings["top_p"], keys)
-        self.engine.generate(prompts, ending, self._shares(possible=True), ended, neighbours, self.drafts, sampling)
+        self.engine.generate(prompts, ending, self._shares(possible=True), ended, sampling)
         return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
@@ -228,7 +204,7 @@ class Answering(HFLM):
     def _count(self, requests: Sequence[Instance]) -> None:
         """A question of four choices is four requests."""
         questions = len({request.doc_id for request in requests})
-        self._each = self.processes * questions / max(len(requests), 1)
+        self._each = questions / max(len(requests), 1)
         if self.bar:
             self.bar.at_once = self.batch_size * self._each
 
@@ -267,6 +243,6 @@ class Answering(HFLM):
             self.ran_out[request_key(request)] = self._batch.pop(0)
             self._keep(request, response)
 
-    def _keep(self, request: Any, answer: str, tokens: Sequence[int] = ()) -> None:
+    def _keep(self, request: Any, answer: str) -> None:
         if self.kept:
-            self.kept.keep(request, answer, self.ran_out[request_key(request)], tokens)
+            self.kept.keep(request, answer, self.ran_out[request_key(request)])

@@ -77,14 +77,12 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """All tasks of one evaluation. `beside`: rows that are ours alone; `harness`: what scored them, and how; `drafts`:
-    counts of steps and drafts, which depend on the answers stored before and so are no part of scores.json."""
+    """All tasks of one evaluation. `beside`: rows that are ours alone; `harness`: what scored them, and how."""
 
     rows: list[ScoreRow]
     samples: dict[str, list[Sample]]  # by a definition's name
     harness: dict[str, Any]
     beside: list[ScoreRow] = field(default_factory=list)
-    drafts: dict[str, int] = field(default_factory=dict)
 
 
 def score_row(

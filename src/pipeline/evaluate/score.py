@@ -28,7 +28,6 @@ from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long, vllm_versions
-from pipeline.evaluate.drafts import LOOKUP
 from pipeline.evaluate.model import DRAW, Answering, request_key
 from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
@@ -175,8 +174,6 @@ def score_tasks(
                 _report_endless_answers(definition, result, settings_asked)
                 if cache and not (below_float32(settings_asked) and was_halved(lm, settings_asked)):
                     cache.keep(keys[definition.name], result)
-        if isinstance(lm, Answering) and lm.helpers:
-            lm.helpers.close()
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     names = [definition.name for definition in definitions]
     harness = {
@@ -192,16 +189,15 @@ def score_tasks(
         "too_long": {name: results[name].too_long for name in names if results[name].too_long},
     }
     rows = [row for name in names for row in results[name].rows]
-    drafts = dict(lm.drafts) if isinstance(lm, Answering) else {}
-    return EvaluationResult(rows, {name: results[name].samples for name in names}, harness, drafts=drafts)
+    return EvaluationResult(rows, {name: results[name].samples for name in names}, harness)
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:
     """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
     if not below_float32(settings):
         return {}
-    shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
-    shared |= {"draft": LOOKUP} | ({"suffix": True} if settings.vllm_suffix else {})
+    shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix}
+    shared |= {"suffix": True} if settings.vllm_suffix else {}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}

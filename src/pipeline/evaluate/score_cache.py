@@ -2,8 +2,7 @@
 
 A file is named by the digest of its key and holds the key, which is compared in full. It is written at once when its
 task is done, so that an evaluation that stops keeps what it has scored, and evaluations that share a task share it.
-Beside it, generated answers are stored one by one (`Answers`), which tasks with other rows share, and from which other
-models draft theirs.
+Beside it, generated answers are stored one by one (`Answers`), which tasks with other rows share.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
 
 Key = dict[str, Any]
-NEIGHBOURS = 16  # models of which answers are read
 
 
 def model_key(checkpoint: Parent) -> Key:
@@ -143,58 +140,33 @@ class Kept:
 class Answers:
     """Generated answers, stored one by one when they end, so that a killed evaluation resumes at the next question.
 
-    Each line of the file is [digest of prompt and settings, answer, whether it ran out of tokens, its tokens].
+    Each line of the file is [digest of prompt and settings, answer, whether it ran out of tokens].
     """
 
     def __init__(self, file: Path, fresh: bool = False) -> None:
-        self.file, self.fresh = file, fresh
-        self.found = {key: (answer, ran_out) for key, answer, ran_out, _ in ([] if fresh else _stored(file))}
+        self.file = file
+        self.found = {} if fresh else _stored(file)
 
     def look_up(self, request: Sequence[Any]) -> tuple[str, bool] | None:
         """The answer to (prompt, settings), and whether it ran out of tokens."""
         return self.found.get(_digest(request))
 
-    def of_neighbours(self, request: Sequence[Any]) -> list[list[int]]:
-        """The tokens of other models' answers to (prompt, settings), the newest first."""
-        return self._neighbours.get(_digest(request), [])
-
-    @cached_property
-    def _neighbours(self) -> dict[str, list[list[int]]]:
-        """By question, from the newest files of the task, which are known by their names alone."""
-        found: dict[str, list[list[int]]] = {}
-        task = self.file.name.rpartition("-")[0]
-        files = {} if self.fresh else {file: _changed(file) for file in self.file.parent.glob(f"{task}-*.jsonl")}
-        files.pop(self.file, None)
-        for file in sorted(files, key=lambda file: -files[file])[:NEIGHBOURS]:
-            for key, _, _, tokens in _stored(file):
-                if tokens:
-                    found.setdefault(key, []).append(tokens)
-        return found
-
-    def keep(self, request: Sequence[Any], answer: str, ran_out: bool, tokens: Sequence[int] = ()) -> None:
+    def keep(self, request: Sequence[Any], answer: str, ran_out: bool) -> None:
         key = _digest(request)
         if key in self.found:
             return
         self.found[key] = answer, ran_out
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:  # on a line of its own after one written in part
-            file.write(f"\n{json.dumps([key, answer, ran_out, list(tokens)])}\n")
+            file.write(f"\n{json.dumps([key, answer, ran_out])}\n")
 
 
-def _stored(file: Path) -> Iterator[tuple[str, str, bool, list[int]]]:
-    """The lines of a file of answers that are whole. Of an older file, without tokens."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError):
-            key, answer, ran_out, *tokens = json.loads(line)
-            yield str(key), answer, ran_out, list(*tokens)
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:  # deleted meanwhile
-        return 0
+def _stored(file: Path) -> dict[str, tuple[str, bool]]:
+    """The lines of a file of answers that are whole. Those of earlier versions end with the answer's tokens."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                key, answer, ran_out, *_ = json.loads(line)
+                found[str(key)] = answer, ran_out
+    return found

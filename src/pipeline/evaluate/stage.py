@@ -24,7 +24,7 @@ from pipeline.evaluate.backend import Backend
 from pipeline.evaluate.before import define_tasks, refuse_early
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_groups
-from pipeline.evaluate.model import answering_model, load_model
+from pipeline.evaluate.model import load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score_tasks
 from pipeline.evaluate.tasks import LeftOut
 from pipeline.evaluate.torch_backend import TorchBackend
@@ -59,7 +59,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         load = functools.partial(load_model, run, settings.batch_size, settings.dtype, backend_of(settings))
-        model = functools.cache(functools.partial(answering_model, run, load))
+        model = functools.cache(load)
         cache = kept_scores(run, model)
         result = score_tasks(model, definitions, tasks, settings, cache)
         definitions, result = join_groups(definitions, result)
@@ -75,8 +75,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         lm: Any = model()
         merge = measure_merge(lm.engine.live[1], run.config.threads)
     tracker.summary(scores | merge)
-    drafts = {"drafts": result.drafts} if result.drafts else {}
-    return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge, **drafts}
+    return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
 
 
 def backend_of(settings: Eval) -> Callable[[int, str], Backend]:

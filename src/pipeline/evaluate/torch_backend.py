@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ from accelerate.utils.memory import should_reduce_batch_size
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens, merge_or_folder
 from pipeline.evaluate.decode import Ending, Sampling, can_decode, decode
-from pipeline.evaluate.prefix import Prefix, batch_places, group_prompts, heads_as_they_are
-from pipeline.evaluate.tree import MOST_TOKENS, Trie, build_tries, can_score_tries, keep_places, trie_logits
+from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
+from pipeline.evaluate.shared_cache import SharedCache, heads_as_they_are, takes_masks
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import say
@@ -65,14 +64,13 @@ class TorchBackend:
     # --------------------------------------------------------------------------------------------------- generation
 
     def can_share(self) -> bool:
-        return can_score_tries(self.model.config)
+        return takes_masks(self.model.config, "sdpa", "eager")
 
     def can_generate(self) -> bool:
         return can_decode(self.model)
 
     def generate(
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         finished: set[int] = set()
@@ -87,9 +85,8 @@ class TorchBackend:
                 left = [member for member in members if member not in finished]
                 rests = [prompts[member][shared:] for member in left]
                 beginning, store = prompts[left[0]][:shared], lambda at, tokens: finish(left[at], tokens)
-                others = [neighbours[member] for member in left] if neighbours else []
                 draws = sampling.of(left) if sampling else None
-                decode(self.model, beginning, rests, self.batch_size, ending, store, others, counts, draws)
+                decode(self.model, beginning, rests, self.batch_size, ending, store, draws)
 
             with self._computing():
                 self.halving(go_on)
@@ -99,7 +96,7 @@ class TorchBackend:
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
     ) -> list[tuple[float, bool]]:
-        """Each token that several requests begin with is computed once (tree.py). Where all continuations are single
+        """Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
         for place, (context, continuation) in enumerate(requests):
@@ -116,68 +113,36 @@ class TorchBackend:
                 predicted = log_probabilities[-len(tokens) :]
                 likelihood = float(predicted.gather(1, tokens[:, None]).sum())
                 answers[place] = likelihood, bool((predicted.argmax(dim=-1) == tokens).all())
-
-        def weigh_rows(places: list[int]) -> Callable[[Prefix, list[int]], None]:
-            def answer(_: Prefix, batch: list[int]) -> None:
-                members = [places[at] for at in batch]
-                found = last_logits(self.model, [prompts[index] for index in members], [keep[at] for at in members])
-                for index, logits in zip(members, found, strict=True):
-                    weigh(index, logits)
-                scored(sum(len(inputs[prompts[index]]) for index in members))
-
-            return answer
-
-        def weigh_tries(tries: list[Trie]) -> Callable[[Prefix, list[int]], None]:
-            def answer(prefix: Prefix, batch: list[int]) -> None:
-                rows = [tries[at] for at in batch]
-                needed = [
-                    sorted({node for index, path in trie.paths.items() for node in path[-keep[index] :]})
-                    for trie in rows
-                ]
-                for trie, nodes, logits in zip(
-                    rows, needed, trie_logits(self.model, prefix, rows, needed), strict=True
-                ):
-                    column = {node: at for at, node in enumerate(nodes)}
-                    for index, path in trie.paths.items():
-                        weigh(index, logits[[column[node] for node in path[-keep[index] :]]])
-                scored(sum(len(inputs[prompts[index]]) for trie in rows for index in trie.paths))
-
-            return answer
+            scored(len(inputs[prompts[index]]))
 
         most = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
         longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
         groups = group_prompts(prompts, longest, most) if share else [(0, list(range(len(prompts))))]
         for shared, members in groups:
-            if shared or most:
-                tries = build_tries(prompts, members, shared, most)
-                lengths, counts = [len(trie.tokens) for trie in tries], [len(trie.paths) for trie in tries]
-                self._in_batches(prompts[members[0]][:shared], lengths, counts, weigh_tries(tries))
-            else:
-                self._in_batches((), [len(prompts[index]) for index in members], None, weigh_rows(members))
+            rows = build_tries(prompts, members, shared, most)
+            finished: set[int] = set()
+
+            def go_on(shared: int = shared, rows: list[Trie] = rows, finished: set[int] = finished) -> None:
+                pending = [row for row in range(len(rows)) if row not in finished]
+                prefix = prompts[next(iter(rows[0].paths))][:shared]
+                cache = SharedCache(self.model, prefix) if shared or most else None
+                if cache and prefix:
+                    cache.share()
+                lengths = [len(row.tokens) for row in rows]
+                held = [len(row.paths) for row in rows] if cache else None
+                for batch in batch_places(pending, lengths, self.batch_size, held):
+                    paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
+                    needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
+                    found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
+                    for ends, nodes, logits in zip(paths, needed, found, strict=True):
+                        column = {node: at for at, node in enumerate(nodes)}
+                        for index, path in ends.items():
+                            weigh(index, logits[[column[node] for node in path]])
+                    finished.update(batch)
+
+            with self._computing():
+                self.halving(go_on)
         return answers
-
-    def _in_batches(
-        self,
-        prefix_tokens: Tokens,
-        lengths: Sequence[int],
-        counts: Sequence[int] | None,
-        answer: Callable[[Prefix, list[int]], None],
-    ) -> None:
-        """Put rows of `lengths` tokens, which hold `counts` prompts each, to the model after their prefix; `answer`
-        gets the rows of a batch."""
-        finished: set[int] = set()
-
-        def go_on() -> None:
-            pending = [row for row in range(len(lengths)) if row not in finished]
-            batches = list(batch_places(pending, lengths, self.batch_size, counts))
-            most_tokens = max(lengths[row] for row in pending)
-            prefix = Prefix(self.model, prefix_tokens, max(map(len, batches)), most_tokens)
-            for batch in batches:
-                answer(prefix, batch)
-                finished.update(batch)
-
-        with self._computing():
-            self.halving(go_on)
 
     # --------------------------------------------------------------------------------------------------- memory
 
@@ -200,13 +165,54 @@ class TorchBackend:
                 torch.cuda.empty_cache()
 
 
-def last_logits(model: Any, prompts: Sequence[Tokens], keep: Sequence[int]) -> list[torch.Tensor]:
-    """Logits [keep, vocabulary] of the last `keep` tokens of each prompt. Padding, on the right, is not attended to."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=model.device)
-    places = [range(len(prompt) - kept, len(prompt)) for prompt, kept in zip(prompts, keep, strict=True)]
-    with keep_places(model, places):
-        return list(model(input_ids=ids, use_cache=False).logits[0].split(list(keep)))
+def logits_of(
+    model: Any, cache: SharedCache | None, tries: Sequence[Trie], needed: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix. Padding is on the right.
+    Without a cache, for models that take no masks of positions, tries are prompts by themselves."""
+    width = max(len(trie.tokens) for trie in tries)
+    ids = torch.tensor([[*trie.tokens, *[0] * (width - len(trie.tokens))] for trie in tries])
+    with keep_places(model, needed):
+        if cache is None:
+            logits = model(input_ids=ids.to(model.device), use_cache=False).logits[0]
+        else:
+            visible, places = visible_tokens(tries)
+            logits = cache.logits(ids, places, cache.masks(places, places, visible), keep=0)[0]
+    return list(logits.split([len(places) for places in needed]))
+
+
+@contextmanager
+def keep_places(model: Any, places: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Inside, the model's logits are [1, places of all rows, vocabulary]: its head, half of the work for a vocabulary
+    of 262,144, sees these places of each row alone, where logits_to_keep would take the same ones of all rows."""
+    rows = [row for row, columns in enumerate(places) for _ in columns]
+    columns = [column for columns in places for column in columns]
+
+    def keep(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0][rows, columns][None],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which tokens of its row each attends to, [tries, width, width], and their positions after the prefix, [tries,
+    width], of tries padded on the right to one width. Padding attends to itself."""
+    width = max(len(trie.tokens) for trie in tries)
+    visible = torch.eye(width, dtype=torch.bool).repeat(len(tries), 1, 1)
+    places = torch.zeros(len(tries), width, dtype=torch.long)
+    for seen, at, trie in zip(visible, places, tries, strict=True):
+        begins = [place for place, parent in enumerate(trie.parents) if place == 0 or parent != place - 1]
+        for first, end in zip(begins, [*begins[1:], len(trie.tokens)], strict=True):  # a run: each token after the last
+            if (parent := trie.parents[first]) >= 0:
+                seen[first:end] |= seen[parent]
+                at[first] = at[parent] + 1
+            seen[first:end, first:end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
+            at[first:end] = at[first] + torch.arange(end - first)
+    return visible, places
 
 
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:

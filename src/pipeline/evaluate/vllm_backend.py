@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -135,6 +134,7 @@ class VllmBackend:
         self.live: tuple[Live, Merging] | None = None
         self.model: Any = None
         self.tokenizer: Any = None
+        self.steps = 0  # of its engine, for answers
 
     # --------------------------------------------------------------------------------------------------- weights
 
@@ -231,11 +231,9 @@ class VllmBackend:
 
     def generate(
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        """Greedy answers alone. vLLM decides by itself what is computed once, and drafts from no neighbours but its own
-        answers."""
+        """Greedy answers alone. vLLM decides by itself what is computed once, and drafts from its own answers."""
         assert sampling is None  # refused when the run is described (stages/evaluation.py)
         self._refuse_too_long(max(map(len, prompts)) + ending.room)
         inputs, stop = [list(prompt) for prompt in prompts], list(ending.stop)
@@ -246,7 +244,7 @@ class VllmBackend:
             if "tokens" in answer:
                 ended(answer["place"], answer["tokens"])
             else:
-                counts["steps"] += answer["steps"]
+                self.steps += answer["steps"]
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]

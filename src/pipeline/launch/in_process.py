@@ -87,11 +87,9 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
         return make_once(run, stage, bytes_needed, predicted_seconds, guess(run))
 
 
-def gpus_requested(run: Run) -> tuple[str, int]:
-    """(knob, number of processes that use one GPU each)."""
-    if isinstance(run.config, TrainStage):
-        return "sft.processes", run.config.sft.processes
-    return "eval.shards", run.config.eval.shards if isinstance(run.config, EvalStage) else 1
+def gpus_requested(run: Run) -> int:
+    """The number of processes that use one GPU each."""
+    return run.config.sft.processes if isinstance(run.config, TrainStage) else 1
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
@@ -101,7 +99,7 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
     On a machine without GPUs, processes share the CPU.
     """
     for run in runs:
-        knob, count = gpus_requested(run)
+        count = gpus_requested(run)
         by_torch = isinstance(run.config, TrainStage | EvalStage)
         if launched_count() is not None:  # a launcher's processes may be of several nodes
             continue
@@ -116,12 +114,13 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
                 "CUDA_VISIBLE_DEVICES= to compute on the CPU"
             )
         if 0 < (gpus := torch.cuda.device_count()) < count:
-            raise PipelineError(f"{knob}={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}")
-        by_nccl = knob == "sft.processes" and count > 1 and torch.cuda.is_available()
-        if by_nccl and not torch.distributed.is_nccl_available():
             raise PipelineError(
-                f"{knob}={count} needs NCCL, which torch {torch.__version__} lacks here: install a torch with it, or "
-                f"give {knob}=1"
+                f"sft.processes={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}"
+            )
+        if count > 1 and torch.cuda.is_available() and not torch.distributed.is_nccl_available():
+            raise PipelineError(
+                f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here: install a torch with "
+                "it, or give sft.processes=1"
             )
 
 

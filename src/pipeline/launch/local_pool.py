@@ -377,11 +377,11 @@ def local_executor(
 def refuse_several_gpus(remaining: Sequence[Run], workers: int, each: int) -> None:
     """Raise PipelineError if an unfinished run needs more GPUs than each of several workers has."""
     for run in remaining:
-        knob, gpus = in_process.gpus_requested(run)
+        gpus = in_process.gpus_requested(run)
         if gpus > each:
             raise PipelineError(
-                f"{knob}={gpus} ({run.name}), but launcher.workers={workers} gives a run {pluralize(each, 'GPU')}: "
-                "give launcher.workers=1"
+                f"sft.processes={gpus} ({run.name}), but launcher.workers={workers} gives a run "
+                f"{pluralize(each, 'GPU')}: give launcher.workers=1"
             )
 
 
@@ -393,7 +393,7 @@ def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
 def default_workers(runs: Sequence[Run], gpus: int) -> int:
     """Number of workers: as many as GPUs can have a run of most processes each; without GPUs cores // threads of a run,
     and one if a run uses several processes."""
-    processes = max((in_process.gpus_requested(run)[1] for run in runs), default=1)
+    processes = max((in_process.gpus_requested(run) for run in runs), default=1)
     if gpus or processes > 1:
         return max(1, gpus // processes)
     heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]

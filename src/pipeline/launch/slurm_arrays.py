@@ -345,7 +345,7 @@ def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Arr
 
 
 def resources_of(run: Run, launcher: Launcher) -> Resources:
-    """GPUs by the run's processes or shards, cores by its threads, lead by the time to write a resume point.
+    """GPUs by the run's processes, cores by its threads, lead by the time to write a resume point.
 
     Raises:
         PipelineError: launcher.gpus=0 without threads, or launcher.time is too short.
@@ -365,7 +365,7 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         if launcher.time:
             check_limit(run, lead, parse_time_limit(launcher.time), f"launcher.time={launcher.time}")
     elif isinstance(config, EvalStage):
-        gpus = config.eval.shards
+        gpus = 1
     cpus = config.threads * processes if config.threads else None
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, int(lead))
 

@@ -49,9 +49,9 @@ def describe_gpu_time(manifests: Iterable[Manifest]) -> list[str]:
     hours: dict[str, float] = defaultdict(float)
     for manifest in manifests:
         device = manifest.machine.get("device", "cpu")
-        knobs = manifest.config.get("sft", {}).get("processes") or manifest.config.get("eval", {}).get("shards") or 1
+        processes = manifest.config.get("sft", {}).get("processes", 1)
         if device != "cpu":
-            hours[device] += knobs * manifest.seconds / 3600
+            hours[device] += processes * manifest.seconds / 3600
     return [f"{count:.2f} GPU-hours on {device}" for device, count in sorted(hours.items())] or ["no run used a GPU"]
 
 

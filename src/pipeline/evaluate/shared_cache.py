@@ -1,0 +1,241 @@
+"""Keys and values of what prompts begin with, once, and of rows of tokens below it, each with its own positions.
+
+A token attends to the shared prefix and to those of its row that are visible to it: what came before it in its prompt,
+or its ancestors in a trie (tree attention, as in SpecInfer: Miao et al. 2024, section 4.2). A sliding window counts
+positions, not columns, so that models with windows are exact too.
+
+transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not used: it generates but
+gives no likelihoods of given continuations, it ends an answer at end tokens only and not at the stop strings of the
+tasks, and on a CPU its attention over all requests at once costs eight times what this does (scripts/bench_eval.py
+measures it beside).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+FORCE_GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # transformers reads it at each attention
+ATTENTION = "prefix_read_once"  # as transformers knows it
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """How each layer attends: FULL to all that came before, SLIDING to a window of it, or another way."""
+    config = config.get_text_config()
+    kind = SLIDING if getattr(config, "sliding_window", None) else FULL
+    return list(getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers)
+
+
+def takes_masks(config: Any, *attentions: str) -> bool:
+    """Whether a mask by positions states what each layer attends to, and the model computes by one of `attentions`."""
+    return {*layer_kinds(config)} <= {FULL, SLIDING} and config.get_text_config()._attn_implementation in attentions
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer: of the shared prefix, and of each row [rows, heads, positions, width]."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, cache: SharedCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.prefix: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        def zeros_like(states: torch.Tensor) -> torch.Tensor:  # what is masked must be finite
+            return states.new_zeros(self.cache.rows, states.shape[1], self.cache.room, states.shape[3])
+
+        self.keys, self.values = zeros_like(key_states), zeros_like(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        cache, own = self.cache, (key_states, value_states)
+        if self.prefix is None and cache.prefix:
+            self.prefix = own
+            return own
+        if cache.written is not None:
+            if not self.is_initialized:
+                self.lazy_initialization(*own)
+            stored: Any = self.keys, self.values
+            for states, new in zip(stored, own, strict=True):
+                states.transpose(1, 2)[cache.written] = new.transpose(1, 2)
+            if cache.reads:
+                own = tuple(states[: len(key_states), :, : cache.reads] for states in stored)
+        if self.prefix is None or (cache.reads and cache.reads_once):
+            return own
+        pairs = zip(self.prefix, own, strict=True)
+        keys, values = (torch.cat([before.expand(len(key_states), -1, -1, -1), new], dim=2) for before, new in pairs)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return 0  # the positions are given
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0  # where no mask is given
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SharedCache(Cache):
+    """A prefix, which may be empty and else is computed by `share`, and `rows` rows of `room` tokens that are stored.
+
+    A forward pass writes what `written` names, rows and columns (None: its keys and values are forgotten). A step reads
+    `reads` columns of each row that it writes, and the prefix once for all rows (`reads_once`) inside `attending`, if
+    the model's attention takes keys and values as they are stored. DeepSeek's does not, for example: the prefix is then
+    read by each row.
+    """
+
+    def __init__(self, model: Any, prefix: Sequence[int], rows: int = 0, room: int = 0) -> None:
+        self.model, self.prefix, self.rows, self.room = model, list(prefix), rows, room
+        self.kinds = layer_kinds(model.config)
+        self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
+        super().__init__(layers=[_Layer(self) for _ in self.kinds])
+        self.written: tuple[Any, Any] | None = None
+        self.shared = self.reads = self.plain_layers = 0
+        self.reads_once = False
+
+    def share(self) -> None:
+        """Compute the prefix. A window keeps no more of it than it reaches back to."""
+        places = torch.arange(len(self.prefix))[None]
+        masks = self.masks(places, places, places[:, :, None] >= places) if SLIDING in self.kinds else None
+        self.logits(torch.tensor([self.prefix]), places, masks)
+        self.shared, self.reads_once = len(self.prefix), self.plain_layers == len(self.layers)
+        layer: Any
+        for layer, kind in zip(self.layers, self.kinds, strict=True):
+            if kind == SLIDING:
+                layer.prefix = tuple(states[:, :, -self.window :].clone() for states in layer.prefix)
+
+    def fill(self, row: int, prompt: Sequence[int]) -> None:
+        """Write a prompt to a row, which forgets what it held."""
+        layer: Any
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[row], layer.values[row] = 0, 0
+        if prompt:
+            places = torch.arange(len(prompt))[None]
+            self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
+            masks = self.masks(places, places, places[:, :, None] >= places)
+            self.logits(torch.tensor([prompt]), places, masks)
+
+    def step(self, tokens: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+        """Logits [rows, vocabulary] after a token of each of the first rows, which is written at its place."""
+        at = torch.tensor(places)[:, None]
+        self.reads, self.written = max(places) + 1, (torch.arange(len(at))[:, None].to(self.device), at.to(self.device))
+        columns = torch.arange(self.reads)[None]
+        return self.logits(torch.tensor(tokens)[:, None], at, self.masks(at, columns, at[:, :, None] >= columns))[:, 0]
+
+    def move(self, source: int, target: int) -> None:
+        layer: Any
+        for layer in self.layers:
+            layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def masks(self, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor) -> Any:
+        """What transformers leaves as it is: [rows, 1, tokens, keys], or one for each kind of layer where the model
+        mixes them; of booleans, or added to the scores in eager attention.
+
+        places [rows, tokens] and columns [rows, keys]: positions after the prefix of tokens and of the row's keys;
+        visible [rows, tokens, keys]: which of these a token attends to, and to all of the prefix, which has no columns
+        where it is read once.
+        """
+        masks = {}
+        for kind in dict.fromkeys(self.kinds):
+            reach = self.shared
+            if kind == SLIDING:
+                reach = min(self.shared, self.window)
+            elif self.reads and self.reads_once:
+                reach = 0
+            before = visible.new_ones(*visible.shape[:2], reach)
+            mask = torch.cat([before, visible], dim=2)
+            if kind == SLIDING:
+                at = torch.cat([torch.arange(-reach, 0).expand(len(columns), -1), columns], dim=1)
+                mask &= places[:, :, None] - at[:, None] < self.window
+            if self.model.config.get_text_config()._attn_implementation == "eager":
+                mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(
+                    ~mask, torch.finfo(self.model.dtype).min
+                )
+            masks[kind] = mask[:, None].to(self.device)
+        return masks if len(masks) > 1 else next(iter(masks.values()), None)
+
+    def logits(self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1) -> torch.Tensor:
+        """Of the last `keep` tokens; 0: of all. places [rows, tokens]: positions after the prefix."""
+        return self.model(
+            input_ids=ids.to(self.device),
+            position_ids=(self.shared + places).expand(ids.shape).to(self.device),
+            attention_mask=masks,
+            past_key_values=self,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+
+    def attend(
+        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **other: Any
+    ) -> Any:
+        """transformers' attention, which at a step reads the keys and values of the prefix once for all rows.
+
+        query [rows, heads, tokens, width], key and value [rows, shared heads, positions, width] -> [rows, tokens,
+        heads, width]. As in transformers' eager attention, weights are float32.
+        """
+        stored: Any = self.layers[module.layer_idx].prefix
+        self.plain_layers += not self.shared and key is stored[0] and value is stored[1]
+        if not (self.reads and self.reads_once):
+            return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **other)
+        keys, values = (states[0] for states in stored)
+        rows, _, tokens, width = query.shape
+        heads, positions, shared = key.shape[1], key.shape[2], keys.shape[1]
+        query = (query * (width**-0.5 if scaling is None else scaling)).reshape(rows, heads, -1, width)
+        together = query.transpose(0, 1).reshape(heads, -1, width)  # [heads, rows x group x tokens, width]
+        before = (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
+        scores = torch.cat([before, query @ key.transpose(2, 3)], dim=-1).view(
+            rows, heads, -1, tokens, shared + positions
+        )
+        hidden = ~mask[:, :, None]  # of a window the prefix has columns too
+        scores[..., -hidden.shape[-1] :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype).view(rows, heads, -1, shared + positions)
+        found = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values
+        found = found.view(heads, rows, -1, found.shape[-1]).transpose(0, 1) + weights[..., shared:] @ value
+        found = found.view(rows, heads, -1, tokens, found.shape[-1])
+        return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
+
+
+@contextmanager
+def heads_as_they_are(device: torch.device) -> Iterator[None]:
+    """Inside, on a CPU, attention reads the keys of grouped heads where they lie, also under a mask.
+
+    transformers copies them for each query head first, a third of the time of attention to a long prefix; the result
+    is the same. On a GPU it is right to: with a mask, the fast kernels do not take grouped heads.
+    """
+    value = os.environ.get(FORCE_GROUPED)
+    if device.type == "cpu":
+        os.environ[FORCE_GROUPED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(FORCE_GROUPED, None)
+        if value is not None:
+            os.environ[FORCE_GROUPED] = value
+
+
+@contextmanager
+def attending(cache: SharedCache) -> Iterator[None]:
+    """Inside, the model computes attention by `cache.attend`."""
+    AttentionInterface.register(ATTENTION, cache.attend)
+    cache.model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        cache.model.set_attn_implementation("sdpa")
+        AttentionInterface.register(ATTENTION, sdpa_attention_forward)  # lets go of the cache
