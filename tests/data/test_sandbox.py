@@ -37,7 +37,6 @@ from pipeline.data.sandbox.world import (
     draw_sentences,
     say,
 )
-from pipeline.evaluate.reasoning import equations
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +315,8 @@ def test_the_shipped_base_is_whole_small_and_of_this_world():
     assert shipped["model"] == ours["model"] and shipped["normalizer"] == ours["normalizer"]
 
 
-def test_problems_carry_the_equations_that_plans_are_compared_with(written: Path):
+def test_problems_carry_their_equations(written: Path):
     for row in rows(written / "mgsm/qac/test.jsonl"):
         assert row["answer"] is None and row["equation_solution"].endswith(f"= {row['answer_number']}.")
-        assert all(one.holds for one in equations(row["equation_solution"]))
+        for left, right in re.findall(r"([-+*\d ]+) = (-?\d+)\.", row["equation_solution"]):
+            assert eval(left) == int(right)  # noqa: S307

@@ -13,9 +13,9 @@ from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
     TaskResult,
+    language_rows,
     missing_row,
     read_scores,
-    reasoning_rows,
     write_evaluation,
 )
 from pipeline.evaluate.tasks import LeftOut
@@ -51,22 +51,14 @@ def test_what_is_no_score_is_refused(tmp_path: Path, kept: object) -> None:
         read_scores(tmp_path / "scores.json")
 
 
-def test_what_stands_in_worked_answers_is_told_beside() -> None:
-    """Three answers of the small world: one right, one with a slip, one without arithmetic and in another script."""
+def test_the_language_of_answers_is_told_beside() -> None:
+    """Three answers in the small world, the last one in another script."""
     definition = Definition("mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0)
     texts = ["2 * 3 = 6. 5 + 6 = 11. The answer is 11.", "2 * 3 = 7. 5 + 7 = 12. The answer is 12."]
     texts += ["উত্তর হল বারো, এর বেশি নয়"]
-    samples = [{"response": text, "equation_solution": "2 * 3 = 6. 5 + 6 = 11."} for text in texts]
-    found = {row.metric: row for row in reasoning_rows(definition, samples)}
-    told = {name: (row.filter, round(row.value or 0, 3), row.n) for name, row in found.items()}
-    assert told == {
-        "no_equation": ("none", 0.333, 3), "equations_true": ("none", 0.75, 4), "other_language": ("script", 0.333, 3),
-        "plan": ("none", 0.667, 3),
-    }  # fmt: skip
-    real = {row.metric for row in reasoning_rows(definition, [{"response": "11"}])}
-    assert real == {"no_equation"}  # nothing else to have a share of
+    (row,) = language_rows(definition, [{"response": text} for text in texts])
+    assert (row.metric, row.filter, round(row.value or 0, 3), row.n) == ("other_language", "script", 0.333, 3)
+    assert language_rows(definition, [{"response": "11"}]) == []  # nothing to have a share of
     english = Definition("mgsm_en_cot_sw_2shot", Path("task.yaml"), "mgsm_en_cot", "sw", None, 2)
-    (row,) = [
-        one for one in reasoning_rows(english, [{"response": "The answer is eleven balls."}]) if one.filter != "none"
-    ]
+    (row,) = language_rows(english, [{"response": "The answer is eleven balls."}])
     assert (row.metric, row.filter, row.value) == ("other_language", "py3langid", 0)  # English is asked for

@@ -127,7 +127,7 @@ def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None
     assert [answer["extracted"] for answer in samples[1]["answers"]] == ["77.", "77.", "11.", "11."]
     further = records.further_rows_of(definitions, scores.samples, None)
     assert [row.value for row in further if row.metric == "numeric_match"] == [0.5]
-    assert [row.n for row in further if row.metric == "no_equation"] == [16]
+    assert [row.n for row in further if row.metric == "other_language"] == [11]
 
 
 def test_an_evaluation_is_sampled_and_found_again(data_root: Path, tmp_path: Path, tiny: Path) -> None:
@@ -169,7 +169,7 @@ def test_thoughts_are_no_part_of_the_answer(data_root: Path, tmp_path: Path, tin
         {"response": "పది", "thinking": thought, "number": "10", "scores": {"numeric_match": True}}
         for thought in ("six and four make ten in all", "ఆరు నాలుగు కలిపితే పది అవుతుంది")
     ]
-    (row,) = [row for row in records.reasoning_rows(definitions[0], samples) if row.metric.startswith("thinking")]
+    (row,) = [row for row in records.language_rows(definitions[0], samples) if row.metric.startswith("thinking")]
     assert (row.metric, row.value, row.n) == ("thinking_other_language", 0.5, 2)
 
 

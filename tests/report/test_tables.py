@@ -138,7 +138,7 @@ def test_every_score_says_where_it_stands(tmp_path):
 
 def test_the_checks_of_math_answers(tmp_path):
     """Means over seeds in percent; the unparsed of the last number is another filter's; what is not there is a dash."""
-    share = {"metric": "no_equation", "filter": "none"}
+    share = {"metric": "other_language", "filter": "script"}
     runs = {}
     for seed, value in ((0, 0.25), (1, 0.75)):
         rows = [score("mgsm", 0.5, 4, "qac"), score("mgsm", value, 4, "qac", **share)]
@@ -149,7 +149,7 @@ def test_the_checks_of_math_answers(tmp_path):
     made = results_of([scored("swap", "math", *runs, value=50.0), none], evaluations(tmp_path, **runs))
     (block,) = answer_checks(made, read_evaluations(made))
     shown = dict(zip(SHARES, block.rows["swap"], strict=True))
-    assert block.title == "math" and shown == dict.fromkeys(SHARES) | {"no_equation": 50.0, "unparsed": 50.0}
+    assert block.title == "math" and shown == dict.fromkeys(SHARES) | {"other_language": 50.0, "unparsed": 50.0}
     page = write_report(made, tmp_path / "r").read_text()
     assert "Checks of math answers" in page and "in another language" in page
 
@@ -165,7 +165,7 @@ def test_the_checks_of_math_answers(tmp_path):
     ],
 )
 def test_no_answer_in_another_language_is_shown_only_where_one_would_be_seen(tmp_path, where, method, other, shown):
-    rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="no_equation", filter="none")]
+    rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="unparsed")]
     rows.append(score("mgsm", other, 4, where, metric="other_language", filter=method))
     made = results_of([scored("base", where, "e", value=50.0)], evaluations(tmp_path, e=rows))
     (block,) = answer_checks(made, read_evaluations(made))

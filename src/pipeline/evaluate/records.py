@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
-from pipeline.evaluate.reasoning import answer_shares, language_share
+from pipeline.evaluate.answer_language import in_another_language, told_by
 from pipeline.evaluate.tasks import LeftOut
 from pipeline.languages import TEN
 
@@ -173,8 +173,6 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             number = metrics.last_number(sample["response"])
             scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
             sample["number"] = None if number is None else str(number)
-            if record["doc"].get("equation_solution"):
-                sample["equation_solution"] = record["doc"]["equation_solution"]
         elif benchmark.kind == "answer":
             score = scores[benchmark.metric]
             sample |= {"extracted": str(answer[0]), "correct": bool(score) if score in (0, 1) else None}
@@ -258,7 +256,7 @@ def is_right(score: Any) -> bool:
 def further_rows_of(
     definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
 ) -> list[ScoreRow]:
-    """Rows that are ours alone: a numeric match for MGSM and what stands in its answers, spBLEU where its model is."""
+    """Rows that are ours alone: a numeric match for MGSM and the language of its answers, spBLEU where its model is."""
     rows = []
     for definition in definitions:
         task_samples = samples[definition.name]
@@ -267,7 +265,7 @@ def further_rows_of(
             lost = [metrics.mean([one["number"] is None for one in answers_of(sample)]) for sample in task_samples]
             rows.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
             rows.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
-            rows += reasoning_rows(definition, task_samples)
+            rows += language_rows(definition, task_samples)
         if kind_of(definition.task) == "translation" and spm_model:
             references, responses = ([sample[side] for sample in task_samples] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
@@ -275,24 +273,19 @@ def further_rows_of(
     return rows
 
 
-def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[ScoreRow]:
-    """Shares of answers without an equation, of equations that hold, of answers in another language, of right plans.
+def language_rows(definition: Definition, samples: Sequence[Sample]) -> list[ScoreRow]:
+    """The shares of answers, and of a model's thoughts, in another language, of those long enough to tell.
 
-    From stored samples alone, of older evaluations too. `filter` names the detector of the language; a share without
+    From stored samples alone, of older evaluations too. `filter` names the detector of the language; a share of none
     has no row.
     """
     language = answer_language(definition.task, definition.language)
-    answers = [
-        (str(one["response"]), sample.get("equation_solution")) for sample in samples for one in answers_of(sample)
-    ]
-    computed = list(answer_shares([text for text, _ in answers], language, [solution for _, solution in answers]))
-    if thoughts := [one["thinking"] for sample in samples for one in answers_of(sample) if "thinking" in one]:
-        computed.append(replace(language_share(thoughts, language), metric="thinking_other_language"))
-    return [
-        score_row(definition, share.metric, share.how, metrics.mean(share.each), share.each)
-        for share in computed
-        if share.each
-    ]
+    answers = [one for sample in samples for one in answers_of(sample)]
+    rows = []
+    for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
+        if each := in_another_language([str(one[part]) for one in answers if part in one], language):
+            rows.append(score_row(definition, metric, told_by(language), metrics.mean(each), each))
+    return rows
 
 
 def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

@@ -1,4 +1,4 @@
-"""Checks of the answers behind math scores: correct equations, correct plans, answers in the requested language."""
+"""Checks of the answers behind math scores: in the requested language, complete, with a number."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 from pipeline.benchmarks import kind_of
 from pipeline.errors import PipelineError
+from pipeline.evaluate.answer_language import languages_of_script
 from pipeline.evaluate.metrics import mean
-from pipeline.evaluate.reasoning import languages_of_script
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import Written
 
 SHARES = {
-    "no_equation": "no equation",
-    "equations_true": "correct equations",
-    "plan": "correct plans",
     "other_language": "in another language",
     "cut_off": "cut off",
     "unparsed": "unparsed",
@@ -27,7 +24,7 @@ SHARES = {
 class AnswerChecks:
     """Checks for one column of the table: rows -> shares of the answers in percent, None if there is none.
 
-    detected_by: the method that detected the language (evaluate/reasoning.py).
+    detected_by: the method that detected the language (evaluate/answer_language.py).
     """
 
     title: str
@@ -45,7 +42,7 @@ def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
                 scored = [row for score in cell.scores if score.run in written for row in written[score.run][0]]
                 rows_of[cell.row] = [row for row in scored if row.task == cell.task and row.metric in SHARES]
         score_rows = [row for rows in rows_of.values() for row in rows]
-        if not any(row.metric in ("no_equation", "equations_true") for row in score_rows):
+        if not any(row.filter != "last-number" for row in score_rows):
             continue
         methods = {row.filter for row in score_rows if row.metric == "other_language"}
         unseen = methods == {"script"} and any(shares_script(row.language) for row in score_rows)

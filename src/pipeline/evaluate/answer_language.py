@@ -1,0 +1,54 @@
+"""Whether an answer is in the language that it was asked for: a score may be high in the wrong one.
+
+From stored answers alone; nothing here decides whether an answer is right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from pipeline.evaluate.metrics import share_in
+from pipeline.languages import MGSM, language
+
+LETTERS = 10  # an answer of fewer letters has no language
+
+
+@lru_cache(maxsize=1)
+def language_identifier() -> Any:
+    """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of MGSM."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    loaded = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    loaded.set_languages(list(MGSM))
+    return loaded
+
+
+def told_by(code: str) -> str:
+    """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
+    language that MGSM does not have); "py3langid" among MGSM's of one script."""
+    return "script" if code not in MGSM or not languages_of_script(code) else "py3langid"
+
+
+def languages_of_script(code: str) -> list[str]:
+    """MGSM's other languages that are written in a script of this one: English, where that is the Latin one."""
+    scripts = set(language(code).scripts)
+    return [other_code for other_code in MGSM if other_code != code and scripts & set(language(other_code).scripts)]
+
+
+def in_language(text: str, code: str) -> bool | None:
+    """Whether an answer is in this language; None where it has too few letters to have one."""
+    share = share_in(language(code).scripts, text)
+    if share is None or sum(mark.isalpha() for mark in text) < LETTERS:
+        return None
+    if share < 0.5 or told_by(code) == "script":
+        return share >= 0.5
+    return language_identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", text))[0] == code
+
+
+def in_another_language(answers: Sequence[str], code: str) -> list[bool]:
+    """Whether each answer that is long enough to tell is in another language."""
+    found = (in_language(answer, code) for answer in answers)
+    return [not same for same in found if same is not None]
