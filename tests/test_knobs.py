@@ -494,6 +494,11 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.dtype": Change("eval.dtype=bfloat16", given=CHOICES, alone_because="it rounds, and short answers may stay"),
     "eval.backend": Change("eval.backend=vllm", refused="eval.backend=vllm needs vLLM"),
     "eval.chat_template": Change("eval.chat_template=true"),
+    "eval.system_instruction": Change("eval.system_instruction=Answer."),
+    "eval.fewshot_as_multiturn": Change(
+        "eval.fewshot_as_multiturn=false",
+        given="eval.chat_template=true eval.tasks=[{task:mgsm,num_fewshot:1}] eval.too_long=2",
+    ),
     "eval.template_date": Change("eval.template_date=2025-01-01", given="eval.chat_template=true"),
     "eval.options": Change("eval.options=text", given=CHOICES),
     "eval.run_code": Change("eval.run_code=true", same_because="mbpp alone reads it, and is refused without it"),

@@ -26,6 +26,7 @@ from pipeline.config.harness_tasks import harness_index, include, members, merge
 from pipeline.config.words import stage_of
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.evaluate import torch_backend
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
@@ -351,6 +352,62 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
     assert row["value"] == pytest.approx(stock["results"]["own_vote"]["exact_match,vote"])
     answers = [line["extracted"] for line in read_jsonl(work / "samples/own_vote.en.jsonl")]
     assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
+
+
+def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:
+    """As AIME is: four answers to each question of local rows, after the model's thoughts. All of them are asked for in
+    one pass; scores by hand from the stored answers."""
+    own = write_own(tmp_path, "own_aime", generation_kwargs={"until": [], "max_gen_toks": 24})
+    include(str(own))
+    work, passes = tmp_path / "work", []
+    work.mkdir()
+    how = {"temperature": 1.5, "answers": 4, "think_end": "38", "dtype": "float32", "languages": ["en"]}
+    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_aime", 0), **how)
+    with pytest.MonkeyPatch.context() as patch:
+        real = torch_backend.decode
+        patch.setattr(torch_backend, "decode", lambda *given: passes.append(len(given[2])) or real(*given))
+        facts = make(run, work, Notes())  # type: ignore[arg-type]
+    assert passes == [12]
+    samples = read_jsonl(work / "samples/own_aime.en.jsonl")
+    answers = [[one["response"] for one in sample["answers"]] for sample in samples]
+    assert [len(each) for each in answers] == [4] * 3 and len({text for each in answers for text in each}) > 6
+    assert any("thinking" in one for sample in samples for one in sample["answers"])
+    right = [[float(text.strip() == str(number)) for text in each] for number, each in enumerate(answers)]
+    rows = {row["metric"]: row for row in json.loads((work / "scores.json").read_text())["rows"]}
+    assert rows["exact_match"]["value"] == facts["scores"]["own_aime/en/exact_match"] == mean(map(mean, right))
+    assert rows["pass@4"]["value"] == mean(map(max, right)) and rows["pass@4"]["n"] == 3
+    assert {"pass@1", "pass@2", "majority", "cut_off"} < rows.keys()
+
+
+@pytest.mark.parametrize("turns", [None, True, False])
+def test_a_system_prompt_and_exemplars_in_one_turn_are_the_harness_own(
+    tmp_path: Path, rows: Path, tiny: Path, turns: bool | None
+) -> None:
+    """Without a chat template the system prompt stands before the exemplars."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    how: dict[str, Any] = {"system_instruction": "Answer with a number."}
+    ours = how | ({} if turns is None else {"chat_template": True, "fewshot_as_multiturn": turns})
+    theirs = how | ({} if turns is None else {"apply_chat_template": True, "fewshot_as_multiturn": turns})
+    own = write_own(tmp_path, "own_sum", fewshot_config={"samples": [{"text": "1 and", "label": "1"}] * 2})
+    include(str(own))
+    work = tmp_path / "work"
+    work.mkdir()
+    made = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_sum", 2), languages=["en"], max_gen_toks=3, **ours)
+    make(made, work, Notes())  # type: ignore[arg-type]
+    (file,) = (work / "tasks").glob("*.yaml")
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0, **theirs,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False),
+    )  # fmt: skip
+    assert stock is not None
+    (lines,) = stock["samples"].values()
+    prompts = [line["prompt"] for line in read_jsonl(work / "samples/own_sum.en.jsonl")]
+    assert prompts == [line["arguments"][0][0] for line in lines]
+    assert "Answer with a number." in prompts[0] and prompts[0].count("<user>") == {None: 0, True: 3, False: 1}[turns]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,21 @@ def test_answers_and_likelihoods_are_those_of_torch(folders: list[Path]) -> None
     vllms.engine.engine.close()
 
 
+def drawn(lm: Answering, places: list[int], draw: str, top_p: float = 0.9) -> list[str]:
+    settings = {"until": [], "do_sample": True, "max_gen_toks": ROOM, "temperature": 1.5, "top_p": top_p, "draw": draw}
+    asks = questions([])
+    return lm.generate_until([Instance("generate_until", {}, (asks[at].args[0], settings), at) for at in places])
+
+
+def test_sampled_answers_depend_on_their_draw_alone(folders: list[Path]) -> None:
+    """Not on the other prompts, nor on their order; with the likeliest token alone they are the greedy ones."""
+    lm = by_vllm(folders[1])
+    first, again, other = drawn(lm, [0, 1, 2], "0 0"), drawn(lm, [2, 0], "0 0"), drawn(lm, [0, 1, 2], "0 1")
+    assert again == [first[2], first[0]] and first != other
+    assert drawn(lm, [0, 1, 2], "0 0", top_p=1e-6) == answers(lm)[:3] != first
+    lm.engine.engine.close()
+
+
 def test_ten_live_merges_and_back(folders: list[Path]) -> None:
     """One process answers as torch does to each of ten merges and to the first again; a fresh process with a written
     merge answers the same."""

@@ -26,7 +26,7 @@ from pipeline.estimate.durations import (
     guess,
     memory_here,
 )
-from pipeline.estimate.flops import training_seconds
+from pipeline.estimate.flops import LONGEST, training_seconds
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
@@ -194,6 +194,28 @@ def test_tokens_are_counted_with_the_models_own_tokenizer(base: Path, world: Pat
     (kind,) = kinds_of(run, run.config.eval.tasks[0], "qac")
     assert kind.question == mean("test.jsonl", "question")
     assert kind.prefix == 2 * mean("train.jsonl", "question", "answer")
+
+
+def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path: Path) -> None:
+    """Thirty questions, sixteen answers each; thoughts are as long as they may be."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 30)
+    (own / "own_aime.yaml").write_text(
+        "task: own_aime\ndataset_path: json\ntest_split: test\noutput_type: generate_until\ndoc_to_text: question\n"
+        f"doc_to_target: answer\ndataset_kwargs: {{data_files: {{test: {own}/rows.jsonl}}}}\n"
+    )
+    words = ["stage=eval", f"checkpoint={base}", "eval=own_aime", f"eval.include_path={own}", "languages=[en]"]
+    words += ["eval.temperature=0.6", "eval.answers=16", "eval.max_gen_toks=32768"]
+
+    def planned(*more: str) -> Any:
+        run: Any = of(*words, *more)
+        (kind,) = kinds_of(run, run.config.eval.tasks[0], "en")
+        return kind
+
+    plain, thinking = planned(), planned("eval.think_end=END")
+    assert plain.questions == thinking.questions == 16 * 30 and planned("eval.limit=10").questions == 16 * 10
+    assert LONGEST * thinking.answer == thinking.room == 32768 > LONGEST * plain.answer
 
 
 # ---------------------------------------------------------------------------------------------------- corrections

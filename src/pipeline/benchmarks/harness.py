@@ -207,6 +207,18 @@ def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
     return [ask.data_root / "harness" / name for name in (task, group)] if ask.data_root else []
 
 
+def scored_rows(task: str, data_root: Path | None) -> Path | None:
+    """The file of the rows that a task of the harness scores, of data_root or of a user-defined task, if it is here."""
+    if task not in harness_index().tasks:
+        return None
+    stock = merge_includes(harness_index().tasks[task])
+    named = data_files(stock)
+    own = named.get(scored_split(stock)) if isinstance(named, dict) else named
+    files = [Path(own)] if isinstance(own, str) and own else []
+    files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"] if data_root else []
+    return next((file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None)
+
+
 def scored_split(stock: Row) -> Any:
     return stock.get("test_split") or stock.get("validation_split")
 

@@ -63,6 +63,9 @@ class Eval:
     # vLLM's drafts from all answers of its process (arctic-inference); hashed where they change answers
     vllm_suffix: bool = knob(False, hashed=lambda config: config.vllm_suffix and below_float32(config))
     chat_template: bool = False  # the exemplars as turns of a conversation
+    system_instruction: str | None = None  # before the exemplars; a turn of its own with eval.chat_template=true
+    # false: the exemplars stand in the question's turn
+    fewshot_as_multiturn: bool = knob(True, read=(lambda config: config.chat_template, "eval.chat_template=true"))
     # the date printed by chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true"))
     # Belebele, Global MMLU: options listed with letters and answered by one, or unlisted and answered by their text
@@ -73,7 +76,7 @@ class Eval:
     )  # prompts per task that may not fit: they are excluded from the score; more are an error
     # SentencePiece model of spBLEU; its content enters as a parent
     spm_model: str | None = knob(None, hashed=False, read=(is_flores, "eval=flores_Nshot"))
-    temperature: float = knob(0.0, low=0)  # 0: greedy; above: tokens are drawn, MGSM and mbpp alone
+    temperature: float = knob(0.0, low=0)  # 0: greedy; above: tokens are drawn
     top_p: float = knob(1.0, above=0, high=1, read=SAMPLED)  # drawn among the likeliest tokens of this share
     answers: int = knob(1, low=1, read=SAMPLED)  # drawn for each question
     sample_seed: int = knob(0, read=SAMPLED)

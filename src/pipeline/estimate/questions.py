@@ -11,16 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.stages import EvalStage, EvalTask
 from pipeline.errors import PipelineError
-from pipeline.estimate.flops import MGSM, QuestionSet, question_sets
+from pipeline.estimate.flops import LONGEST, MGSM, QuestionSet, question_sets
 from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines, sampled_lengths
 
 
 def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
-    """What a task puts to the model, with the questions and lengths of its local files where they are here."""
+    """What a task puts to the model, with the questions and lengths of its local files where they are here. A model
+    that thinks is assumed to use eval.max_gen_toks for the longest answer of each batch."""
     config, benchmark = run.config, benchmark_of(task.task)
     count, room = (
         count_questions(run, task, language),
@@ -38,9 +40,10 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     return [
         replace(
             kind,
-            questions=config.eval.answers * min(kind.questions, count),
+            questions=config.eval.answers * (count if benchmark.of_harness else min(kind.questions, count)),
             room=room or kind.room,
-            prefixes=config.eval.answers * min(kind.prefixes, count),
+            answer=(room or kind.room) / LONGEST if config.eval.think_end and kind.answer else kind.answer,
+            prefixes=min(kind.prefixes, count),
         )
         for kind in kinds
     ]
@@ -65,6 +68,8 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
         limit = min(math.ceil(config.eval.limit * benchmark.parts), benchmark.questions)
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(limit, root.config.expert.questions(config.eval.split) or limit)
+    if rows := scored_rows(task.task, root.folder if root else None):
+        return min(config.eval.limit or count_lines(rows), count_lines(rows))
     local_file = scored_file(run, task, language)
     return min(limit, count_lines(local_file)) if local_file else limit
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 
-SAMPLED = ("number", "program")  # kinds of benchmarks of which several answers can be drawn
+SAMPLED = ("number", "program", "answer")  # kinds of benchmarks of which several answers can be drawn
 BY_TASK = ("versions", "task_hashes", "too_long")  # of the harness' facts: dictionaries by the names of tasks
-WRITTEN = (*SAMPLED, "translation", "answer")
+WRITTEN = (*SAMPLED, "translation")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
 
 

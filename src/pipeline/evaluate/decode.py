@@ -77,6 +77,10 @@ class Sampling:
     def of(self, places: Sequence[int]) -> Sampling:
         return replace(self, keys=[self.keys[place] for place in places])
 
+    def seed(self, place: int) -> int:
+        """Of all draws for a prompt, where another program makes them."""
+        return int.from_bytes(hashlib.sha256(self.keys[place].encode()).digest()[:7], "big")
+
     def number(self, place: int, position: int) -> float:
         """The number in [0, 1) that decides about a token of a prompt's answer."""
         digest = hashlib.sha256(f"{self.keys[place]} {position}".encode()).digest()

@@ -75,7 +75,7 @@ class Answering(HFLM):
     `engine`: the backend, by default torch. `share_prefix`: compute what prompts have in common once; `unshared`: the
     model did not allow it. `kept`: answers stored before, which are not computed again; further ones are added when
     they end. `bar`: counts questions. `think_end`: what ends the model's thoughts, which are no part of the answer;
-    `thoughts`: those of each request.
+    `thoughts`: those of each request. `ahead`: answers of `answer_ahead`.
     """
 
     def __init__(self, backend: Backend | None = None, batch_size: int = 1, **kwargs: Any) -> None:
@@ -90,6 +90,7 @@ class Answering(HFLM):
         self.kept: Answers | None = None
         self.think_end: str | None = None
         self.thoughts: dict[tuple[str, str], str] = {}
+        self.ahead: dict[tuple[str, str], str] = {}
         self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
@@ -128,6 +129,8 @@ class Answering(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         if not all(is_reproducible(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests):
             self.kept = None  # samples differ each time
+        if all(request_key(request.args) in self.ahead for request in requests):
+            return [self.ahead[request_key(request.args)] for request in requests]
         answers: dict[int, str] = {}
         for place, request in enumerate(requests):
             if self.kept and (kept := self.kept.look_up(request.args)):
@@ -139,6 +142,11 @@ class Answering(HFLM):
                 self.bar.update(len(answers))
         answers |= zip(left, self._generate([requests[place] for place in left]) if left else (), strict=True)
         return [self._without_thoughts(request, answers[place]) for place, request in enumerate(requests)]
+
+    def answer_ahead(self, requests: list[Instance]) -> None:
+        """Answer what `generate_until` will be asked for in several calls, so that all of it is computed together."""
+        texts = self.generate_until(requests)
+        self.ahead = {request_key(request.args): text for request, text in zip(requests, texts, strict=True)}
 
     def _without_thoughts(self, request: Instance, text: str) -> str:
         """The text after the model's thoughts, as the harness cuts it; all of it where they do not end."""
@@ -152,7 +160,7 @@ class Answering(HFLM):
     def _generate(self, requests: list[Instance]) -> list[str]:
         self._count(requests)
         settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
-        alike = all(request.args[1] == requests[0].args[1] for request in requests)
+        alike = all({**request.args[1], DRAW: ""} == {**requests[0].args[1], DRAW: ""} for request in requests)
         if alike and is_reproducible(settings) and self.engine.can_generate():
             return self._decoded(requests, settings)
         if DRAW in settings:
@@ -181,8 +189,8 @@ class Answering(HFLM):
 
         sampling = None
         if DRAW in settings:
-            questions = [hashlib.sha256(request.args[0].encode()).hexdigest() for request in requests]
-            keys = [f"{settings[DRAW]} {question}" for question in questions]
+            put = [request.args for request in requests]
+            keys = [f"{asked[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, asked in put]
             sampling = Sampling(settings["temperature"], settings["top_p"], keys)
         self.engine.generate(prompts, ending, self._shares(possible=True), ended, sampling)
         return [answers[place] for place in range(len(requests))]

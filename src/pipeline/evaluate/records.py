@@ -206,10 +206,12 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
     samples = []
     for answers in zip(*(result.samples for result in results), strict=True):
         right = [bool(answer["correct"]) for answer in answers]
-        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in answers[0]["scores"]}
-        scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
         first = answers[0]
-        if "number" in first:
+        named = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
+        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in named}
+        if all(answer["correct"] is not None for answer in answers):
+            scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
+        if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
             first = answers[metrics.majority([answer["extracted"] for answer in answers])]
             scores["majority"] = float(first["correct"])
         varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]

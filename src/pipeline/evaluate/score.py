@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lm_eval import evaluate
 from lm_eval.api import task as harness_task
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
@@ -127,8 +128,11 @@ def score_tasks(
     if is_sampled(settings_asked):
         sampling = ("temperature", "top_p", "answers", "sample_seed")
         settings["sampling"] = {name: getattr(settings_asked, name) for name in sampling}
-    if settings_asked.think_end is not None:
-        settings["think_end"] = settings_asked.think_end
+    for name in ("think_end", "system_instruction"):
+        if getattr(settings_asked, name) is not None:
+            settings[name] = getattr(settings_asked, name)
+    if settings_asked.chat_template and not settings_asked.fewshot_as_multiturn:
+        settings["fewshot_as_multiturn"] = False
     if settings_asked.backend == "vllm":
         settings["engine"] = vllm_versions(settings_asked.vllm_python, settings_asked.vllm_suffix)
     put = list(zip(definitions, tasks, strict=True))
@@ -164,10 +168,16 @@ def score_tasks(
                 if isinstance(lm, Answering):  # below float32, an answer depends on those computed together with it
                     apart = cache and not below_float32(settings_asked)
                     lm.kept = cache.answers(definition.name, settings) if cache and apart else None
-                scored = [
-                    score_one(lm, definition, task, put_now, settings_asked, bar, answer)
-                    for answer in range(settings_asked.answers)
-                ]
+                bar_before = bar.done if bar else 0
+                if isinstance(lm, Answering):
+                    set_sharing(lm, definition, settings_asked)
+                    lm.bar = bar
+                    if settings_asked.answers > 1:
+                        lm.answer_ahead(requests_of_all_answers(lm, definition, task, put_now, settings_asked))
+                numbers = range(settings_asked.answers)
+                scored = [score_one(lm, definition, task, put_now, settings_asked, number) for number in numbers]
+                if bar:
+                    bar.to(bar_before + len(numbers) * len(put_now))
                 result = join_answers(definition, scored) if len(scored) > 1 else scored[0]
                 result = replace(result, too_long=len(rows_of_task[definition.name]) - len(put_now))
                 results[definition.name] = result
@@ -244,31 +254,20 @@ def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
 
 
 def score_one(
-    lm: LM, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, bar: Bar | None = None,
-    answer: int = 0,
-) -> TaskResult:  # fmt: skip
-    """One task put to a model: the inner half of the harness' simple_evaluate. `bar` counts its questions; `answer`:
-    the number of the sampled answer to each.
+    lm: LM, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, answer: int = 0
+) -> TaskResult:
+    """One task put to a model: the inner half of the harness' simple_evaluate. `answer`: the number of the sampled
+    answer to each question.
 
     The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
     as scoring a small task does.
     """
-    if isinstance(lm, Answering):
-        benchmark = benchmark_of(definition.task)
-        texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
-        lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
-        lm.bar, lm.think_end = bar, settings.think_end
-    if is_sampled(settings):
-        draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
-        task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
+    set_draw(task, settings, answer)
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
-    how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": settings.chat_template}
     seed_exemplars(task, definition, settings)
-    bar_before = bar.done if bar else 0
+    how: Any = prompt_settings(settings)
     output = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
-    if bar:
-        bar.to(bar_before + len(rows))
     records = output["samples"][definition.name]
     _, chief = primary_metric(definition.task)
     ran_out, thoughts = (lm.ran_out, lm.thoughts) if isinstance(lm, Answering) else ({}, {})
@@ -286,6 +285,46 @@ def score_one(
         ),
         version=output["versions"].get(definition.name),
     )
+
+
+def set_sharing(lm: Answering, definition: Definition, settings: Eval) -> None:
+    """Prompts share their exemplars, choices by text their question."""
+    benchmark = benchmark_of(definition.task)
+    texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
+    lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
+    lm.think_end = settings.think_end
+
+
+def set_draw(task: Any, settings: Eval, answer: int) -> None:
+    if is_sampled(settings):
+        draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
+        task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
+
+
+def requests_of_all_answers(
+    lm: Answering, definition: Definition, task: Any, rows: Sequence[int], settings: Eval
+) -> list[Instance]:
+    """What the harness will ask for, of each sampled answer to each question."""
+    requests = []
+    for answer in range(settings.answers):
+        set_draw(task, settings, answer)
+        seed_exemplars(task, definition, settings)
+        task.build_all_requests(samples=rows, **prompt_settings(settings), **template_of(lm, settings))
+        requests += task.instances
+    return requests
+
+
+def prompt_settings(settings: Eval) -> dict[str, Any]:
+    """What the harness makes prompts with, in its names."""
+    turns = settings.chat_template and settings.fewshot_as_multiturn
+    how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": turns}
+    return how | {"system_instruction": settings.system_instruction}
+
+
+def template_of(lm: Any, settings: Eval) -> dict[str, Any]:
+    """What `evaluate` gives the tasks where they are to apply the model's chat template."""
+    names = {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    return names if settings.chat_template else {}
 
 
 @contextlib.contextmanager
@@ -321,22 +360,20 @@ def set_template_date(lm: Any, settings: Eval) -> None:
 
 def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int], settings: Eval) -> Lengths:
     """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
-    how: dict[str, Any] = {}
-    if settings.chat_template:
-        if not getattr(lm.tokenizer, "chat_template", None):
-            raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
-        how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
-        how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    templated = settings.chat_template
+    if templated and not getattr(lm.tokenizer, "chat_template", None):
+        raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
+    how = prompt_settings(settings) | template_of(lm, settings)
     seed_exemplars(task, definition, settings)
-    for some in (rows[:1], rows) if how else (rows,):  # one first: the text of a template may have any length
+    for some in (rows[:1], rows) if templated else (rows,):  # one first: the text of a template may have any length
         try:
             task.build_all_requests(samples=some, **how)  # type: ignore[arg-type]
         except Exception as error:  # a template is a program, and raises what it likes
-            if not how:
+            if not templated:
                 raise
             problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
             raise PipelineError(template_problem(problem)) from error
-        for request in task.instances if how else ():
+        for request in task.instances if templated else ():
             prompt = request.args[0]
             if len(prompt) > LONGEST_PROMPT:
                 problem = f"renders a prompt of {len(prompt)} characters for a question of {definition.name}"

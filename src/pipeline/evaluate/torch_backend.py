@@ -79,12 +79,17 @@ class TorchBackend:
             finished.add(place)
             ended(place, tokens)
 
-        for shared, members in group_prompts(prompts) if share else [(0, list(range(len(prompts))))]:
+        places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
+        for place, prompt in enumerate(prompts):
+            places_of.setdefault(tuple(prompt), []).append(place)
+        distinct = list(places_of)
+        for shared, group in group_prompts(distinct) if share else [(0, list(range(len(distinct))))]:
+            members = [place for index in group for place in places_of[distinct[index]]]
 
             def go_on(shared: int = shared, members: list[int] = members) -> None:
                 left = [member for member in members if member not in finished]
                 rests = [prompts[member][shared:] for member in left]
-                beginning, store = prompts[left[0]][:shared], lambda at, tokens: finish(left[at], tokens)
+                beginning, store = prompts[left[0]][:shared], lambda row, tokens: finish(left[row], tokens)
                 draws = sampling.of(left) if sampling else None
                 decode(self.model, beginning, rests, self.batch_size, ending, store, draws)
 

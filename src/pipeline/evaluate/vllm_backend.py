@@ -233,12 +233,15 @@ class VllmBackend:
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        """Greedy answers alone. vLLM decides by itself what is computed once, and drafts from its own answers."""
-        assert sampling is None  # refused when the run is described (stages/evaluation.py)
+        """vLLM decides by itself what is computed once, drafts from its own answers, and draws by a seed for each."""
+        how: dict[str, Any] = {}
+        if sampling:
+            seeds = [sampling.seed(place) for place in range(len(prompts))]
+            how = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seeds": seeds}
         self._refuse_too_long(max(map(len, prompts)) + ending.room)
         inputs, stop = [list(prompt) for prompt in prompts], list(ending.stop)
         asked = self.engine.answers_to(
-            "generate", prompts=inputs, ends=sorted(ending.ends), stop=stop, room=ending.room
+            "generate", prompts=inputs, ends=sorted(ending.ends), stop=stop, room=ending.room, **how
         )
         for answer in asked:
             if "tokens" in answer:

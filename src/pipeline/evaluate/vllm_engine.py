@@ -98,10 +98,12 @@ class Engine:
                 data = data[taken:]
             yield name, tensor
 
-    def generate(self, prompts, ends, stop, room):
-        """Greedy answers, each when it ends, at a token of `ends`, a string of `stop`, or after `room` tokens."""
+    def generate(self, prompts, ends, stop, room, temperature=0, top_p=1, seeds=None):
+        """Answers, each when it ends, at a token of `ends`, a string of `stop`, or after `room` tokens: greedy ones, or
+        drawn with a seed for each."""
         how = {"max_tokens": room, "stop": stop, "stop_token_ids": ends, "skip_special_tokens": False}
-        for place, output in self.outputs(prompts, [how] * len(prompts)):
+        how |= {"temperature": temperature, "top_p": top_p}
+        for place, output in self.outputs(prompts, [how | {"seed": seed} for seed in seeds or [None] * len(prompts)]):
             answer = output.outputs[0]
             self.put({"place": place, "tokens": list(answer.token_ids), "reason": answer.finish_reason})
         return {"steps": self.steps}
@@ -131,7 +133,7 @@ class Engine:
 
         engine, self.steps = self.llm.llm_engine, 0
         for place, (prompt, settings) in enumerate(zip(prompts, how, strict=True)):
-            params = SamplingParams(temperature=0, ignore_eos=True, **settings)
+            params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **settings})
             engine.add_request(str(place), TokensPrompt(prompt_token_ids=prompt), params, lora_request=self.adapter)
         while engine.has_unfinished_requests():
             self.steps += 1

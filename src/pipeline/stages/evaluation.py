@@ -110,11 +110,11 @@ def refuse_sampling(settings: Eval) -> None:
     kinds = {task.task: kind_of(task.task) for task in settings.tasks}
     if not {*SAMPLED} & {*kinds.values()}:
         raise PipelineError(
-            f"eval.temperature={settings.temperature:g} is read by tasks whose answers are numbers or programs, not by "
-            f"{', '.join(kinds)}: leave it out"
+            f"eval.temperature={settings.temperature:g} is read by tasks that the model writes answers to, not "
+            f"by {', '.join(kinds)}: leave it out"
         )
-    if settings.backend == "vllm":
-        raise PipelineError("eval.backend=vllm answers greedily: give eval.backend=hf with eval.temperature above 0")
+    if settings.vllm_suffix:
+        raise PipelineError("eval.vllm_suffix=true drafts greedy answers: leave it out with eval.temperature above 0")
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:

@@ -15,7 +15,9 @@ def TokensPrompt(prompt_token_ids):  # noqa: N802
 
 
 def SamplingParams(**settings):  # noqa: N802
-    return SimpleNamespace(**({"stop": [], "stop_token_ids": [], "prompt_logprobs": None} | settings))
+    return SimpleNamespace(
+        **({"stop": [], "stop_token_ids": [], "prompt_logprobs": None, "seed": None, "top_p": 1} | settings)
+    )
 
 
 class LLM:
@@ -51,9 +53,12 @@ class LLM:
         """The last request that was added, answered."""
         name, prompt, params = self.waiting.pop()
         tokens, reason = list(prompt), "length"
+        draw = torch.Generator().manual_seed(params.seed or 0)
         while len(tokens) < len(prompt) + params.max_tokens and reason == "length":
             every = torch.log_softmax(self.model(input_ids=torch.tensor([tokens])).logits[0].double(), -1)
-            tokens.append(int(every[-1].argmax()))
+            shares, order = torch.softmax(every[-1] / (params.temperature or 1), -1).sort(descending=True)
+            shares[shares.cumsum(0) - shares >= params.top_p] = 0
+            tokens.append(int(order[torch.multinomial(shares, 1, generator=draw) if params.temperature else 0]))
             text = self.tokenizer.decode(tokens[len(prompt) :])
             if tokens[-1] in params.stop_token_ids or any(stop in text for stop in params.stop):
                 reason = "stop"
