@@ -59,7 +59,8 @@ STUDIES = (
 # (seeds, spread of trainings, share of a question that those about its passage have in common for one model), studies;
 # 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "for these trainings" in every sentence.
 SEEDS = tuple((seeds, spread, 0.0) for seeds in (1, 2, 3) for spread in (0.0, 0.05, 0.1, 0.2)) + ((1, 0.0, 0.15),)
-# Claims of trainings, three seeds each, at 0, 1, 2 and 4 points; fewer worlds of the larger table
+# Claims of trainings, three seeds each, at 0, 1, 2 and 4 points; fewer worlds of the larger table. Of the first, in
+# which one claim is false in 4 % of them, the record has 2,000 worlds at 4 points.
 CLAIMED = (("unreasonable_table_a1", 500), ("unreasonable_table2", 500), ("unreasonable_table_a2", 500),
            ("unreasonable_table_a3", 500), ("unreasonable_table3", 100))  # fmt: skip
 ALIKE = math.cos(math.pi * DISCORDANT)  # correlation of two models: DISCORDANT of their answers differ at 50 %
