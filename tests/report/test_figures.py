@@ -23,10 +23,10 @@ swap,math,30.5,25.0,36.0,,1,,,,,,b
 swap,bits,-40.3,-50.0,-30.0,,1,,,,,,b
 lost,math,,,,,0,,,,,not computed yet,
 """
-CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p,mcnemar_p,n,could_see,chosen_of
-swap,base,math,problems,30.5,20.0,10.5,5.0,16.0,0.001,0.001,100,7.5,1
-swap,math expert,math,problems,30.5,28.0,2.5,-4.0,9.0,0.04,0.04,100,9.0,3
-soup,base,math,problems,,,,,,,,,,1
+CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p,n,could_see,chosen_of
+swap,base,math,problems,30.5,20.0,10.5,5.0,16.0,0.001,100,7.5,1
+swap,math expert,math,problems,30.5,28.0,2.5,-4.0,9.0,0.04,100,9.0,3
+soup,base,math,problems,,,,,,,,,1
 """
 
 
@@ -61,7 +61,7 @@ def test_a_forest_has_differences_detectable_ones_and_significance(report: Path)
     assert [float(point.get_xdata()[0]) for point in points] == [10.5, 2.5]
     assert [point.get_markerfacecolor() != "none" for point in points] == [True, True]
     assert sorted((bar.get_x(), bar.get_width()) for bar in axes.patches) == [(-9.0, 18.0), (-7.5, 15.0)]
-    (report / "contrasts.csv").write_text(CONTRASTS.replace("0.001,0.001", "0.03,0.03"))  # .06 and .06
+    (report / "contrasts.csv").write_text(CONTRASTS.replace("0.001,100", "0.03,100"))  # .06 and .06
     (axes,) = figures.contrasts(report).axes
     assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == ["none", "none"]
 

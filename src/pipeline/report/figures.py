@@ -97,7 +97,7 @@ def contrasts(report: str | Path, dark: bool = False, primary: Sequence[str] = (
     """Differences of a report's comparisons with their 95 % intervals, a panel a place. Filled: significant after
     Holm's correction over all of them; grey: less than the minimum detectable difference. primary: the table's."""
     lines = [line for line in _read(report, "contrasts.csv") if line["difference"]]
-    numbers = "p", "mcnemar_p", "difference", "chosen_of"
+    numbers = "p", "difference", "chosen_of"
     tested = [{**line, **{name: _number(line.get(name)) for name in numbers}} for line in lines]
     significant = [contrast.significant for contrast in correct_contrasts(tested, primary)]
     places, pairs = _distinct(lines, "place"), _distinct([{"pair": _pair(line)} for line in lines], "pair")

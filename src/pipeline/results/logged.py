@@ -42,7 +42,6 @@ from pipeline.report.stats.statistics import (
     Contrast,
     NormalTest,
     contrast,
-    mcnemar,
     measure_contrast,
     share_interval,
 )
@@ -329,8 +328,6 @@ def contrast_lines(column: Column) -> list[dict[str, Any]]:
             line |= {key: column.factor * getattr(found, key) for key in ("difference", "low", "high", "could_see")}
             line["detectable"] = found.detectable
             line |= {"p": found.p, "discordant": found.discordant}
-            if column.is_right_or_wrong:
-                line["mcnemar_p"] = mcnemar(column.values[left], column.values[right]).p
         lines.append({key: line.get(key) for key in (*MEASURED, "detectable")} | {"lower_is_better": is_loss})
     return lines
 
