@@ -24,9 +24,9 @@ import pytest
 from pipeline.config.stages import CompareStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.report.write import write_report
 from pipeline.results.logged import compare_logs
 
 LOGS = Path(__file__).parent / "logs"

@@ -14,7 +14,8 @@ from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report.html import samples
+from pipeline.report import marks as samples
+from pipeline.report import page
 from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.load.scores import Written
@@ -189,11 +190,9 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     assert samples.questions_to_keep(made, written) == {
         ("a0", "mgsm", "qaa"): 250, ("a1", "mgsm", "qaa"): 0, ("b0", "mgsm", "qab"): 250, ("b1", "mgsm", "qab"): 0,
     }  # fmt: skip
-    shown = samples.answer_browser(samples.browsed(made, written), read(tmp_path, folders), 10**6)
-    found = [(cell["row"], cell["column"], cell["language"], cell["run"], cell["at"]) for cell in shown["cells"]]
-    assert found == [("swap", "math", "qaa", "a0", "seed 0"), ("swap", "math", "qab", "b0", "seed 0")]
-    responses = [shown["strings"][shown["answers"][cell["answers"]][0][4]] for cell in shown["cells"]]
-    assert responses == ["a0 7", "b0 7"]
+    shown = page.answer_data(samples.browsed(made, written), read(tmp_path, folders), 10**6)
+    found = [[shown["strings"][at] for at in item] for item in shown["models"]["swap"]]
+    assert [(item[1], item[7]) for item in found] == [("qaa", "a0 7"), ("qab", "b0 7")]
 
 
 def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
@@ -209,14 +208,11 @@ def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
              for column in ("math", "again") for name in folders]  # fmt: skip
     made = results_of(cells)
     answers = read(tmp_path, folders)
-    whole = samples.answer_browser(samples.browsed(made, written), answers, 10**6)
-    assert [len(items) for items in whole["answers"]] == [5, 5]
-    assert [cell["answers"] for cell in whole["cells"]] == [0, 1, 0, 1]
-    assert (
-        sum("é" in text for text in whole["strings"]) == 10
-    )  # each response once, though it is also what was extracted
-    fewer = samples.answer_browser(samples.browsed(made, written), answers, 2 * 3 * 2100)  # three questions
-    assert fewer["answers"] == [items[:3] for items in whole["answers"]]
+    whole = page.answer_data(samples.browsed(made, written), answers, 10**6)
+    assert {name: len(items) for name, items in whole["models"].items()} == {"a": 10, "b": 10}  # of two columns
+    assert sum("é" in text for text in whole["strings"]) == 10  # each once, though it is what was extracted, too
+    fewer = page.answer_data(samples.browsed(made, written), answers, 2 * 3 * 2150)  # three questions
+    assert fewer["models"] == {name: items[:6] for name, items in whole["models"].items()}
     assert fewer["strings"] == whole["strings"][: len(fewer["strings"])]
     many = {f"e{number}": ([score_of("mgsm", 1.0, 5)], {}) for number in range(100)}
     table = results_of([CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many])

@@ -14,13 +14,13 @@ from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.files import conf_added, write_atomically
 from pipeline.progress import say
-from pipeline.report.html.write import write_report
 from pipeline.report.load.archive import read_archive, write_archive
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.load.scores import Written, percent_factor, primary_rows, read_evaluations
 from pipeline.report.render.cells import cells_csv
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.stats.translations import corpus_score
+from pipeline.report.write import write_report
 from pipeline.results.collect import gather_results
 from pipeline.results.questions import answers_of, translations_of
 from pipeline.results.report_state import Reported
@@ -68,10 +68,10 @@ def export_table(config: ExportStage, to: str) -> Path:
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
     if figures:
-        from pipeline.report.figures import write_all
+        from pipeline.report.page import write_figures
 
         file.mkdir(exist_ok=True)
-        for reason in write_all(results, file):
+        for reason in write_figures(results, file):
             say(f"not drawn: {reason}")
         return file
     if config.export.format != "archive":

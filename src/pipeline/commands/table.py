@@ -312,8 +312,8 @@ def write_results(
     planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
 ) -> Path:
     """Write the report: page, cells, contrasts and claims. Returns the page."""
-    from pipeline.report.html.page import by_message
-    from pipeline.report.html.write import write_report
+    from pipeline.report.page import by_message
+    from pipeline.report.write import write_report
     from pipeline.results.collect import gather_results
 
     folder = report_folder(planning)
