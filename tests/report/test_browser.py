@@ -252,7 +252,7 @@ def test_two_logs_are_side_by_side_at_once(tmp_path: Path, browser: Any) -> None
     browser.get(write_report(results, tmp_path / "page").as_uri())
     browser.find_element("xpath", "//h2[@id='answers']/..").click()
     assert len(answers_shown(browser)[0]) == 13  # both models' right or wrong, extracted answers, responses, scores
-    heads = [one.get_attribute("textContent") for one in browser.find_elements("css selector", "#list thead th")]
-    assert all(any(name in head for head in heads) for name in ("mockllm/weak", "mockllm/strong"))
+    heads = [one.get_attribute("textContent") for one in browser.find_elements("css selector", "#list thead tr > *")]
+    assert all(any(name in head for head in heads) for name in ("mockllm/weak", "mockllm/strong")), heads
     assert browser.find_element("id", "list").is_displayed()
     assert errors(browser) == []
