@@ -318,7 +318,7 @@ def write_results(
 
     folder = report_folder(planning)
     results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
-    reported.refuse_fewer(folder, results, report.fewer)
+    reported.refuse_fewer(folder, results.finished, report.fewer)
     page = write_report(results, folder)
     print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)
     for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):

@@ -181,7 +181,7 @@ def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
 
 
 def shares_script(language: str) -> bool:
-    """Whether MGSM has another language of this script; True for unknown languages, which archives may have."""
+    """Whether MGSM has another language of this script; True for unknown languages."""
     try:
         return bool(languages_of_script(language))
     except PipelineError:
