@@ -246,9 +246,10 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.inspect
 def test_two_logs_are_side_by_side_at_once(tmp_path: Path, browser: Any) -> None:
     logs = [str(Path(__file__).parent / "logs" / "inspect_ai" / name) for name in ("weak", "strong")]
-    results = compare_logs(logs, "compare", "a command", tmp_path / "answers")
+    results = compare_logs(logs, "compare", "a command")
     browser.get(write_report(results, tmp_path / "page").as_uri())
     browser.find_element("xpath", "//h2[@id='answers']/..").click()
     assert len(answers_shown(browser)[0]) == 13  # both models' right or wrong, extracted answers, responses, scores

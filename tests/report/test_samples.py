@@ -16,7 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import marks as samples
 from pipeline.report import page
-from pipeline.report.load.answers import read_answers
+from pipeline.report.load.answers import read_answers, samples_in
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.load.scores import Written
 from pipeline.report.stats import compare
@@ -43,7 +43,8 @@ def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
     """The answers of all files in these folders."""
     places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
     rows: dict[str, tuple[list[ScoreRow], dict]] = {name: ([], {}) for name in folders}
-    return read_answers(folders, rows, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
+    files = {name: samples_in(folder, name) for name, folder in folders.items()}
+    return read_answers(files, rows, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
 
 
 def scored(tmp_path, answers, task="mgsm", values=None, n=4):
