@@ -41,17 +41,6 @@ def add_conf(folder: Path) -> None:
 
 
 @contextmanager
-def conf_added(folder: Path) -> Iterator[None]:
-    """Options of `folder`, too, inside the context."""
-    before = os.environ.get(ADDED_CONF, "")
-    add_conf(folder)
-    try:
-        yield
-    finally:
-        os.environ[ADDED_CONF] = before
-
-
-@contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path next to `path`, unique to this writer, which replaces `path` by one rename at the end.
 

@@ -151,7 +151,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
 def line_of(left: str, right: str, place: str, difference: float, p: float | None, **more: Any) -> dict[str, Any]:
     """A line of contrasts.csv."""
     values = {"left_value": 50.0, "right_value": 50.0 - difference, "low": difference - 5, "high": difference + 5}
-    known = {"over": "problems", "difference": difference, **values, "p": p, "mcnemar_p": p, "n": 40, "discordant": 0.2,
+    known = {"over": "problems", "difference": difference, **values, "p": p, "n": 40, "discordant": 0.2,
              "could_see": 12.0, "detail": "", "missing": ""}  # fmt: skip
     return {"left": left, "right": right, "place": place, **known, **more}
 

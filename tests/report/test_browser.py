@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from made_up_report import line_of, made_up, results_of, sample, score, write_eval
 
-from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
+from pipeline.report.write import write_report
 from pipeline.results.logged import compare_logs
 
 pytestmark = pytest.mark.browser
@@ -49,7 +49,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def choose(browser: Any, name: str, text: str) -> None:
     from selenium.webdriver.support.ui import Select
 
-    Select(browser.find_element("id", f"choose-{name}")).select_by_visible_text(text)
+    Select(browser.find_element("id", name)).select_by_visible_text(text)
 
 
 def errors(browser: Any) -> list[str]:
@@ -79,18 +79,26 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         contrasts=[line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)],
     )  # fmt: skip
     browser.get(write_report(results, runs / "reports" / "t").as_uri())
-    for link in browser.find_elements("css selector", "a[href^='#run-'], dialog button"):
+    for link in browser.find_elements("css selector", "a[href^='#']"):
         browser.execute_script("arguments[0].click()", link)
-    for details in browser.find_elements("css selector", "dialog details > summary"):
-        browser.execute_script("arguments[0].click()", details)
-    shown = browser.find_element("css selector", "#dialog").get_attribute("textContent")
-    assert HOSTILE in shown
-    reply = browser.find_element("css selector", ".answer .reply").get_attribute("textContent")
-    assert reply == HOSTILE + "0"
+    assert HOSTILE in browser.find_element("css selector", "[id^=run-]").get_attribute("textContent")
+    lines = answers_shown(browser)
+    assert len(lines) == 3 and [line[6] for line in lines] == [HOSTILE.split()[-1] + str(doc) for doc in range(3)]
+    assert [line[7] for line in lines] == [HOSTILE + str(doc) for doc in range(3)]
     assert browser.execute_script("return window.hit === undefined")
     assert browser.find_elements("css selector", "img, iframe, a[href^='javascript']") == []
     assert len(browser.find_elements("css selector", "script")) == 3
     assert errors(browser) == []
+
+
+def answers_shown(browser: Any) -> list[list[str]]:
+    """The lines of the table of answers that are on the page, once it is there."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    rows = "#list tbody tr"
+    WebDriverWait(browser, 20).until(lambda one: one.find_elements("css selector", rows))
+    script = "[...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(one => one.textContent))"
+    return browser.execute_script(f"return {script}", rows)
 
 
 def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
@@ -99,81 +107,73 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     results = replace(results, runs=[*results.runs[:-1], training])
     browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
 
-    def column(place: int) -> list[float]:
-        cells = browser.find_elements("css selector", f"table.sortable tbody:last-of-type td:nth-child({place})")
-        return [float(cell.get_attribute("data-value")) for cell in cells if cell.get_attribute("data-place")]
+    def column() -> list[float]:
+        cells = browser.find_elements("css selector", "table.sortable:first-of-type tbody td:nth-child(2)")
+        return [float(cell.get_attribute("data-value")) for cell in cells[: len(results.rows)]]
 
-    before = column(2)
+    before = column()
     browser.find_element("css selector", "table.sortable th:nth-child(2) button").click()
-    assert column(2) == sorted(before, reverse=True)
+    assert column() == sorted(before, reverse=True)
     browser.find_element("css selector", "table.sortable th:nth-child(2) button").click()
-    assert column(2) == sorted(before)
+    assert column() == sorted(before)
 
-    # a cell expands; its lines lead to the run and to the answers, whose section opens
-    cell = browser.find_element("css selector", "table.sortable tbody:last-of-type td[data-place]")
-    place = json.loads(cell.get_attribute("data-place"))
+    # a cell expands; its lines lead to the run, whose line opens, and to the answers, whose section opens
+    cell = browser.find_element("css selector", "table.sortable tbody td:nth-child(2)")
     run, answers = (cell.find_element("css selector", f"a[href^='{to}']") for to in ("#run-", "#answers"))
     assert not run.is_displayed()
     cell.find_element("css selector", "summary").click()
     run.click()
-    dialog = browser.find_element("id", "dialog")
-    (name,) = [one for score in results.cells if [score.row, score.column] == place for one in score.runs]
-    assert dialog.is_displayed() and name in dialog.text and "12 s" in dialog.text
-    dialog.find_element("xpath", ".//button[text()='close']").click()
-    browser.find_element("css selector", ".browser summary").click()
-    assert not browser.find_element("id", "choose-row").is_displayed()
+    assert "12 s" in browser.find_element("id", run.get_attribute("href").partition("#")[2]).text
+    assert not browser.find_element("id", "model").is_displayed()
+    place = [answers.get_attribute(f"data-{name}") for name in ("model", "column")]
     answers.click()
-    assert browser.find_element("id", "choose-row").is_displayed()
-    chosen = "return ['row', 'column'].map(name => document.getElementById('choose-' + name).value)"
-    assert browser.execute_script(chosen) == place and place[1] == "mgsm"
+    lines = answers_shown(browser)
+    assert browser.find_element("id", "model").get_attribute("value") == place[0]
+    assert {line[0] for line in lines} == {place[1]} == {"mgsm"} and len(lines) == 10
 
-    # a training shows its configuration, parents and curve
+    # a training shows its configuration and parents; a key opens it as a click does
     browser.find_element("css selector", "nav a[href='#runs']").click()
-    browser.find_element("css selector", f"#run-{training.name} a").click()
-    assert "seed\n3" in dialog.text and "gone-1" in dialog.text and dialog.find_elements("css selector", "svg polyline")
-    dialog.find_element("xpath", ".//button[text()='gone-1']").click()
-    assert "created elsewhere" in dialog.text
-    dialog.find_element("xpath", ".//button[text()='close']").click()
+    from selenium.webdriver.common.keys import Keys
 
-    # two models side by side
-    choose(browser, "row", "soup")
+    line = browser.find_element("id", f"run-{training.name}")
+    browser.execute_script("arguments[0].focus()", line.find_element("css selector", "summary"))
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert "seed=3" in line.text and "gone-1" in line.text
+
+    # two models side by side, a search, a filter
+    choose(browser, "model", "soup")
     choose(browser, "other", "base")
-    choose(browser, "kind", "one right, the other wrong")
-    assert len(browser.find_elements("css selector", ".answer .pair")) == 10  # the rest on demand
-    browser.find_element("id", "rest").click()
-    pairs = browser.find_elements("css selector", ".answer .pair")
+    both = {line[2]: (line[5], line[9]) for line in all_lines(browser) if line[0] == "mgsm"}
     data = json.loads(browser.find_element("id", "data").get_attribute("textContent"))
-    mine, theirs = (
-        {
-            item[0]: item[1]
-            for one in data["cells"]
-            if (one["row"], one["column"]) == (row, place[1])
-            for item in data["answers"][one["answers"]]
-        }
-        for row in ("soup", "base")
-    )
-    assert len(pairs) == sum(mine[doc] != theirs[doc] for doc in mine) > 0
-    for pair in pairs:
-        assert {one.text for one in pair.find_elements("css selector", ".verdict")} == {"✓ right", "✗ wrong"}
-
-    # a search in questions and answers, of both models
-    choose(browser, "kind", "all")
-    search, question = browser.find_element("id", "search"), "ana HAD 17 loko"
-    search.send_keys(question)
-    (found,) = browser.find_elements("css selector", ".answer")
-    assert "Question 17" in found.text and "1 of 40 questions" in browser.find_element("id", "told").text
-    assert not browser.find_element("id", "more").is_displayed()
-    search.clear()
-    search.send_keys("nowhere")
-    assert browser.find_elements("css selector", ".answer") == []
-    search.clear()
-    search.send_keys(" ")
-    shown = [len(browser.find_elements("css selector", ".answer"))]
-    for _ in range(3):
-        browser.find_element("id", "more").click()
-        shown.append(len(browser.find_elements("css selector", ".answer")))
-    assert shown == [10, 20, 30, 40] and not browser.find_element("id", "more").is_displayed()
+    wanted = [
+        {data["strings"][item[2]]: data["strings"][item[5]] for item in data["models"][name]
+         if data["strings"][item[0]] == "mgsm"} for name in ("soup", "base")
+    ]  # fmt: skip
+    assert both == {doc: (wanted[0][doc], wanted[1][doc]) for doc in wanted[0]} and len(both) == 40
+    search = browser.find_element("css selector", "input[type=search]")
+    search.send_keys('"ana HAD 17 loko"')
+    assert {line[2] for line in answers_shown(browser)} == {"17"}
     assert errors(browser) == []
+
+
+def all_lines(browser: Any) -> list[list[str]]:
+    from selenium.webdriver.support.ui import Select
+
+    answers_shown(browser)
+    Select(browser.find_element("css selector", ".dt-length select")).select_by_visible_text("All")
+    return answers_shown(browser)
+
+
+def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -> None:
+    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+        cells = browser.find_elements("css selector", "[aria-label='The table'] td")
+        assert len([cell for cell in cells if cell.text]) == len(results.cells)
+        assert "layer swap" in browser.find_element("css selector", "[aria-label='Contrasts']").text
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -246,11 +246,14 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.inspect
 def test_two_logs_are_side_by_side_at_once(tmp_path: Path, browser: Any) -> None:
     logs = [str(Path(__file__).parent / "logs" / "inspect_ai" / name) for name in ("weak", "strong")]
-    results = compare_logs(logs, "compare", "a command", tmp_path / "answers")
+    results = compare_logs(logs, "compare", "a command")
     browser.get(write_report(results, tmp_path / "page").as_uri())
-    titles = [element.text for element in browser.find_elements("css selector", ".answer:first-child .pair b")]
-    assert titles == ["mockllm/weak", "mockllm/strong"]
-    assert not browser.find_element("id", "choose-language").is_displayed()
+    browser.find_element("xpath", "//h2[@id='answers']/..").click()
+    assert len(answers_shown(browser)[0]) == 13  # both models' right or wrong, extracted answers, responses, scores
+    heads = [one.get_attribute("textContent") for one in browser.find_elements("css selector", "#list thead tr > *")]
+    assert all(any(name in head for head in heads) for name in ("mockllm/weak", "mockllm/strong")), heads
+    assert browser.find_element("id", "list").is_displayed()
     assert errors(browser) == []

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from made_up_report import results_of
 
-from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult
 from pipeline.report.render.cells import allowed_difference, cells_csv, cells_markdown, is_outside
 from pipeline.report.stats.statistics import replication_reach
+from pipeline.report.write import write_report
 
 BASE = CellResult("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
 

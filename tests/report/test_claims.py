@@ -20,7 +20,6 @@ from pipeline.report.stats.claims import (
     judge_difference,
     judge_every,
     judge_friedman,
-    judge_mcnemar,
     judge_spearman,
     judge_wilcoxon,
     judge_wins,
@@ -29,7 +28,7 @@ from pipeline.report.stats.claims import (
     word_of,
 )
 from pipeline.report.stats.ranks import Alike, compare_correlations, friedman
-from pipeline.report.stats.statistics import contrast, mcnemar
+from pipeline.report.stats.statistics import contrast
 
 WORDS = {
     "id": "one", "text": "Left is better.", "section": "1", "left": "a", "right": "b", "metric": "exact_match",
@@ -69,7 +68,6 @@ def test_a_claim_is_read():
         ({"over": []}, "over names no row or column"),
         ({"test": "friedman"}, "right is null and direction differ"),
         ({"right": None}, "only friedman has no right side"),
-        ({"test": "mcnemar"}, "mcnemar only accepts threshold 0"),
         ({"direction": "within", "threshold": "3%"}, "within needs a threshold above 0, in points"),
     ],
 )
@@ -147,16 +145,6 @@ def test_ten_questions_all_wrong_show_no_equivalence():
     found = judge_difference(claim(direction="within", threshold=1), contrast(np.zeros(10)), 0, 0)
     assert found.verdict == "undecided" and found.could_see == pytest.approx(48.4, abs=0.1)  # wins, of 10
     assert found.low < -20 and found.high > 20
-
-
-def test_mcnemar_decides_between_two_models():
-    kind = claim(test="mcnemar", threshold=0)
-
-    def judged(wins: int, losses: int) -> str:
-        first, second = [1] * wins + [0] * losses + [1] * 99, [0] * wins + [1] * losses + [1] * 99
-        return judge_mcnemar(kind, mcnemar(first, second), contrast(np.subtract(first, second)), 0.5, 0.4).verdict
-
-    assert [judged(9, 1), judged(1, 9), judged(6, 4)] == ["shown", "contradicted", "undecided"]
 
 
 def test_every_place_has_to_hold():

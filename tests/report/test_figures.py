@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from made_up_report import results_of
 
 from pipeline.analyze.heatmaps import Map
 from pipeline.errors import PipelineError
 from pipeline.report import figures
+from pipeline.report.figures import Curve
 from pipeline.report.load.contents import CellResult
-from pipeline.report.render.plots import Curve
-from pipeline.report.stats.ranks import friedman
+from pipeline.report.page import write_figures
 
 HOSTILE = r"50 % of $x_1$ </svg> \\ é"
 CELLS = """row,column,value,low,high,maximum,n,published,difference,allowed,suspect,missing,runs
@@ -23,10 +22,10 @@ swap,math,30.5,25.0,36.0,,1,,,,,,b
 swap,bits,-40.3,-50.0,-30.0,,1,,,,,,b
 lost,math,,,,,0,,,,,not computed yet,
 """
-CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p,mcnemar_p,n,could_see,chosen_of
-swap,base,math,problems,30.5,20.0,10.5,5.0,16.0,0.001,0.001,100,7.5,1
-swap,math expert,math,problems,30.5,28.0,2.5,-4.0,9.0,0.04,0.04,100,9.0,3
-soup,base,math,problems,,,,,,,,,,1
+CONTRASTS = """left,right,place,over,left_value,right_value,difference,low,high,p,n,could_see,chosen_of
+swap,base,math,problems,30.5,20.0,10.5,5.0,16.0,0.001,100,7.5,1
+swap,math expert,math,problems,30.5,28.0,2.5,-4.0,9.0,0.04,100,9.0,3
+soup,base,math,problems,,,,,,,,,1
 """
 
 
@@ -37,9 +36,8 @@ def report(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_bars_and_intervals_are_the_cells(report: Path, dark: bool) -> None:
-    math, bits = figures.scores(report, dark).axes
+def test_bars_and_intervals_are_the_cells(report: Path) -> None:
+    math, bits = figures.scores(report).axes
     assert [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2)) for bar in math.patches] == [
         (20, 0),
         (30.5, 1),
@@ -61,18 +59,9 @@ def test_a_forest_has_differences_detectable_ones_and_significance(report: Path)
     assert [float(point.get_xdata()[0]) for point in points] == [10.5, 2.5]
     assert [point.get_markerfacecolor() != "none" for point in points] == [True, True]
     assert sorted((bar.get_x(), bar.get_width()) for bar in axes.patches) == [(-9.0, 18.0), (-7.5, 15.0)]
-    (report / "contrasts.csv").write_text(CONTRASTS.replace("0.001,0.001", "0.03,0.03"))  # .06 and .06
+    (report / "contrasts.csv").write_text(CONTRASTS.replace("0.001,100", "0.03,100"))  # .06 and .06
     (axes,) = figures.contrasts(report).axes
     assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == ["none", "none"]
-
-
-def test_a_bar_joins_what_a_critical_difference_does_not_separate() -> None:
-    assert figures.joined_ranks([1.0, 1.5, 2.6, 3.9], 1.2) == [(0, 1), (1, 2)]
-    assert figures.joined_ranks([1.0, 1.5, 2.1], 1.2) == [(0, 2)]
-    assert figures.joined_ranks([1.0, 3.0], 1.2) == []
-    found = friedman([[3, 2, 1], [3, 2, 1], [2, 3, 1], [3, 1, 2]])
-    (axes,) = figures.critical_difference(["a", "b", "c"], found).axes
-    assert sorted(line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 1) == [1.25, 2.0, 2.75]
 
 
 def test_maps_are_compared_by_rank() -> None:
@@ -96,13 +85,15 @@ def test_a_sweep_has_a_line_for_each_number_of_top_layers(tmp_path: Path) -> Non
         figures.layers(tmp_path)
 
 
-def test_curves_and_correlations() -> None:
+def test_curves() -> None:
     curve = Curve([(1, 3.0), (2, 2.0), (3, float("nan"))], [(2, 2.5)])
     (axes,) = figures.trainings({HOSTILE: [curve]}).axes
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[1, 3], [2, 2]], [[2, 2.5]]]
-    x, y = np.arange(4.0), np.array([1.0, 0.0, 2.0, 3.0])
-    legend = figures.correlation(x, y, ["sw"] * 4, "Belebele", "MGSM").axes[0].get_legend()
-    assert legend and [text.get_text() for text in legend.get_texts()] == ["sw: +0.80"]
+
+
+def test_long_logs_are_averaged_in_blocks() -> None:
+    assert figures.thin_points([(step, 2.0) for step in range(400)]) == [(step, 2.0) for step in range(400)]
+    assert figures.thin_points([(step, step) for step in range(800)])[:2] == [(0.5, 0.5), (2.5, 2.5)]
 
 
 def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None:
@@ -116,11 +107,9 @@ def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None
 
 def test_a_table_is_drawn_as_far_as_it_has_numbers(tmp_path: Path) -> None:
     cells = [CellResult(HOSTILE, HOSTILE, 45.25, 41.0, 49.3, 1), CellResult("swap", HOSTILE, missing="failed")]
-    reasons = figures.write_all(results_of(cells), tmp_path)
+    reasons = write_figures(results_of(cells), tmp_path)
     assert [reason.partition(":")[0] for reason in reasons] == ["contrasts", "trainings"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "scores-dark.pdf", "scores-dark.svg", "scores.pdf", "scores.svg",
-    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scores.pdf", "scores.svg"]
     assert (
         "</svg> " not in (tmp_path / "scores.svg").read_text()
         and "&lt;/svg&gt;" in (tmp_path / "scores.svg").read_text()

@@ -24,9 +24,9 @@ import pytest
 from pipeline.config.stages import CompareStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.report.write import write_report
 from pipeline.results.logged import compare_logs
 
 LOGS = Path(__file__).parent / "logs"
@@ -34,8 +34,8 @@ GUESSES, TINY, TINY_2SHOT = (str(LOGS / "lm_eval" / name) for name in ("guesses"
 WEAK, STRONG, STRONG_JSON = (str(LOGS / "inspect_ai" / name) for name in ("weak", "strong", "strong_json"))
 
 
-def compared(folder: Path, *entries: str) -> Results:
-    return compare_logs(entries, "compare", "a command", folder / "answers")
+def compared(_: Path, *entries: str) -> Results:
+    return compare_logs(entries, "compare", "a command")
 
 
 def cells_in(results: Results, column: str) -> list[CellResult]:
@@ -186,7 +186,7 @@ def test_numbers_on_a_scale_of_their_own_have_students_t(tmp_path: Path) -> None
     test = ttest_rel(grades["tiny"], grades["guesses"])
     low, high = test.confidence_interval()
     assert [line["p"], line["low"], line["high"]] == pytest.approx([test.pvalue, low, high])
-    assert line["difference"] == pytest.approx(13.5 / 8) and line["mcnemar_p"] is None
+    assert line["difference"] == pytest.approx(13.5 / 8)
     page = write_report(results, tmp_path / "page")
     with page.with_name("results.csv").open() as file:
         assert [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "grade"] == [37 / 8, 50.5 / 8]
@@ -228,19 +228,21 @@ def test_three_models_are_compared_in_pairs(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- inspect_ai
 
 
+@pytest.mark.inspect
 def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
     """On all items of a log, also over two epochs: matched with itself under another name."""
     renamed = Path(shutil.copy(only_file(STRONG, "*.eval"), tmp_path / "renamed.eval"))
-    from pipeline.report.load.inspect_logs import read_inspect
+    from pipeline.results.logs import read_inspect
 
     (log,) = read_inspect(renamed)
-    assert len(log.items) == 5 and log.model == "mockllm/strong" and log.versions == {"inspect_ai": "0.3.285"}
+    assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"
     for metric in ("match", "includes"):
         values = [item.values[metric] for item in log.items]
         assert sum(values) / 5 == pytest.approx(log.scores[metric]) and set(values) <= {0.0, 0.5, 1.0}
     assert 0.5 in [item.values["match"] for item in log.items]
 
 
+@pytest.mark.inspect
 def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
     results = compared(tmp_path, WEAK, STRONG)
     assert results.rows == ["mockllm/weak", "mockllm/strong"] and results.columns == ["sums match", "sums includes"]
@@ -250,12 +252,12 @@ def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
     settings = " ".join(results.computed["Different settings"])
     assert "epochs: 1 (“mockllm/weak”), 2 (“mockllm/strong”)." in settings and "system_message" in settings
     right = results.by_place["mockllm/strong", "sums match"].value
-    samples = (tmp_path / "answers/1/samples/sums match.all.jsonl").read_text().splitlines()
-    first = json.loads(samples[0])
-    assert first["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and first["target"] == "93"
-    assert sum(json.loads(line)["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
+    samples = results.logged["mockllm/strong"].samples["sums match", "all"]
+    assert samples[0]["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and samples[0]["target"] == "93"
+    assert sum(line["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
 
 
+@pytest.mark.inspect
 def test_json_and_eval_files_match(tmp_path: Path) -> None:
     results = compared(tmp_path, WEAK, STRONG_JSON)
     assert {line["n"] for line in results.contrasts} == {2}
@@ -264,6 +266,7 @@ def test_json_and_eval_files_match(tmp_path: Path) -> None:
     assert results.by_place["mockllm/strong", "sums match"].value == pytest.approx(100 * accuracy)
 
 
+@pytest.mark.inspect
 def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
     copy = copy_of(STRONG_JSON, tmp_path)
 
@@ -281,6 +284,7 @@ def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- refused
 
 
+@pytest.mark.inspect
 def test_nothing_in_common(tmp_path: Path) -> None:
     assert "have nothing to compare: arithmetic: only “6v8uqx97” has a log" in refusal(tmp_path, GUESSES, WEAK)
     other = copy_of(TINY, tmp_path)
@@ -306,6 +310,7 @@ def test_a_folder_with_several_runs_of_a_task(tmp_path: Path) -> None:
     assert compared(tmp_path, str(file), GUESSES).rows == ["sandbox_base", "6v8uqx97"]
 
 
+@pytest.mark.inspect
 def test_logs_without_samples(tmp_path: Path) -> None:
     copy = copy_of(TINY, tmp_path)
     for file in copy.rglob("samples_*"):
@@ -349,6 +354,7 @@ def test_samples_without_a_field(missing: str, tmp_path: Path) -> None:
     assert f"{file.name} is not a complete log of lm_eval (KeyError: '{missing}')" in refusal(tmp_path, GUESSES, copy)
 
 
+@pytest.mark.inspect
 def test_damaged_eval_files(tmp_path: Path) -> None:
     copy = copy_of(STRONG, tmp_path)
     file = only_file(copy, "*.eval")
@@ -356,20 +362,9 @@ def test_damaged_eval_files(tmp_path: Path) -> None:
     for content in (b"", whole[:3000], b"PK\x03\x04", whole[:200] + b"\0" * 800 + whole[1000:]):
         file.write_bytes(content)
         assert f"{file.name} is not a complete log of inspect_ai" in refusal(tmp_path, WEAK, copy)
-    with zipfile.ZipFile(file, "w") as archive:
+    with zipfile.ZipFile(file, "w") as archive:  # of a run that did not finish
         archive.writestr("_journal/start.json", "{}")
-    assert "is the log of a run that did not finish" in refusal(tmp_path, WEAK, copy)
-
-
-def test_eval_files_of_older_versions_are_deflated(tmp_path: Path) -> None:
-    from pipeline.report.load.inspect_logs import member_bytes
-
-    folder, file = tmp_path / "older", only_file(STRONG, "*.eval")
-    folder.mkdir()
-    with zipfile.ZipFile(file) as new, zipfile.ZipFile(folder / file.name, "w", zipfile.ZIP_DEFLATED) as old:
-        for member in new.infolist():
-            old.writestr(member.filename, member_bytes(new, member))
-    assert compared(tmp_path / "1", WEAK, str(folder)).contrasts == compared(tmp_path / "2", WEAK, STRONG).contrasts
+    assert f"{file.name} is not a complete log of inspect_ai" in refusal(tmp_path, WEAK, copy)
 
 
 # ---------------------------------------------------------------------------------------------------- the page
@@ -446,6 +441,7 @@ def test_the_command_refuses_in_one_sentence(call: Callable[..., Any], tmp_path:
     assert "stage=compare needs results" in call("stage=compare").err
 
 
+@pytest.mark.inspect
 def test_a_log_without_any_score_is_refused_by_name(tmp_path: Path) -> None:
     """What inspect_ai writes where the model could not be reached: samples, none of them scored."""
     copy = copy_of(STRONG_JSON, tmp_path)
@@ -492,11 +488,6 @@ def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(t
     assert [cell.best for cell in cells_in(results, column)] == [False, True]
     sentences = headline_sentences(correct_contrasts(results.contrasts))
     assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
-
-
-def test_an_archive_of_many_large_members_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.report.load.inspect_logs.ALL_BYTES", 1000)
-    assert "MB, more than the limit" in refusal(tmp_path, WEAK, STRONG)
 
 
 def test_a_group_of_the_same_questions_in_several_languages_is_not_pooled(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report.html import samples
-from pipeline.report.load.answers import read_answers
+from pipeline.report import marks as samples
+from pipeline.report import page
+from pipeline.report.load.answers import read_answers, samples_in
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.load.scores import Written
 from pipeline.report.stats import compare
@@ -42,7 +43,8 @@ def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
     """The answers of all files in these folders."""
     places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
     rows: dict[str, tuple[list[ScoreRow], dict]] = {name: ([], {}) for name in folders}
-    return read_answers(folders, rows, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
+    files = {name: samples_in(folder, name) for name, folder in folders.items()}
+    return read_answers(files, rows, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
 
 
 def scored(tmp_path, answers, task="mgsm", values=None, n=4):
@@ -59,17 +61,16 @@ def scored(tmp_path, answers, task="mgsm", values=None, n=4):
 
 
 def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
-    """By hand: Holm's of 0.01, 0.03 and 0.04 are 0.03, 0.06 and 0.06; of the two mid-p 0.02 and 0.03 they are 0.04."""
+    """By hand: Holm's of 0.01, 0.03 and 0.04 are 0.03, 0.06 and 0.06."""
     lines = [
-        line_of("swap", "base", "math", 10.0, 0.01, mcnemar_p=0.02),
-        line_of("swap", "soup", "math", 9.0, 0.04, mcnemar_p=None),
+        line_of("swap", "base", "math", 10.0, 0.01),
+        line_of("swap", "soup", "math", 9.0, 0.04),
         line_of("swap", "ties", "math", 9.0, None, missing="eval-x is not made yet"),
-        line_of("swap", "expert", "math", -9.0, 0.03, mcnemar_p=0.03),
+        line_of("swap", "expert", "math", -9.0, 0.03),
     ]  # fmt: skip
     found = compare.correct_contrasts(lines)
     assert [one.line for one in found] == lines
     assert [one.p for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
-    assert [one.mid_p for one in found] == [pytest.approx(0.04), None, None, pytest.approx(0.04)]
     assert [one.significant for one in found] == [True, False, False, False]
 
 
@@ -190,11 +191,9 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     assert samples.questions_to_keep(made, written) == {
         ("a0", "mgsm", "qaa"): 250, ("a1", "mgsm", "qaa"): 0, ("b0", "mgsm", "qab"): 250, ("b1", "mgsm", "qab"): 0,
     }  # fmt: skip
-    shown = samples.answer_browser(samples.browsed(made, written), read(tmp_path, folders), 10**6)
-    found = [(cell["row"], cell["column"], cell["language"], cell["run"], cell["at"]) for cell in shown["cells"]]
-    assert found == [("swap", "math", "qaa", "a0", "seed 0"), ("swap", "math", "qab", "b0", "seed 0")]
-    responses = [shown["strings"][shown["answers"][cell["answers"]][0][4]] for cell in shown["cells"]]
-    assert responses == ["a0 7", "b0 7"]
+    shown = page.answer_data(samples.browsed(made, written), read(tmp_path, folders), 10**6)
+    found = [[shown["strings"][at] for at in item] for item in shown["models"]["swap"]]
+    assert [(item[1], item[7]) for item in found] == [("qaa", "a0 7"), ("qab", "b0 7")]
 
 
 def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
@@ -210,14 +209,11 @@ def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
              for column in ("math", "again") for name in folders]  # fmt: skip
     made = results_of(cells)
     answers = read(tmp_path, folders)
-    whole = samples.answer_browser(samples.browsed(made, written), answers, 10**6)
-    assert [len(items) for items in whole["answers"]] == [5, 5]
-    assert [cell["answers"] for cell in whole["cells"]] == [0, 1, 0, 1]
-    assert (
-        sum("é" in text for text in whole["strings"]) == 10
-    )  # each response once, though it is also what was extracted
-    fewer = samples.answer_browser(samples.browsed(made, written), answers, 2 * 3 * 2100)  # three questions
-    assert fewer["answers"] == [items[:3] for items in whole["answers"]]
+    whole = page.answer_data(samples.browsed(made, written), answers, 10**6)
+    assert {name: len(items) for name, items in whole["models"].items()} == {"a": 10, "b": 10}  # of two columns
+    assert sum("é" in text for text in whole["strings"]) == 10  # each once, though it is what was extracted, too
+    fewer = page.answer_data(samples.browsed(made, written), answers, 2 * 3 * 2150)  # three questions
+    assert fewer["models"] == {name: items[:6] for name, items in whole["models"].items()}
     assert fewer["strings"] == whole["strings"][: len(fewer["strings"])]
     many = {f"e{number}": ([score_of("mgsm", 1.0, 5)], {}) for number in range(100)}
     table = results_of([CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many])

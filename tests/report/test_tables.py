@@ -12,11 +12,11 @@ import pytest
 from made_up_report import line_of, made_up, results_of, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.html.beside import SHARES, answer_checks
-from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
 from pipeline.report.load.scores import notes_of, read_evaluations
+from pipeline.report.marks import SHARES, answer_checks
 from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markdown, is_outside
+from pipeline.report.write import write_report
 
 EARLIER = ("table.csv", "table.md", "scores.json")
 ROUND = "In round brackets the number of values that a cell is reduced from"

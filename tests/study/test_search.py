@@ -32,7 +32,7 @@ from pipeline.commands.study import (
 )
 from pipeline.config.compose import compose
 from pipeline.errors import Held, PipelineError
-from pipeline.report.html.sweep import scores_in
+from pipeline.report.sweep import scores_in
 
 optuna = pytest.importorskip("optuna")
 

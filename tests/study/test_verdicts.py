@@ -287,8 +287,6 @@ def test_nine_pairs_are_shown_with_their_wins():
     made = Made(there, {"swap any": 1.0}, experts=0.1)
     (found,) = [one for one in judge_claims(there, made) if one.id == "ls_bn_average"]  # type: ignore[arg-type]
     assert "higher in 9 of 9, lower in 0; pairs +" in found.detail
-    for name in ("m alone", "l alone", "problems alone", "all jointly"):
-        assert f"resampling {name}" in found.detail
 
 
 # ---------------------------------------------------------------------------------------------------- against the table
@@ -362,8 +360,6 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 24
     one = plan_of("sandbox")
     assert {line["over"] for line in measure_pairs(one, Made(one, {}, n=8), declared_pairs(one))} == {"problems"}  # type: ignore[arg-type]
-    lines = measure_pairs(one, Made(one, {}, n=20), declared_pairs(one))  # type: ignore[arg-type]
-    assert all((line["mcnemar_p"] is not None) == ("flores" not in line["place"]) for line in lines)
 
 
 # ---------------------------------------------------------------------------------------------------- cells

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import tempfile
 from pathlib import Path
 
 from pipeline.config.stages import CompareStage
 from pipeline.progress import say
-from pipeline.report.html.write import write_report
 from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.report.write import write_report
 from pipeline.results.logged import compare_logs
 
 
@@ -20,9 +19,8 @@ def compare(config: CompareStage) -> Path:
     digits = hashlib.sha256("\n".join(str(Path(entry).resolve()) for entry in entries).encode()).hexdigest()[:8]
     name = f"compare-{digits}"
     command = shlex.join(["python", "-m", "pipeline", "stage=compare", f"results=[{','.join(entries)}]"])
-    with tempfile.TemporaryDirectory() as folder:
-        results = compare_logs(entries, name, command, Path(folder))
-        page = write_report(results, Path(config.runs_dir) / "reports" / name)
+    results = compare_logs(entries, name, command)
+    page = write_report(results, Path(config.runs_dir) / "reports" / name)
     corrected = correct_contrasts(results.contrasts, results.primary)
     for sentence in [*headline_sentences(corrected, results.primary), results.note]:
         say(sentence)

@@ -37,10 +37,10 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.selection import label
 from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
-from pipeline.report.html.page import environment
-from pipeline.report.html.sweep import point_name, point_scores, scores_in, split_half_summary
+from pipeline.report.page import Frame, environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.render.text import align_columns
+from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 
@@ -203,17 +203,14 @@ class Outcome:
         header, *lines = self.trial_rows()
         kinds = ("choosing", "test", "test, beyond given")
         titles = ["", "configuration", *(f"{name}, {kind}" for kind in kinds for name in self.names)]
-        tables = [
-            (
-                "What was chosen, on the questions that chose it and on test questions",
-                titles,
-                list(map(result_line, rows)),
-            ),
-            ("All trials", header, lines),
+        chosen = "What was chosen, on the questions that chose it and on test questions"
+        frames = [
+            Frame(chosen, chosen, titles, list(map(result_line, rows)), (0, 1)),
+            Frame("All trials", "All trials", header, [[str(value) for value in line] for line in lines]),
         ]
-        title = folder.name.removeprefix("search-").rpartition("-")[0]
-        template = environment().get_template("search.html.j2")
-        html = template.render(title=title, sentences=sentences, tables=tables)
+        title = f"Search: {folder.name.removeprefix('search-').rpartition('-')[0]}"
+        template = environment().get_template("plain.html.j2")
+        html = template.render(title=title, note="", picture="", sentences=sentences, frames=frames)
         write_atomically(folder / "index.html", html)
         print("\n".join([*sentences, *align_columns([titles, *map(result_line, rows)])]), file=sys.stderr)
         return folder / "index.html"

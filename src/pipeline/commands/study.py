@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.errors import Held, PipelineError
 from pipeline.progress import say
-from pipeline.report.html.sweep import point_name
+from pipeline.report.sweep import point_name
 
 Point = dict[str, Any]  # knob -> value
 Scores = list[list[float]]  # of one objective: tasks x questions

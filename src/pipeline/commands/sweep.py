@@ -32,7 +32,7 @@ def make_sweep(config: SweepStage) -> Path:
     from pipeline.launch.in_process import execute
     from pipeline.merge.resident import keep_models_resident
     from pipeline.merge.stage import merge_of
-    from pipeline.report.html.sweep import write_page
+    from pipeline.report.sweep import write_page
     from pipeline.runs.tracking import track_report
 
     points = grid_points(config)

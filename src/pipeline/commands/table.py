@@ -312,13 +312,13 @@ def write_results(
     planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
 ) -> Path:
     """Write the report: page, cells, contrasts and claims. Returns the page."""
-    from pipeline.report.html.page import by_message
-    from pipeline.report.html.write import write_report
+    from pipeline.report.page import by_message
+    from pipeline.report.write import write_report
     from pipeline.results.collect import gather_results
 
     folder = report_folder(planning)
     results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
-    reported.refuse_fewer(folder, results, report.fewer)
+    reported.refuse_fewer(folder, results.finished, report.fewer)
     page = write_report(results, folder)
     print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)
     for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):

@@ -13,9 +13,9 @@ from typing import Any
 from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
-from pipeline.report.html.sweep import sweeps_of
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
+from pipeline.report.sweep import sweeps_of
 from pipeline.results.cell_values import Outcome
 from pipeline.results.computed import describe_computation
 from pipeline.results.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes

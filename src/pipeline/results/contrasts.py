@@ -16,7 +16,6 @@ from pipeline.report.stats.statistics import (
     LEVEL,
     Contrast,
     least_detected,
-    mcnemar,
     power_over_experts,
     smallest_difference,
 )
@@ -103,7 +102,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of", "spread",
+            "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of", "spread",
             "trainings")  # fmt: skip
 
 
@@ -248,9 +247,6 @@ def measure_pair(
     try:
         contrast, (left, right) = sides.contrast(), sides.observed_means
         line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": sides.describe_detail()}
-        answers_of_sides = [sides.side_answers([[cell]], ()) for cell in cells]
-        if sides.is_plain and metric not in CORPUS_METRICS and {*answers_of_sides[0], *answers_of_sides[1]} <= {0, 1}:
-            line["mcnemar_p"] = mcnemar(*answers_of_sides).p
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
     return MeasuredPair(line, metric, sides.varied_axes, contrast)

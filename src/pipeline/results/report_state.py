@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.report.load.contents import Results
 
 FILE = "report.json"
 Asking = TypeVar("Asking", bound=TableStage)
@@ -52,12 +51,12 @@ class Reported:
         print(f"as stage=table was asked: {' '.join(overrides)}", file=sys.stderr)
         return replace(config, data_root=self.data_root, every=dict(self.every))
 
-    def refuse_fewer(self, folder: Path, results: Results, fewer: bool) -> None:
+    def refuse_fewer(self, folder: Path, finished: int, fewer: bool) -> None:
         """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`."""
-        if (folder / "index.html").is_file() and results.finished < self.finished and not fewer:
+        if (folder / "index.html").is_file() and finished < self.finished and not fewer:
             raise PipelineError(
                 f"{folder / 'index.html'} shows {self.finished} finished cells and this one would show "
-                f"{results.finished}: give report.fewer=true to replace it"
+                f"{finished}: give report.fewer=true to replace it"
             )
 
     def write_state(self, folder: Path, **changed: Any) -> None:

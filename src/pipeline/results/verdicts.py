@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.stats import ranks, statistics
+from pipeline.report.stats import ranks
 from pipeline.report.stats.claims import (
     FACT,
     Claim,
@@ -20,7 +20,6 @@ from pipeline.report.stats.claims import (
     judge_difference,
     judge_every,
     judge_friedman,
-    judge_mcnemar,
     judge_spearman,
     judge_wilcoxon,
     judge_wins,
@@ -33,7 +32,6 @@ from pipeline.report.stats.statistics import (
     contrast_of_trainings,
     corpus_contrast,
     measure_contrast,
-    two_way_bootstrap,
 )
 from pipeline.results.cell_values import NoScore
 from pipeline.results.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
@@ -159,7 +157,7 @@ class Sides:
         return contrast(array, estimate, draws, reach=self.largest_difference)
 
     def describe_detail(self) -> str:
-        """Wins per pair, intervals of resampling each side alone, and the effect of choosing, where they apply."""
+        """Wins per pair, and the effect of choosing, where they apply."""
         import numpy as np
 
         array, parts = self.differences(self.placed.axes), []
@@ -167,10 +165,6 @@ class Sides:
             pairs = array.mean(axis=-1)
             parts += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             parts += [f"pairs {', '.join(f'{100 * pair:+.1f}' for pair in pairs.ravel())}"]
-        if array.ndim == 3 and not isinstance(self.questions, Corpora):
-            names = (*(f"{axis} alone" for axis in self.placed.axes[:2]), "problems alone", "all jointly")
-            intervals = zip(names, two_way_bootstrap(array), strict=True)
-            parts += [f"resampling {name} {100 * low:+.1f} to {100 * high:+.1f}" for name, (low, high) in intervals]
         if not self.is_plain:
             low, high = np.quantile(
                 self.subtract_right(self.draw_means(self.questions.mean_draws, self.questions.mean_draws)),
@@ -274,18 +268,6 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
         return lambda item: np.array([item_value(placed.plan, item, values) / 100])
 
     return [by_level(cell, placed.axes, fact_of(cell))[..., 0] for cell in cells]
-
-
-def judge_paired(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict by McNemar's test on two single models; it does not apply to means over several."""
-    refusal = placed.claim.refuse("mcnemar compares two single models on one set of problems: use test: difference")
-    if len(placed.by_pair()) > 1:
-        raise refusal
-    sides = Sides.of(placed, answers)
-    left, right = (sides.side_answers(cells, ()) for cells in (placed.left, placed.right))
-    if not sides.is_plain or not {*left, *right} <= {0, 1}:
-        raise refusal
-    return judge_mcnemar(placed.claim, statistics.mcnemar(left, right), sides.contrast(), *sides.observed_means)
 
 
 def judge_each_unit(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -395,7 +377,6 @@ JUDGES = {
     "alike": judge_similarity,
     "every": judge_each_unit,
     "wins": judge_unit_wins,
-    "mcnemar": judge_paired,
     "friedman": judge_ranks,
     "spearman": judge_correlations,
 }

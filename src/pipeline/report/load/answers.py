@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, share_in
 from pipeline.evaluate.records import Sample
 from pipeline.languages import language
+from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import Written, percent_factor
 
 if TYPE_CHECKING:
@@ -48,10 +49,38 @@ class Answers:
     first: list[list[Any]] = field(default_factory=list)
 
 
+def stored_answers(results: Results) -> dict[str, Iterable[tuple[str, str, Sequence[Sample]]]]:
+    """Name of each evaluation -> (task, language or pair, answers) of its files, read one by one."""
+    return {
+        name: [(*place, found) for place, found in results.logged[name].samples.items()]
+        if name in results.logged else samples_in(run.folder, name)
+        for name, run in sorted(results.evaluations.items())
+    }  # fmt: skip
+
+
+def samples_in(folder: Path, name: str) -> Iterator[tuple[str, str, Sequence[Sample]]]:
+    """(task, language or pair, answers by question) of each samples file of an evaluation."""
+    for path in sorted((folder / "samples").glob("*.jsonl")):
+        task, _, language = path.name.removesuffix(".jsonl").partition(".")
+        with one_sentence(f"samples/{path.name} of {name}"):
+            yield task, language, sorted(read_samples(path), key=lambda sample: sample["doc_id"])
+
+
+@contextmanager
+def one_sentence(where: str) -> Iterator[None]:
+    try:
+        yield
+    except PipelineError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise PipelineError(f"{where} contains something other than answers: rerun it with redo=true") from error
+
+
 def read_answers(
-    evaluations: Mapping[str, Path], written: Written, keep: Mapping[Place, int], parquet: Path
-) -> dict[Place, Answers]:
-    """Write all answers of `evaluations` (name -> folder) to `parquet`; return the page's data for the places in
+    evaluations: Mapping[str, Iterable[tuple[str, str, Sequence[Sample]]]], written: Written,
+    keep: Mapping[Place, int], parquet: Path,
+) -> dict[Place, Answers]:  # fmt: skip
+    """Write all answers of `evaluations` (`stored_answers`) to `parquet`; return the page's data for the places in
     `keep`, each with that number of its first questions.
 
     Raises PipelineError if a samples file is truncated or contains anything other than answers.
@@ -61,22 +90,14 @@ def read_answers(
     answers: dict[Place, Answers] = {}
     with pq.ParquetWriter(parquet, answer_schema(), compression="zstd") as writer:
         rows = AnswerRows(writer)
-        for name, folder in evaluations.items():
+        for name, files in evaluations.items():
             shots = {(row.task, row.where): row.num_fewshot for row in written[name][0]}
-            for path in sorted((folder / "samples").glob("*.jsonl")):
-                task, _, language = path.name.removesuffix(".jsonl").partition(".")
-                try:
-                    samples = sorted(read_samples(path), key=lambda sample: sample["doc_id"])
+            for task, language, samples in files:
+                with one_sentence(f"samples/{task}.{language}.jsonl of {name}"):
                     rows.add(name, task, language, shots.get((task, language)), samples)
-                    if (name, task, language) in keep:
-                        answers[name, task, language] = page_answers(
-                            task, language, samples, keep[name, task, language]
-                        )
-                except PipelineError:
-                    raise
-                except (TypeError, KeyError, AttributeError, ValueError) as error:
-                    problem = f"samples/{path.name} of {name} contains something other than answers"
-                    raise PipelineError(f"{problem}: rerun it with redo=true") from error
+                    place = name, task, language
+                    if place in keep:
+                        answers[place] = page_answers(task, language, samples, keep[place])
         rows.flush()
     return answers
 

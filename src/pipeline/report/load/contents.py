@@ -1,7 +1,4 @@
-"""Input of a report: a table's cells and the runs behind them.
-
-Everything but the folders is plain data and part of an archive (report/load/archive.py).
-"""
+"""Input of a report: a table's cells and the runs behind them."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import Report
+from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.report.stats.claims import Verdict
 
 TRAININGS = ("sft", "cpt")
@@ -110,6 +108,14 @@ class Link:
 
 
 @dataclass(frozen=True)
+class LoggedAnswers:
+    """Scores and answers of a log of another tool, in place of a run's folder. samples: by (task, language)."""
+
+    rows: list[ScoreRow]
+    samples: Mapping[tuple[str, str], list[Sample]]
+
+
+@dataclass(frozen=True)
 class Results:
     """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
@@ -119,7 +125,8 @@ class Results:
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
     `verdicts`: on the claims about it. `base_tolerance`: points by
-    which an untrained model may differ from its published score. `linked`: whether the page can link to run folders.
+    which an untrained model may differ from its published score. `linked`: whether the page can link to run folders;
+    `logged`: name of an evaluation -> its answers, of those without a folder.
     """
 
     table: str
@@ -146,6 +153,7 @@ class Results:
     links: Sequence[Link] = ()
     base_tolerance: float = Report.base_tolerance
     linked: bool = True
+    logged: Mapping[str, LoggedAnswers] = field(default_factory=dict)
 
     @property
     def by_place(self) -> dict[tuple[str, str], CellResult]:
@@ -164,4 +172,6 @@ class Results:
     @property
     def evaluations(self) -> dict[str, RunResult]:
         """The finished evaluations, by name."""
-        return {run.name: run for run in self.runs if run.stage == "eval" and (run.folder / "scores.json").is_file()}
+        evaluations = {run.name: run for run in self.runs if run.stage == "eval"}
+        return {name: run for name, run in evaluations.items()
+                if name in self.logged or (run.folder / "scores.json").is_file()}  # fmt: skip

@@ -29,8 +29,11 @@ def percent_factor(metric: str) -> int:
 
 def read_evaluations(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
     """Rows and settings in scores.json of each finished evaluation. Raises PipelineError if one is unreadable."""
-    written = {}
+    written: dict[str, tuple[list[ScoreRow], dict[str, Any]]] = {}
     for name, run in results.evaluations.items():
+        if name in results.logged:
+            written[name] = results.logged[name].rows, {}
+            continue
         try:
             written[name] = read_scores(run.folder / "scores.json")
         except (OSError, ValueError, KeyError, TypeError):
@@ -106,12 +109,20 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as many questions as
     have its variance, else Student's t. None if the harness gives no error, as for corpus scores, or no variance."""
-    value, error = finite_or_none(row.value), finite_or_none(row.stderr)
-    if value is None or error is None or not row.n:
+    value = finite_or_none(row.value)
+    is_share = value is not None and percent_factor(row.metric) == 100 and 0 <= value <= 1
+    return None if value is None else interval_of_mean(value, finite_or_none(row.stderr), row.n, is_share)
+
+
+def interval_of_mean(value: float, error: float | None, n: int, is_share: bool) -> tuple[float, float] | None:
+    """95 % interval of the mean of n numbers; None without a standard error, or if that shows no variance."""
+    if is_share and n == 1:
+        return share_interval(value, 1, 0.0)
+    if error is None or not n:
         return None
-    if percent_factor(row.metric) == 100 and 0 <= value <= 1:
-        return share_interval(value, row.n, error**2 * (row.n - 1) / row.n)
-    return NormalTest(value, error, row.n - 1, math.inf).interval() if error and row.n > 1 else None
+    if is_share:
+        return share_interval(value, n, error**2 * (n - 1) / n)
+    return NormalTest(value, error, n - 1, math.inf).interval() if error and n > 1 else None
 
 
 def title_of(task: str) -> str:

@@ -19,18 +19,23 @@ BEST_NOTE = (
 )
 
 
-def cells_csv(results: Results) -> str:
-    """Text of cells.csv, one line per cell. low, high: 95 % interval of value over draws of problems; value, maximum:
+def cell_lines(results: Results) -> list[dict[str, Any]]:
+    """The lines of cells.csv, one per cell. low, high: 95 % interval of value over draws of problems; value, maximum:
     see CellResult; difference: of the number by the papers' method from the published one; allowed: its limit."""
-    head = "row column value low high maximum n published difference allowed suspect missing runs".split()
-    lines = [
-        [cell.row, cell.column, cell.value, cell.low, cell.high, cell.maximum, cell.n, cell.published,
-         cell_difference(cell),
-         allowed_difference(cell, results.base_tolerance) if cell.published is not None else None,
-         cell.suspect, cell.missing, " ".join(cell.runs)]
+    return [
+        {
+            "row": cell.row, "column": cell.column, "value": cell.value, "low": cell.low, "high": cell.high,
+            "maximum": cell.maximum, "n": cell.n, "published": cell.published, "difference": cell_difference(cell),
+            "allowed": allowed_difference(cell, results.base_tolerance) if cell.published is not None else None,
+            "suspect": cell.suspect, "missing": cell.missing, "runs": " ".join(cell.runs),
+        }
         for cell in results.cells
     ]  # fmt: skip
-    return comma_separated([head, *lines])
+
+
+def cells_csv(results: Results) -> str:
+    lines = cell_lines(results)
+    return comma_separated([list(lines[0]) if lines else [], *(list(line.values()) for line in lines)])
 
 
 def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:

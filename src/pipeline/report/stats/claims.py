@@ -19,11 +19,11 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.stats.ranks import Alike, Correlations, Friedman, holm
-from pipeline.report.stats.statistics import LEVEL, Contrast, McNemar
+from pipeline.report.stats.statistics import LEVEL, Contrast
 
 OPTIONAL = ("family", "than")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-TESTS = ("difference", "gain", "alike", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
+TESTS = ("difference", "gain", "alike", "every", "wins", "friedman", "wilcoxon", "spearman")
 FACT = "fact"  # a metric: values that runs recorded, instead of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
@@ -156,9 +156,9 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         else "only friedman has no right side, and direction differ"
         if test != "friedman" and (not right or direction == "differ")
         else f"{test} needs direction higher or lower"
-        if test in ("alike", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
+        if test in ("alike", "wins", "wilcoxon", "spearman") and direction == "within"
         else f"{test} only accepts threshold 0"
-        if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
+        if test in ("wins", "wilcoxon", "spearman") and number
         else "gain compares one left and one right side at `over` and at `than`, in points"
         if test == "gain" and (relative or not than or len(left) + len(right) > 2)
         else "than is only a key of test gain"
@@ -308,12 +308,6 @@ def judge_alike(claim: Claim, test_result: Alike) -> Verdict:
     p = test_result.p if claim.direction == "higher" else test_result.opposed
     word = SHOWN if p < LEVEL else CONTRADICTED if min(test_result.p, test_result.opposed) < LEVEL else UNDECIDED
     return verdict_of(claim, word, p=p, n=test_result.n, detail=text)
-
-
-def judge_mcnemar(claim: Claim, test: McNemar, contrast: Contrast, left: float, right: float) -> Verdict:
-    """The verdict by the interval's score test, which at threshold 0 is McNemar's; detail gives the exact mid-p."""
-    text = f"{test.first} answers right only on the left, {test.second} only on the right; mid-p {test.p:.4f}"
-    return judge_difference(claim, contrast, left, right, text)
 
 
 def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:

@@ -17,11 +17,10 @@ MOST_SENTENCES = 4  # on significant differences
 
 @dataclass(frozen=True)
 class CorrectedContrast:
-    """A line of contrasts.csv, with p and McNemar's mid-p Holm-corrected over all lines that have one."""
+    """A line of contrasts.csv, with p Holm-corrected over all lines that have one."""
 
     line: Mapping[str, Any]
     p: float | None
-    mid_p: float | None
     primary: bool = False
 
     @property
@@ -34,16 +33,14 @@ def correct_contrasts(lines: Sequence[Mapping[str, Any]], primary: Sequence[str]
     first = [bool(primary) and [line["left"], line["right"], line["place"]] == list(primary) for line in lines]
     is_missing = bool(primary) and not any(is_first and line["p"] is not None
                                            for is_first, line in zip(first, lines, strict=True))  # fmt: skip
-    ps, mid_ps = (
-        adjust_p_values([p_of_chosen(line, key) for line in lines], first, is_missing) for key in ("p", "mcnemar_p")
-    )
-    return [CorrectedContrast(*values) for values in zip(lines, ps, mid_ps, first, strict=True)]
+    ps = adjust_p_values(list(map(p_of_chosen, lines)), first, is_missing)
+    return [CorrectedContrast(*values) for values in zip(lines, ps, first, strict=True)]
 
 
-def p_of_chosen(line: Mapping[str, Any], key: str) -> float | None:
+def p_of_chosen(line: Mapping[str, Any]) -> float | None:
     """p of a line. Below a model that is the best of several on these questions, it is Bonferroni-corrected over them:
     the best of eight equal experts is often above a merge."""
-    p, models = line.get(key), line.get("chosen_of") or 1
+    p, models = line["p"], line.get("chosen_of") or 1
     return p if p is None or line["difference"] > 0 else min(1.0, models * p)
 
 

@@ -77,32 +77,6 @@ def least_detected(power: Callable[[float], float], most: float = 1.0) -> float:
 
 
 @dataclass(frozen=True)
-class McNemar:
-    """n: problems; first, second: problems that only this model answers correctly; p: two-sided mid-p."""
-
-    n: int
-    first: int
-    second: int
-    p: float
-
-
-def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
-    """Exact McNemar test with mid-p of two models' answers, right or wrong, to the same N problems in the same order.
-
-    Of b + c discordant answers the smaller count is binomial (b + c, 1/2) if the models are equal. The mid-p counts
-    half of the observed outcome's probability: the plain exact test rejects in about 3 % of cases instead of 5
-    (Fagerland, Lydersen and Laake 2013, equation 6).
-    """
-    import numpy as np
-    from scipy.stats import binom
-
-    first_right, second_right = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
-    b, c = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
-    p = 2 * binom.cdf(min(b, c), b + c, 0.5) - binom.pmf(min(b, c), b + c, 0.5)
-    return McNemar(len(first_right), b, c, min(1.0, float(p)))
-
-
-@dataclass(frozen=True)
 class PairedScore:
     """Tango's score test of a mean of n differences, each from -1 to 1, as an equation in the true difference.
 
@@ -383,7 +357,8 @@ def contrast(
     dominate. Without an effect it rejects in 1 to 6 % of cases if experts matter, with three a side; in 1 to 4 % if
     they do not, as three experts cannot show that (on two axes in fewer than 1 %).
 
-    See `two_way_bootstrap` for why this is not a percentile interval of a bootstrap over experts and problems.
+    A percentile interval of a bootstrap over experts and problems is wrong in both directions: over three experts a
+    draw's variance is 2/3 of the right one, and the noise of single answers is counted once per factor (Owen 2007).
 
     estimate, drawn: the difference, and (draws,) of it over draws of problems, if it is not a plain mean: the choice of
     the best is then repeated in each draw (`halved_means`). `differences` are those of the winning candidate.
@@ -574,33 +549,3 @@ def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
     variance = sum(part for part, _ in parts)
     df = degrees_of_freedom(variance, sum(part**2 / free for part, free in parts))
     return t_quantile(1 - LEVEL / 2, df) * math.sqrt(variance)
-
-
-# ------------------------------------------------------------------------------------------- crossed pairs
-
-
-def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0) -> list[tuple[float, float]]:
-    """95 % percentile intervals of math experts x language experts x problems (M, L, N): over draws of math experts
-    only, of language experts only, of problems only, and of all three jointly.
-
-    They are wrong as tests, in both directions. Over problems only, experts count as fixed: if they matter, chance
-    between experts is taken for an effect. Over three experts a side, a draw's variance is 2/3 of the right one and its
-    quantiles are the normal's instead of Student's t with 2 degrees of freedom (2.0, not 4.3). Jointly, the noise of
-    single answers is counted once per factor, three times in total (Owen 2007): the interval is too wide if experts do
-    not matter. `contrast` removes that noise, and keeps its level in all of these cases.
-    """
-    import numpy as np
-
-    array = np.asarray(differences, dtype=float)
-    of_math, of_language = (
-        resample_weights(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1)
-    )  # (B, M), (B, L)
-    by_draw, pairs = resampled_means(array, draws, seed), array.mean(axis=2)  # (B, M, L), (M, L)
-    draws_of_rows = (
-        of_math @ pairs.mean(axis=1), of_language @ pairs.mean(axis=0), by_draw.mean(axis=(1, 2)),
-        np.einsum("bm,bl,bml->b", of_math, of_language, by_draw),
-    )  # fmt: skip
-    return [
-        (float(low), float(high))
-        for low, high in (np.quantile(draws_of_row, [LEVEL / 2, 1 - LEVEL / 2]) for draws_of_row in draws_of_rows)
-    ]

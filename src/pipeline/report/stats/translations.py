@@ -6,7 +6,7 @@ lengths. The counts of each sentence are extracted once; sacrebleu extracts them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +49,6 @@ def drawn_scores(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> np
 
     metric, counts = counts_of(name, pair, texts)
     return corpus_scores(metric, counts, np.concatenate([np.ones((1, len(counts))), copies_of(len(counts))]))
-
-
-def corpus_score(name: str, pair: str, translations: Iterable[tuple[str, str]]) -> float:
-    """The metric, from 0 to 1, of all (reference, response) pairs."""
-    import numpy as np
-
-    metric, counts = counts_of(name, pair, tuple(translations))
-    return float(corpus_scores(metric, counts, np.ones((1, len(counts))))[0])
 
 
 def copies_of(n: int, seed: int = 0) -> np.ndarray:

@@ -1,12 +1,14 @@
-"""Single answers on the page: marks on suspicious scores, and the data of the answer browser."""
+"""Marks on suspicious scores, checks of the answers behind math scores, and which answers the page shows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
+from pipeline.errors import PipelineError
+from pipeline.evaluate.answer_language import languages_of_script
+from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellScore, Results
@@ -15,8 +17,12 @@ from pipeline.report.render.text import pluralize
 from pipeline.report.stats.statistics import standard_error
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
-JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":"), "sort_keys": True}
 GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to
+SHARES = {
+    "other_language": "in another language",
+    "cut_off": "cut off",
+    "unparsed": "unparsed",
+}
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,58 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
         yield "wrong script", f"{answers.strange} of {answers.n} answers are mostly in letters of another script"
 
 
-# -------------------------------------------------------------------------------------------------- to browse
+@dataclass(frozen=True)
+class AnswerChecks:
+    """Checks for one column of the table: rows -> shares of the answers in percent, None if there is none.
+
+    detected_by: the method that detected the language (evaluate/answer_language.py).
+    """
+
+    title: str
+    detected_by: str
+    rows: dict[str, list[float | None]]
+
+
+def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
+    """Checks for each math column that has such shares, as means over its evaluations."""
+    blocks = []
+    for column in results.columns:
+        rows_of: dict[str, list[ScoreRow]] = {}
+        for cell in results.cells:
+            if cell.column == column and kind_of(cell.task) == "number":
+                scored = [row for score in cell.scores if score.run in written for row in written[score.run][0]]
+                rows_of[cell.row] = [row for row in scored if row.task == cell.task and row.metric in SHARES]
+        score_rows = [row for rows in rows_of.values() for row in rows]
+        if not any(row.filter != "last-number" for row in score_rows):
+            continue
+        methods = {row.filter for row in score_rows if row.metric == "other_language"}
+        unseen = methods == {"script"} and any(shares_script(row.language) for row in score_rows)
+        shares = {row: [share(rows_of.get(row, []), metric) for metric in SHARES] for row in results.rows}
+        if unseen:  # English answers to Nyankole questions: the same script is not evidence of the right language
+            at = list(SHARES).index("other_language")
+            shares = {
+                row: [*row_shares[:at], row_shares[at] or None, *row_shares[at + 1 :]]
+                for row, row_shares in shares.items()
+            }
+        blocks.append(AnswerChecks(column, " or ".join(sorted(methods)), shares))
+    return blocks
+
+
+def shares_script(language: str) -> bool:
+    """Whether MGSM has another language of this script; True for unknown languages."""
+    try:
+        return bool(languages_of_script(language))
+    except PipelineError:
+        return True
+
+
+def share(rows: Sequence[ScoreRow], metric: str) -> float | None:
+    values = [100 * row.value for row in rows if row.metric == metric and row.value is not None
+              and row.filter != "last-number"]  # fmt: skip
+    return mean(values) if values else None
+
+
+# ---------------------------------------------------------------------------------------------------- to browse
 
 
 def browsed(results: Results, written: Written) -> dict[tuple[str, str, str], tuple[CellScore, Place]]:
@@ -152,50 +209,3 @@ def questions_to_keep(results: Results, written: Written) -> dict[Place, int]:
     share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(browsed_places))))
     places = ((score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, written))
     return {place: share if place in browsed_places else 0 for place in places}
-
-
-def json_bytes(value: Any) -> int:
-    """Bytes of a value as JSON that is embedded in HTML."""
-    from jinja2.utils import htmlsafe_json_dumps
-
-    return len(htmlsafe_json_dumps(value, **JSON_STYLE).encode())
-
-
-def answer_browser(
-    shown: Mapping[tuple[str, str, str], tuple[CellScore, Place]], answers: Mapping[Place, Answers], most_bytes: int
-) -> dict[str, Any]:
-    """The first questions of each evaluation that is `browsed`, as JSON data:
-
-    {"strings": [...], "answers": [[[doc_id, correct, prompt, target, response, extracted, scores]]], "cells": [{row,
-    column, language, run, at, total, answers}]}. A cell's `answers` is an index into `answers`, since cells share
-    evaluations; the texts are indices into `strings`, since rows share their questions, and often their answers. All
-    evaluations show the same number of questions: as many as `most_bytes` of JSON in HTML allow, but at least one.
-    """
-    first = {place: answers[place].first if place in answers else [] for _, place in shown.values()}
-    items: dict[Place, list[list[Any]]] = {place: [] for place in first}
-    strings: dict[str, int] = {}
-    size = 0
-    for number in range(max(map(len, first.values()), default=0)):
-        asked = {place: questions[number] for place, questions in first.items() if number < len(questions)}
-        texts = dict.fromkeys(text for _, _, *texts in asked.values() for text in texts)
-        new = {text: len(strings) + index for index, text in enumerate(text for text in texts if text not in strings)}
-        rows = {
-            place: [doc, correct, *(strings[text] if text in strings else new[text] for text in item_texts)]
-            for place, (doc, correct, *item_texts) in asked.items()
-        }
-        size += json_bytes([list(new), list(rows.values())])
-        if number and size > most_bytes:
-            break
-        strings |= new
-        for place, row in rows.items():
-            items[place].append(row)
-    index_of = {place: index for index, place in enumerate(items)}
-    cells = [
-        {
-            "row": row, "column": column, "language": language, "run": score.run,
-            "at": ", ".join(f"{axis} {value}" for axis, value in score.at.items()),
-            "total": answers[place].n if place in answers else 0, "answers": index_of[place],
-        }
-        for (row, column, language), (score, place) in shown.items()
-    ]  # fmt: skip
-    return {"strings": list(strings), "answers": list(items.values()), "cells": cells}

@@ -12,7 +12,7 @@ from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean, value_per_question
 from pipeline.files import write_atomically
-from pipeline.report.html.page import environment
+from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.stats.statistics import split_half
 from pipeline.runs.manifest import read_manifest
@@ -37,7 +37,8 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     scores = {index: score for index, run in enumerate(runs) if (score := point_scores(run)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.merge.method} · {config.eval.label} · {', '.join(config.languages)}"
-    context: dict[str, Any] = {"title": title, "finished": len(scores), "points": len(points), "map": "", "told": []}
+    context: dict[str, Any] = {"title": title, "picture": "", "sentences": []}
+    context["note"] = f"{len(scores)} of {len(points)} points finished."
     means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
     if scores:
         best = max(means, key=lambda index: means[index])
@@ -45,16 +46,18 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         scale = (min(means.values()), max(means.values()))
         sizes = [len(task_scores) for task_scores in next(iter(scores.values()))]
         tasks = f" in {len(sizes)} tasks, the score is the mean over tasks" if len(sizes) > 1 else ""
-        context["note"] = f"In percent, on {sum(sizes)} questions{tasks}. The best point is framed."
-        context["map"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
-        context["told"] = split_half_summary(points, scores, means, best)
+        context["note"] += f" In percent, on {sum(sizes)} questions{tasks}. The best point is framed."
+        context["picture"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
+        context["sentences"] = split_half_summary(points, scores, means, best)
         (folder / "map.png").write_bytes(picture)
         write_atomically(folder / "scores.csv", as_csv(points, runs, means))
-    lines = [
-        ([str(value) for value in point.values()], means.get(index), runs[index].name)
-        for index, point in enumerate(points)
-    ]
-    html = environment().get_template("sweep.html.j2").render(knobs=list(points[0]), lines=lines, **context)
+    rows = []
+    for index, point in enumerate(points):
+        score_text = f"{means[index]:.1f}" if index in means else "not finished"
+        rows.append([*map(str, point.values()), Td(score_text, means.get(index)), runs[index].name])
+    columns = [*points[0], "score", "run"]
+    frames = [Frame("Points", "All points, with the runs that scored them.", columns, rows, (0, len(columns) - 1))]
+    html = environment().get_template("plain.html.j2").render(frames=frames, **context)
     write_atomically(folder / "index.html", html)
     experts = sorted({run.parents[role].hash for run in runs for role in run.config.merge.references()})
     write_atomically(folder / "about.json", json.dumps({"title": title, "experts": experts}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The report of a table, from stored results only: its page, its tables, its answers, and its plots as SVG.
+"""The report of a table, from stored results only: its page, its tables, its answers, and its figures as SVG.
 
     index.html               one self-contained page; summary.txt: what stage=table prints of it
     cells.md, cells.csv      the table, with the published numbers; choices.json: winners of its `best` rules
@@ -14,11 +14,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.files import write_atomically
-from pipeline.report.html.page import page
-from pipeline.report.html.samples import inconclusive_sentence, mark_lines, questions_to_keep, suspicious_scores
-from pipeline.report.load.answers import read_answers
+from pipeline.report.load.answers import read_answers, stored_answers
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, read_evaluations, refuse_unlike
+from pipeline.report.marks import inconclusive_sentence, mark_lines, questions_to_keep, suspicious_scores
+from pipeline.report.page import page
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
 from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.stats.claims import claims_csv
@@ -34,8 +34,7 @@ def write_report(results: Results, folder: Path) -> Path:
     written_scores = read_evaluations(results)
     refuse_unlike(results, written_scores)
     keep = questions_to_keep(results, written_scores)
-    evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
-    answers = read_answers(evaluations, written_scores, keep, folder / "answers.parquet")
+    answers = read_answers(stored_answers(results), written_scores, keep, folder / "answers.parquet")
     notes = notes_of(results, written_scores)
     headline = [
         *inconclusive_sentence(results, written_scores, answers),

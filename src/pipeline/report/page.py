@@ -1,0 +1,552 @@
+"""The report as one page: index.html, from the results of a table, as frames that one macro renders. It works offline
+and, but for the table of answers, without JavaScript."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pipeline.analyze.drawing import draw_svg
+from pipeline.benchmarks import chance_of, is_measure
+from pipeline.data.rows import read_jsonl
+from pipeline.evaluate.metrics import mean
+from pipeline.report import figures
+from pipeline.report.load.answers import Answers, Place
+from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult
+from pipeline.report.load.scores import Written, percent_factor, primary_rows
+from pipeline.report.marks import SHARES, Mark, answer_checks, browsed, group_marks
+from pipeline.report.render.cells import (
+    BEST_NOTE,
+    cell_difference,
+    cell_lines,
+    chosen_text,
+    group_reasons,
+    is_outside,
+)
+from pipeline.report.render.maps import changes_of
+from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
+from pipeline.report.stats.compare import CorrectedContrast, correct_contrasts, p_text
+
+MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
+ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
+MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
+KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
+JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+NOT_COUNTED = (
+    "nothing to count, or not counted, or the language shares the script of English, so that English answers are not "
+    "detectable"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that a click on a cell shows; run: the run that it leads to, by the text `shown`."""
+
+    text: str = ""
+    run: str = ""
+    shown: str = ""
+    inner: bool = False
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small line below a cell's text."""
+
+    text: str
+    name: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Td:
+    """A cell of a frame. value: what it is sorted by; missing: why it is empty; count: of the values that it is a mean
+    of; place: (row, column) whose answers its lines lead to."""
+
+    text: str = ""
+    value: float | None = None
+    best: bool = False
+    bold: bool = False
+    missing: str = ""
+    count: int = 0
+    title: str = ""
+    link: str = ""
+    id: str = ""
+    place: tuple[str, str] | None = None
+    small: Sequence[Small] = ()
+    more: Sequence[Line] = ()
+    flags: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A table of the page: each row is its name and its cells. texts: the columns of text."""
+
+    label: str
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Td]]
+    texts: Sequence[int] = (0,)
+
+    @property
+    def cells(self) -> list[list[Td]]:
+        return [[cell if isinstance(cell, Td) else Td(cell) for cell in row] for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A folded part of the page with tables."""
+
+    id: str
+    title: str
+    note: str
+    frames: list[Frame] = field(default_factory=list)
+    open: bool = True
+
+
+def page(
+    results: Results, written: Written, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
+    marks: Sequence[Mark], folder: Path,
+) -> tuple[str, dict[str, str]]:  # fmt: skip
+    """index.html of a report in `folder`, and its figures as SVG by name."""
+    contrasts = correct_contrasts(results.contrasts, results.primary)
+    drawn = draw_figures(results)
+    maps = [(svg, text) for change in maps_of(results) for svg, text in change]
+    shown = browsed(results, written)
+    answered = any(place in answers and answers[place].n for _, place in shown.values())
+    differences = by_message(
+        (reason, run.name)
+        for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
+    )  # fmt: skip
+    warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
+    tables = [checks_section(results, written), claims_section(results.verdicts), contrasts_section(results, contrasts)]
+    charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
+    curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
+               "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
+    pictures = [("charts", "Chart", charts), ("training", "Training", curves), ("maps", "Changes by training", maps)]
+    is_published = any(item.published is not None for item in results.cells)
+    names = [
+        ("cells", "Table", True), ("next", "Next", True), ("marks", "Suspicious scores", marks),
+        ("differences", "Differences", differences), ("warnings", "Warnings", warnings),
+        *((one.id, one.title, one.frames) for one in tables), *pictures, ("answers", "Answers", True),
+        ("computed", "How it was computed", True), ("runs", "Runs", True),
+    ]  # fmt: skip
+    facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
+    listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
+    html = environment().get_template("page.html.j2").render(
+        results=results, headline=headline, notes=notes, contents=names,
+        cells_title="The table, measured and published" if is_published else "The table",
+        cells_note=cells_note(results, is_published), cells=cells_frame(results, written),
+        chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
+        reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
+        stopped=[
+            (name, len(stopped), by_message((run.reason, run.name) for run in stopped))
+            for name, stopped in (("failed", results.failed), ("not started", results.missing))
+        ],
+        next_steps=next_steps(results), marks=group_marks(marks), differences=differences, warnings=warnings,
+        tables=tables, pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
+        computed={**results.computed, **listed_facts}, runs=runs_frame(results, folder),
+    )  # fmt: skip
+    data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
+    html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
+    alone = {name: re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", svg) + "\n" for name, svg in drawn.items()}
+    return html, {f"{name}.svg": svg for name, svg in alone.items()}
+
+
+def environment() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("pipeline.report", "."),
+        autoescape=lambda name: name is None or not name.endswith((".css", ".js")),
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    templates.policies["json.dumps_kwargs"] = JSON_STYLE
+    return templates
+
+
+def data_tables() -> dict[str, str]:
+    """DataTables as itables packs it, without any address on the network."""
+    import itables.options
+
+    bundle = Path(itables.options.dt_bundle)
+    return {"js": bundle.read_text(encoding="utf-8"), "css": bundle.with_suffix(".css").read_text(encoding="utf-8")}
+
+
+# ---------------------------------------------------------------------------------------------------- the table
+
+
+def cells_note(results: Results, published: bool) -> str:
+    text = (
+        "Round brackets: the number of values that a cell is the mean of; below it the 95 % interval of the measured "
+    )
+    text += "score over draws of problems, with choices repeated in each draw."
+    text += f" {BEST_NOTE}" if any(item.maximum is not None for item in results.cells) else ""
+    if published:
+        text += (
+            " The published number and the difference follow. Paper and table use the same questions, so a difference "
+            f"is highlighted beyond these limits: for untrained models {results.base_tolerance:g} points of scoring "
+            "differences (assumed, not measured; report.base_tolerance); for trained ones the 95 % interval of another "
+            "set of experts, if a number is over several. Numbers of single trainings, and suspect ones, are not "
+            "judged."
+        )
+    if any(run.stale or run.unlike for run in results.runs):
+        text += (
+            " ≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its "
+            "files, or those of a parent, have changed since it was computed."
+        )
+    return text
+
+
+def cells_frame(results: Results, written: Written) -> Frame:
+    cells, flags = results.by_place, flags_of(results)
+    rows = [
+        [
+            row,
+            *(cell_td(cells.get((row, column)), results.base_tolerance, written, flags) for column in results.columns),
+        ]
+        for row in results.rows
+    ]
+    bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
+    caption = f"{results.title}.{bold if results.finished else ''} Click a number for its languages, seeds, runs and "
+    return Frame("The table", f"{caption}answers, and a dash for its reason.", ["", *results.columns], rows)
+
+
+def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]]]:
+    """Function from names of runs to their flags (stale, different environment), each with its reason."""
+    runs = {run.name: run for run in results.runs}
+
+    def flags(names: Iterable[str]) -> list[tuple[str, str]]:
+        found = [runs[name] for name in names if name in runs]
+        stale = [f"{run.name}: {run.stale}" for run in found if run.stale]
+        unlike = [f"{run.name}: {', '.join(run.unlike)}" for run in found if run.unlike]
+        return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
+
+    return flags
+
+
+def cell_td(cell: CellResult | None, tolerance: float, written: Written, flags: Any) -> Td:
+    if cell is None:
+        return Td()
+    small = []
+    if cell.published is not None:
+        gap, far = cell_difference(cell), is_outside(cell, tolerance)
+        text = f"paper {cell.published:g}" + (f", {signed(gap)}" if gap is not None else "")
+        reach = "scoring differences (assumed)" if cell.base else "another set of experts would (95 %)"
+        why = "; ".join(filter(None, [cell.suspect, f"differs by more than {reach}" if far else ""]))
+        small.append(Small(text + (" (suspect)" if cell.suspect else ""), "far" if far else "", why))
+    if cell.maximum is not None:
+        how = "chosen and scored on the same questions, the papers’ method"
+        small.append(Small(f"max {cell.maximum:.{cell.digits}f}", title=how))
+    if cell.low is not None:
+        small.append(Small(f"{cell.low:.1f} to {cell.high:.1f}"))
+    return Td(
+        "" if cell.value is None else f"{cell.value:.{cell.digits}f}", cell.value, cell.best, cell.best,
+        "" if cell.value is not None else cell.missing or "no number", cell.n if cell.n > 1 else 0,
+        place=(cell.row, cell.column) if cell.scores else None, small=small,
+        more=[*([Line(cell.missing)] if cell.missing else []), *lines_behind(cell, written)], flags=flags(cell.runs),
+    )  # fmt: skip
+
+
+def lines_behind(cell: CellResult, written: Written) -> list[Line]:
+    """The scores behind a cell by language, then its runs that have none, such as unfinished ones and trainings."""
+    by_language: dict[str, list[tuple[str, float | None, str]]] = {}
+    for score, row in primary_rows(cell, written):
+        axes = ", ".join(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)
+        value = None if row.value is None else percent_factor(row.metric) * row.value
+        by_language.setdefault(row.where, []).append((axes, value, score.run))
+    lines = []
+    for language, scores in by_language.items():
+        values = [value for _, value, _ in scores if value is not None]
+        with_mean = len(values) == len(scores) > 1
+        lines.append(Line(f"{language}: mean {mean(values):.{cell.digits}f}" if with_mean else language))
+        lines += [Line(axes, run, run if value is None else f"{value:.{cell.digits}f}", True)
+                  for axes, value, run in scores]  # fmt: skip
+    scored = {run for scores in by_language.values() for *_, run in scores}
+    axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
+    others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
+    return lines + [Line(axes_of.get(run, ""), run, run, True) for run in others]
+
+
+def next_steps(results: Results) -> list[str]:
+    """What would add to these results, or use them."""
+    stale = sum(bool(run.stale) for run in results.runs)
+    undone = len(results.failed) + len(results.missing)
+    steps = [f"Compute what is missing ({undone} runs): the command above; finished runs are not repeated."] * (
+        undone > 0
+    )
+    steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
+    if results.linked:
+        if results.trainings and not results.sampled:
+            steps.append("One or two trainings of each model do not show how much trainings differ: "
+                         "every.seed=[0,1,2] trains each three times; stage=plan prints the cost.")  # fmt: skip
+        forms = "archive, latex, markdown, csv or figures"
+        steps.append(f"stage=export with this table, export.to=FILE and export.format={forms} takes the results along.")
+    return steps or ["In a notebook: from pipeline.report import results."]
+
+
+# ---------------------------------------------------------------------------------------------------- other tables
+
+
+def checks_section(results: Results, written: Written) -> Section:
+    frames = [
+        Frame(
+            f"Checks of {block.title}",
+            block.title + (f"; language detected by {block.detected_by}" if block.detected_by else ""),
+            ["Model", *SHARES.values()],
+            [[row, *(Td(f"{value:.1f}", value) if value is not None else Td(missing=NOT_COUNTED) for value in values)]
+             for row, values in block.rows.items()],
+        )
+        for block in answer_checks(results, written)
+    ]  # fmt: skip
+    note = (
+        "Shows scores that are low because of wrong arithmetic, or high with answers in the wrong language. In percent "
+        "of the answers; correct equations in percent of the equations, correct plans in percent of the problems with "
+        "a worked solution."
+    )
+    return Section("checks", "Checks of math answers", note, frames, len(frames) < 2)
+
+
+def claims_section(verdicts: Sequence[Verdict]) -> Section:
+    caption = (
+        "Differences, intervals and minimum detectable differences (power 80 %) in points; facts recorded by runs in "
+        "their own unit; a claim is shown if its interval lies on its side of the threshold; p tests that threshold."
+    )
+    rows = []
+    for one in verdicts:
+        how = f"{one.left}{f' against {one.right}' if one.right else ''}"
+        how += (f", n = {one.n}" if one.n is not None else "") + (f", p {p_text(one.p)}" if one.p is not None else "")
+        threshold = f" by {one.threshold}" if one.threshold != "0" else ""
+        more = [Line(f"{how}. {one.detail}" if one.detail else how)]
+        rows.append([
+            Td(one.text, small=[Small(one.section)]), Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
+            number_td(one.difference), range_td(one.low, one.high),
+            Td("" if one.could_see is None else format_points(one.could_see), one.could_see),
+            Td(f"{one.test}, {one.direction}{threshold}", more=more),
+        ])  # fmt: skip
+    columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
+    note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
+    return Section("claims", "Claims", note, [Frame("Claims", caption, columns, rows, (0, 1, 5))] if verdicts else [])
+
+
+def contrasts_section(results: Results, contrasts: Sequence[CorrectedContrast]) -> Section:
+    note = (
+        "In points (for bits and reading, in bits), over problems and over the experts that both sides are means of. A "
+        "choice on these problems is scored on the half that it was not chosen on. p after Holm’s correction over all "
+        "of them; bold: p below 0.05. Interval and p of two single models: Tango’s score test, of bits Student’s t "
+        "over questions. “Detectable”: the minimum detectable difference at power 80 %."
+    )
+    if not results.declared:
+        note += " The best expert is chosen by these same questions, which biases its score upwards."
+    rows = []
+    for one in contrasts:
+        line = one.line
+        numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
+        if one.p is not None:
+            numbers = [
+                replace(number_td(line["difference"]), bold=one.significant, title=line["detail"] or ""),
+                range_td(line["low"], line["high"]), Td(p_text(one.p).removeprefix("= "), one.p),
+                Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
+            ]  # fmt: skip
+        rows.append([line["left"], line["right"], line["place"], *numbers])
+    columns = "Left", "Right", "Place", "Difference", "95 % interval", "p (Holm)", "Detectable", "Questions"
+    frames = [Frame("Contrasts", results.title, columns, rows, (0, 1, 2))] if rows else []
+    title = "Comparisons" if results.declared else "Merges against base and best expert"
+    return Section("contrasts", title, note, frames, len(rows) <= 20)
+
+
+def number_td(value: float | None) -> Td:
+    return Td() if value is None else Td(signed(value), value)
+
+
+def range_td(low: float | None, high: float | None) -> Td:
+    return Td() if low is None or high is None else Td(f"{signed(low)} to {signed(high)}", low)
+
+
+def runs_frame(results: Results, folder: Path) -> Frame:
+    """All runs behind the table: trainings, then evaluations, then the rest; with the cells that they score."""
+    serves: dict[str, dict[str, None]] = {}
+    for cell in results.cells:
+        for score in cell.scores:
+            serves.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+    order, flags, rows = [*TRAININGS, "eval"], flags_of(results), []
+    for run in sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9):
+        used = "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
+        link = relative_address(run.folder, folder) if results.linked else ""
+        rows.append([
+            Td(run.name, id=f"run-{quote(run.name)}", more=details_of(run), flags=flags([run.name])),
+            Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
+            Td("" if run.seconds is None else duration(run.seconds), run.seconds),
+            Td("files" if link else "", link=link),
+        ])  # fmt: skip
+    linked = " “Files” links to its folder, unless the folders have been moved." if results.linked else ""
+    caption = f"{sum(run.finished for run in results.runs)} finished{counted(results.failed, 'failed')}"
+    caption += f"{counted(results.missing, 'not started')}, {duration(results.seconds)} in total. {linked}"
+    columns = ["Run", "Kind", "Used in", "Model", "Time", "Files"]
+    return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
+
+
+def counted(runs: Sequence[Any], what: str) -> str:
+    return f", {len(runs)} {what}" if runs else ""
+
+
+def details_of(run: RunResult) -> list[Line]:
+    """A run's reasons, parents and configuration (values other than defaults)."""
+    where = [run.machine.get("device"), f"{run.machine['threads']} threads" if "threads" in run.machine else None]
+    where += [f"torch {run.versions['torch']}" if "torch" in run.versions else None]
+    made = ", ".join(str(part) for part in [run.started, *where] if part)
+    config = "; ".join(f"{key}={'null' if value is None else value}" for key, value in run.config.items())
+    notes = [run.stale and f"stale: {run.stale}", *run.unlike, run.reason, made, config and f"configuration: {config}"]
+    return [*map(Line, filter(None, notes)), *(Line(role, name, name) for role, name in run.parents.items())]
+
+
+def relative_address(target: Path, folder: Path) -> str:
+    """The address of a folder relative to the page's; empty if it does not exist."""
+    return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target.is_dir() else ""
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+CHART_NOTE = (
+    "Bars are the scores of the table, lines the 95 % intervals, diamonds the published numbers, dashed lines the "
+    "score of guessing. A bar in full colour is significantly above all others."
+)
+
+
+def draw_figures(results: Results) -> dict[str, str]:
+    """Name -> SVG of each figure that the table has numbers for, unless it would be too large."""
+    drawn = {}
+    lines = chart_lines(results)
+    if lines and len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS:
+        text = "Scores by row: the numbers are in the table above"
+        drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
+    if 0 < len(curves := curves_of(results.trainings)) <= MOST_PANELS:
+        drawn["trainings"] = draw_svg(lambda: figures.trainings(curves), "trainings", "Training loss over steps")
+    return drawn
+
+
+def chart_lines(results: Results) -> list[dict[str, Any]]:
+    """The lines of cells.csv that are scores, with the score of guessing and the best ones."""
+    lines = []
+    for cell, line in zip(results.cells, cell_lines(results), strict=True):
+        if cell.task and cell.value is not None:
+            chance = None if is_measure(cell.metric) else chance_of(cell.task)
+            lines.append({**line, "best": cell.best, "chance": 100 * chance if chance else None})
+    return lines
+
+
+def curves_of(trainings: Sequence[RunResult]) -> dict[str, list[figures.Curve]]:
+    """Label -> the curves of its trainings, as far as they have a log."""
+    curves: dict[str, list[figures.Curve]] = {}
+    for training in trainings:
+        path = training.folder / "log.jsonl"
+        rows = read_jsonl(path) if path.is_file() else []
+        loss, validation = (
+            [(row["step"], row[key]) for row in rows if key in row] for key in ("loss", "validation_loss")
+        )
+        if loss or validation:
+            curves.setdefault(training.label or training.name, []).append(figures.Curve(loss, validation))
+    return curves
+
+
+def maps_of(results: Results) -> list[list[tuple[str, str]]]:
+    """(SVG, caption) of the analyses that are figures of the table, without those that cells show numbers of."""
+    shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
+    analyses = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in shown_runs]
+    return [changes_of(run.name, run.folder, number) for number, run in enumerate(analyses)]
+
+
+def write_figures(results: Results, folder: Path) -> list[str]:
+    """Write the table's figures as SVG and PDF; gives the reasons why others were not drawn."""
+    curves = curves_of(results.trainings)
+    return figures.write_all({
+        "scores": lambda: figures.scores(cell_lines(results)),
+        "contrasts": lambda: figures.contrasts(results.contrasts, results.primary),
+        "trainings": lambda: figures.trainings(curves),
+    }, folder)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- answers
+
+
+def answer_data(
+    shown: Mapping[tuple[str, str, str], tuple[Any, Place]], answers: Mapping[Place, Answers], most_bytes: int
+) -> dict[str, Any]:
+    """The first questions of each evaluation that is `browsed`, as JSON: {"strings": [...], "models": {row: [[column,
+    language, question, prompt, expected, right or wrong, extracted, response, scores]]}}. Items are indices into
+    `strings`, as rows share their questions, and often their answers. All evaluations show the same number of
+    questions: as many as `most_bytes` allow, but at least one."""
+    strings: dict[str, int] = {}
+    models: dict[str, list[list[int]]] = {row: [] for row, *_ in shown}
+    size = 0
+    for number in range(max((len(answers[place].first) for _, place in shown.values() if place in answers), default=0)):
+        known, lines = len(strings), []
+        for (row, column, language), (_, place) in shown.items():
+            if place in answers and number < len(answers[place].first):
+                doc, correct, prompt, target, response, extracted, scores = answers[place].first[number]
+                right = "" if correct is None else "✓ right" if correct else "✗ wrong"
+                texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+                lines.append((row, [strings.setdefault(text, len(strings)) for text in texts]))
+        size += json_bytes([list(strings)[known:], [line for _, line in lines]])
+        if number and size > most_bytes:
+            strings = dict(list(strings.items())[:known])
+            break
+        for row, line in lines:
+            models[row].append(line)
+    return {"strings": list(strings), "models": {row: lines for row, lines in models.items() if lines}}
+
+
+def json_bytes(value: Any) -> int:
+    """Bytes of a value as JSON that is embedded in HTML."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return len(htmlsafe_json_dumps(value, **JSON_STYLE).encode())
+
+
+# ---------------------------------------------------------------------------------------------------- texts
+
+
+def signed(value: float) -> str:
+    return format_points(value, "+").replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text: 42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+
+
+def facts_text(facts: Mapping[str, Any]) -> str:
+    known = {True: "yes", False: "no", None: "unknown"}
+    texts = (f"{key} {known[value] if isinstance(value, bool | None) else value}" for key, value in facts.items())
+    return " · ".join(texts)
+
+
+def shortened(items: Iterable[str], limit: int = 40) -> list[str]:
+    lines = list(items)
+    more = [f"and {len(lines) - limit} more, in the files next to this page"] if len(lines) > limit else []
+    return [*lines[:limit], *more]
+
+
+def tally(verdicts: Sequence[Verdict]) -> str:
+    """Counts of verdicts, such as: Of 9: 3 shown, 1 contradicted, 5 undecided."""
+    counts = Counter(verdict.verdict for verdict in verdicts)
+    words = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
+    return f"Of {len(verdicts)}: {', '.join(f'{counts[word]} {word}' for word in words if counts[word])}."
+
+
+def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Each distinct message, with the names of its runs; messages: (message, run name)."""
+    runs_of: dict[str, list[str]] = {}
+    for message, name in messages:
+        runs_of.setdefault(message, []).append(name)
+    return list(runs_of.items())

@@ -1,0 +1,318 @@
+"""Reading the logs of other evaluation tools: `lm_eval --log_samples`, and inspect_ai with the extra inspect.
+
+The files come from other machines and are untrusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError, first_line
+from pipeline.evaluate.metrics import mean
+from pipeline.report.load.answers import read_samples, text_of
+from pipeline.report.load.archive import without_private
+from pipeline.runs.run import flatten_dict
+
+TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
+SECRET = re.compile(r"(?i)token$|api_key|secret|password")
+# beginnings of settings that are the model itself, have no effect on scores, or are named elsewhere
+NO_SETTING = ("model", "batch_size", "use_cache", "bootstrap_iters", "gen_kwargs", "task.metadata.", "task.metric_list",
+              "task.num_fewshot", "task.task", "generation.max_connections", "generation.max_retries",
+              "generation.timeout", "generation.attempt_timeout", "generation.cache")  # fmt: skip
+THE_MODEL = ("pretrained", "model", "peft", "delta", "revision", "base_url", "tokenizer")  # of model_args
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, OSError)
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a task and a model's answer to it. values: metric -> what the tool recorded, a number or not."""
+
+    key: str
+    values: Mapping[str, Any]
+    prompt: str
+    target: str
+    response: str
+    extracted: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """A task of a model, as one filter (lm_eval) read its answers. scores: metric -> the number that the tool printed;
+    lower_is_better: metrics, as far as the log tells; parts: the tasks of a group; problems: what the log lacks."""
+
+    tool: str
+    model: str
+    task: str
+    filter: str
+    file: Path
+    started: str
+    items: list[Item]
+    scores: Mapping[str, float]
+    settings: Mapping[str, str]
+    version: str
+    num_fewshot: int | None = None
+    lower_is_better: frozenset[str] = frozenset()
+    parts: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def by_key(self) -> dict[str, Item]:
+        """Items by key; one that the data holds twice by its key and how often it came before."""
+        counts: Counter[str] = Counter()
+        found = {}
+        for item in self.items:
+            counts[item.key] += 1
+            found[f"{item.key} {counts[item.key]}"] = item
+        return found
+
+
+def read_file(file: Path) -> list[Log]:
+    """The logs in a file; none if it is JSON of something else."""
+    if file.suffix == ".jsonl":
+        raise PipelineError(f"results={file} is a samples file: give the results_*.json next to it, or its folder")
+    with as_one_sentence(file, "inspect_ai" if file.suffix == ".eval" else "lm_eval or inspect_ai"):
+        if file.suffix == ".eval":
+            return read_inspect(file)
+        content = json.loads(file.read_bytes().decode(errors="replace"))
+        if isinstance(content, dict) and {"version", "status", "eval"} <= content.keys():
+            return read_inspect(file)
+        is_lm_eval = isinstance(content, dict) and {"results", "configs", "n-shot"} <= content.keys()
+        with as_one_sentence(file, "lm_eval"):
+            return read_lm_eval(file, replaced_surrogates(content)) if is_lm_eval else []
+
+
+def replaced_surrogates(content: Any) -> Any:
+    """JSON whose unpaired surrogates, which JSON can write and UTF-8 cannot, are question marks."""
+    return json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
+
+
+# ---------------------------------------------------------------------------------------------------- lm_eval
+
+
+def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
+    """The tasks of one results file, and its groups such as mmlu, with the samples files next to it."""
+    found = TIME.search(path.name)
+    names = {task: f"samples_{task}_{found[1]}.jsonl" for task in content["configs"]} if found else {}
+    there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
+    if not there:
+        wanted = next(iter(names.values()), "samples_TASK_TIME.jsonl")
+        raise PipelineError(f"{path} has no samples file {wanted} next to it: run lm_eval with --log_samples")
+    logs = []
+    for task, samples in there.items():
+        rows: dict[str, list[dict[str, Any]]] = {}
+        with as_one_sentence(samples, "lm_eval"):
+            for row in sorted(read_lines(samples), key=lambda row: row["doc_id"]):
+                rows.setdefault(str(row["filter"]), []).append(row)
+            by_filter = {name: list(map(lm_eval_item, listed)) for name, listed in rows.items()}
+        expected = content.get("n-samples", {}).get(task, {}).get("effective")
+        directions = content.get("higher_is_better", {}).get(task) or {}
+        for name, items in by_filter.items():
+            lacking = f"{samples.name} holds {len(items)} of the {expected} items that were scored."
+            logs.append(Log(
+                "lm_eval", model_title(str(content.get("model_name") or "")), task, name, path,
+                str(content.get("date") or ""), items, printed_scores(content, task, name),
+                setting_texts(lm_eval_settings(content, task)), str(content.get("lm_eval_version")),
+                shots_of(content, task), frozenset(metric for metric, higher in directions.items() if higher is False),
+                problems=(lacking,) if isinstance(expected, int) and len(items) < expected else (),
+                seconds=float(content.get("total_evaluation_time_seconds") or 0),
+            ))  # fmt: skip
+    return [*group_logs(content, logs), *logs]
+
+
+def read_lines(samples: Path) -> list[dict[str, Any]]:
+    try:
+        lines = read_samples(samples)
+    except (PipelineError, UnicodeDecodeError):
+        raise PipelineError(f"{samples} holds a line that is not JSON: copy it again") from None
+    if not lines:
+        raise PipelineError(f"{samples} is empty: copy it again")
+    return lines
+
+
+def group_logs(content: Mapping[str, Any], logs: Sequence[Log]) -> Iterator[Log]:
+    """A log of each group for which lm_eval printed a score, with all items of its tasks."""
+    members: dict[str, list[str]] = content.get("group_subtasks") or {}
+
+    def tasks_in(name: str, above: tuple[str, ...] = ()) -> list[str]:
+        inner = members.get(name, []) if name not in above else []
+        return [task for part in inner for task in tasks_in(part, (*above, name))] or [name]
+
+    for group in members:
+        parts = tuple(dict.fromkeys(tasks_in(group)))
+        for name in dict.fromkeys(log.filter for log in logs if log.task in parts):
+            inside = [log for log in logs if log.task in parts and log.filter == name]
+            scores = printed_scores(content, group, name)
+            if scores and {log.task for log in inside} == {*parts}:
+                items = [
+                    replace(item, key=f"{log.task} {item.key}", values={one: item.values.get(one) for one in scores})
+                    for log in inside for item in log.items
+                ]  # fmt: skip
+                shared = set.intersection(*(set(log.settings.items()) for log in inside))
+                problems = tuple(dict.fromkeys(problem for log in inside for problem in log.problems))
+                yield replace(inside[0], task=group, items=items, scores=scores, settings=dict(sorted(shared)),
+                              parts=parts, problems=problems, num_fewshot=shots_of(content, group))  # fmt: skip
+
+
+def printed_scores(content: Mapping[str, Any], task: str, filter_name: str) -> dict[str, float]:
+    """Metric -> the number that lm_eval printed for a task or group, without standard errors."""
+    scores = content["results"].get(task, {}).items()
+    return {key.partition(",")[0]: value for key, value in scores if key.endswith(f",{filter_name}")
+            and "_stderr," not in key and finite_number(value) is not None}  # fmt: skip
+
+
+def shots_of(content: Mapping[str, Any], task: str) -> int | None:
+    shots = content["n-shot"].get(task)
+    return shots if isinstance(shots, int) else None
+
+
+def lm_eval_item(row: Mapping[str, Any]) -> Item:
+    """One line of a samples file. Where options were weighed, the response is their log-likelihoods."""
+    arguments = row["arguments"]
+    requests = [list(one.values()) if isinstance(one, dict) else list(one)
+                for one in (arguments.values() if isinstance(arguments, dict) else arguments)]  # fmt: skip
+    read, response, target = row["filtered_resps"], row["resps"], text_of(row["target"])
+    while isinstance(response, list) and response:
+        response = response[0]
+    extracted = text_of(read[0] if isinstance(read, list) and read else read)
+    options = [str(request[1]).strip() for request in requests if len(request) > 1]
+    if len(options) == len(read) and all(isinstance(pair, list) and len(pair) == 2 for pair in read):
+        weights = [float(weight) for weight, _ in read]
+        response = "\n".join(f"{weight:.2f}  {option}" for weight, option in zip(weights, options, strict=True))
+        extracted = options[weights.index(max(weights))]
+        target = options[int(target)] if target.isdecimal() and int(target) < len(options) > 1 else target
+    values = {str(metric): row.get(metric) for metric in row["metrics"]}
+    return Item(str(row["doc_hash"]), values, text_of(requests[0][0]), target, text_of(response), extracted)
+
+
+def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
+    """What may differ between two runs of a task, by dotted names: of the task, of the command, and versions."""
+    config = content.get("config", {})
+    settings = {"num_fewshot": content["n-shot"].get(task), "version of the task": content["versions"].get(task)}
+    settings |= {f"gen_kwargs.{key}": value for key, value in flatten_dict(config.get("gen_kwargs") or {}).items()}
+    for key in ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn", "max_length"):
+        settings[key.removesuffix("_sha")] = content.get(key)
+    settings |= {f"task.{key}": value for key, value in flatten_dict(content["configs"][task]).items()}
+    if isinstance(arguments := config.get("model_args"), dict):
+        settings |= {f"model_args.{key}": value for key, value in arguments.items() if key not in THE_MODEL}
+    settings |= {key: content.get(f"{key}_version") for key in ("lm_eval", "transformers")}
+    return {key: value for key, value in {**settings, **config}.items()
+            if key.startswith("model_args.") or not key.startswith(NO_SETTING)}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- inspect_ai
+
+
+def read_inspect(path: Path) -> list[Log]:
+    """The log of one task, by inspect_ai: its own value of each item over epochs, the answer that of the first."""
+    try:
+        from inspect_ai.log import read_eval_log
+        from inspect_ai.scorer import value_to_float
+    except ImportError:
+        raise PipelineError(f"{path} is a log of inspect_ai: pip install 'cross-lingual-merging[inspect]'") from None
+    try:
+        log = read_eval_log(str(path), resolve_attachments=True)
+    except Exception as error:  # whatever a damaged file raises in it
+        raise ValueError(str(error)) from error
+    if not log.samples:
+        raise PipelineError(f"{path} holds no samples: run inspect eval without --no-log-samples")
+    to_float = value_to_float()
+
+    def named(scorer: str, value: Any) -> dict[str, float]:
+        parts = (
+            {f"{scorer} {key}": inner for key, inner in value.items()} if isinstance(value, dict) else {scorer: value}
+        )
+        return {name: to_float(part) for name, part in parts.items()}
+
+    reduced: dict[str, dict[str, float]] = {}
+    for reduction in log.reductions or []:
+        for sample in reduction.samples:
+            values = reduced.setdefault(str(sample.sample_id), {})
+            values |= {
+                name: value for name, value in named(reduction.scorer, sample.value).items() if name not in values
+            }
+    items = []
+    for name in dict.fromkeys(str(sample.id) for sample in log.samples):
+        epochs = sorted((one for one in log.samples if str(one.id) == name), key=lambda one: one.epoch)
+        first, recorded = epochs[0], {}
+        for scored in (named(*pair) for one in epochs for pair in
+                       ((key, score.value) for key, score in (one.scores or {}).items())):  # fmt: skip
+            for metric, value in scored.items():
+                recorded.setdefault(metric, []).append(value)
+        values = {metric: mean(numbers) for metric, numbers in recorded.items()} | reduced.get(name, {})
+        messages = [one for one in first.messages if one.role != "assistant"] or [first.input]
+        prompt = "\n\n".join(one if isinstance(one, str) else f"{one.role}: {one.text}" for one in messages)
+        answers = [score.answer for score in (first.scores or {}).values() if score.answer]
+        given = first.input if isinstance(first.input, str) else "\n\n".join(one.text for one in first.input)
+        target = first.target if isinstance(first.target, str) else ", ".join(first.target)
+        key = hashlib.sha256(json.dumps([name, given]).encode()).hexdigest()
+        response = first.output.completion if first.output else ""
+        items.append(Item(key, values, prompt, target, response, answers[0] if answers else response))
+    scored_items = [item for item in items if item.values]
+    problems = [] if log.status == "success" else [f"The run of {path.name} has status={log.status}."]
+    if len(scored_items) < len(items):
+        problems.append(f"{len(items) - len(scored_items)} of {len(items)} items of {path.name} have no score.")
+    printed: dict[str, float] = {}
+    for score in log.results.scores if log.results else []:
+        title = score.name if score.name == score.scorer else f"{score.scorer} {score.name}"
+        value = score.metrics.get("accuracy") or score.metrics.get("mean")
+        printed |= {title: value.value} if value else {}
+    spec = log.eval.model_dump(mode="json")
+    settings = {"version of the task": spec["task_version"], "packages": spec["packages"], "scorers": spec["scorers"]}
+    settings |= {"task_args": spec["task_args"], "dataset": {key: spec["dataset"][key] for key in ("name", "location")}}
+    plan = log.plan.model_dump(mode="json")
+    settings |= {**spec["config"], "generation": {**spec["model_generate_config"], **plan["config"]}}
+    settings |= {"solvers": [[step["solver"], step["params"]] for step in plan["steps"]]}
+    return [Log(
+        "inspect_ai", model_title(log.eval.model), log.eval.task, "none", path, str(log.eval.created or ""),
+        scored_items, printed, setting_texts(flatten_dict(settings)), str(log.eval.packages.get("inspect_ai")),
+        problems=tuple(problems),
+    )]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- texts
+
+
+@contextmanager
+def as_one_sentence(path: Path, tool: str) -> Iterator[None]:
+    """Raise PipelineError, naming the file, for whatever a malformed one raises while it is read."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except MALFORMED as error:
+        problem = f"{path} is not a complete log of {tool} ({type(error).__name__}: {first_line(error)})"
+        raise PipelineError(f"{problem}: copy it again, or name other files in results") from error
+
+
+def finite_number(value: Any) -> float | None:
+    """The number that a metric recorded for an item; None for anything else, also for nan."""
+    is_number = isinstance(value, bool | int | float) and abs(value) < 1e300
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def model_title(name: str) -> str:
+    """A model's name on the page: of a local folder (also hf//FOLDER of inspect_ai) its last part, on one line."""
+    is_path = name.startswith(("/", ".", "~")) or "//" in name
+    last = name.rstrip("/").rsplit("/", 1)[-1] if is_path else name
+    return " ".join(last.split())[:80] or "unnamed model"
+
+
+def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as text on one line, without those unset, secrets and local paths."""
+    texts = {}
+    for name, value in settings.items():
+        if value is not None and value != {} and value != [] and not SECRET.search(name):
+            private = without_private(value)
+            text = private if isinstance(private, str) else json.dumps(private, ensure_ascii=False, sort_keys=True)
+            texts[name] = " ".join(text.split()) or repr(text)
+    return texts
