@@ -188,27 +188,3 @@ class Once(Generic[T]):
             with self.lock:
                 self.found.setdefault(name, value)
         return self.found[name]
-
-
-class WholeTensor(threading.local):
-    """A function of a tensor's name whose last value each thread keeps: for formulas that need the whole tensor."""
-
-    def __init__(self, function: Callable[[str], np.ndarray]) -> None:
-        self.function, self.name, self.value = function, "", np.empty(0)
-
-    def __call__(self, name: str) -> np.ndarray:
-        if name != self.name:
-            self.name, self.value = "", np.empty(0)  # freed before the next is computed
-            self.name, self.value = name, self.function(name)
-        return self.value
-
-
-def whole_task_vectors(experts: Sequence[Source], base: Source, name: str) -> np.ndarray:
-    """The experts' task vectors of one matrix, (experts, rows, columns) in float64."""
-    shape = base.info(name).shape
-    whole = np.empty((len(experts), *matrix(shape)))
-    for start, stop in pieces(shape):
-        whole[:, start:stop] = task_vectors(experts, base, name, start, stop)
-    if not np.isfinite(whole).all():
-        refuse_not_finite([base, *experts], [name])
-    return whole

@@ -46,8 +46,6 @@ def why_inexpressible(merge: Merging) -> str | None:
         return "its random numbers are this program's own, the same for any number of threads"
     if config.method in ("task_arithmetic", "slerp", "mergekit") or all(name in merge.weights for name in merge.names):
         return None
-    if config.method in ("wudi", "ace"):
-        return f"mergekit 0.1.5 has no merge={config.method}"
     return f"merge={config.method} decides rows one by one here, and mergekit whole tensors"
 
 
