@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
-from pipeline.errors import PipelineError
 from pipeline.merge.weights import expert_weights
 
 if TYPE_CHECKING:
