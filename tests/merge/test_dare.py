@@ -10,7 +10,6 @@ import torch
 
 from pipeline.config.merging import Merge
 from pipeline.merge.merge import open_merge
-from pipeline.merge.mergekit import why_inexpressible
 from pipeline.merge.methods.dare_linear import DareLinear
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.task_vectors import random_bits
@@ -86,5 +85,5 @@ def test_the_stream_of_a_row_is_fixed():
 def test_what_others_ask_of_it(three):
     base, math, language = three
     merge = open_merge(dare(), {"0": math, "1": language}, base)
-    assert "density 0.5" in merge.plan_rows()[0]["formula"] and "random numbers" in (why_inexpressible(merge) or "")
+    assert "density 0.5" in merge.plan_rows()[0]["formula"]
     assert isinstance(merge.config, Merge) and merge.changes is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import LAYERS
-from test_mergekit_yaml import opened
+from test_as_mergekit import opened
 
 from pipeline.config.compose import compose
 from pipeline.config.knob import identity

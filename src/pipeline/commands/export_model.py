@@ -28,7 +28,6 @@ from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.cast import cost_of_cast
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
@@ -188,9 +187,6 @@ def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent
         path.write_text(
             json.dumps(without_paths(read_json(path)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-    if (model.folder / FILE).is_file():
-        shutil.copyfile(model.folder / FILE, folder / FILE)
-        (folder / FILE).chmod(0o644)
 
 
 def without_paths(value: Any) -> Any:

@@ -1,77 +1,22 @@
-"""A merge as a configuration of mergekit 0.1.5, where it can express the merge; else why it cannot.
+"""A merge as a configuration of mergekit 0.1.5, so that mergekit can be asked for the same weights.
 
 Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer; task arithmetic, TIES by its own
-definition and SLERP are its methods of those names. Imports nothing heavy.
+definition and SLERP are its methods of those names.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.merge.adapters import Adapted
+from pipeline.merge.merge import Merging
 from pipeline.models.checkpoint import DTYPES
-
-if TYPE_CHECKING:
-    from pipeline.config.merging import Merge
-    from pipeline.merge.merge import Merging
-
-FILE = "mergekit_config.yml"  # the name under which mergekit stores it with its output
-TIES = {"trim": "tensor", "zero_sum": "plus"}  # mergekit's definition, and with weights:
-WEIGHED = {"weigh": "before", "divisor": "weights"}
-SAME = "the same weights"
-DIFFERENCES = {  # a method, of TIES also what becomes of ties at the threshold
-    ("ties", "keep_all"): "the same weights, but where entries are tied with the threshold: mergekit keeps as many of "
-    "them as the density asks for, this program keeps all",
-    ("ties", "exact"): "the same weights with the same torch on the same processor, whose sort chooses among entries "
-    "that are tied with the threshold",
-    ("slerp", None): "the same weights up to rounding",
-}
-
-
-def why_inexpressible(merge: Merging) -> str | None:
-    """Why mergekit cannot express a merge; None where it can."""
-    config: Any = merge.config
-    if any(isinstance(source, Adapted) for source in merge.sources.values()):
-        return "its experts are LoRA adapters on their base, which this program reads together as float32"
-    if len({merge.stored_dtype(name) for name in merge.names}) > 1:
-        return "its tensors are stored in several dtypes"
-    if config.method == "ties":
-        expected = TIES | (WEIGHED if config.weights else {})
-        different = {key: getattr(config, key) for key, value in expected.items() if getattr(config, key) != value}
-        text = ", ".join(f"{key}={value} (there {expected[key]})" for key, value in different.items())
-        return f"its TIES is another definition: {text}; merge=ties_mergekit is of mergekit's" if different else None
-    if config.method == "dare_linear":
-        return "its random numbers are this program's own, the same for any number of threads"
-    if config.method in ("task_arithmetic", "slerp", "mergekit") or all(name in merge.weights for name in merge.names):
-        return None
-    return f"merge={config.method} decides rows one by one here, and mergekit whole tensors"
-
-
-def describe_difference(config: Merge) -> str:
-    """How mergekit's result from the YAML differs from this program's."""
-    return DIFFERENCES.get((config.method, getattr(config, "ties_at_threshold", None)), SAME)
-
-
-def yaml_of(merge: Merging, names: Mapping[str, str]) -> str:
-    """The YAML. names: of each role, the folder or the id on the Hub that mergekit is to read."""
-    import yaml
-
-    comment = [
-        f"# For mergekit 0.1.5: {describe_difference(merge.config)}.",
-        "# Run it in the folder that holds the models named here, or put their paths or ids on the Hub in their place.",
-        "# Tokenizer and configs are mergekit's choice: those of the first model, or of base_model.",
-    ]
-    text = yaml.safe_dump(mergekit_config(merge, names), sort_keys=False, allow_unicode=True)
-    return "\n".join(comment) + "\n" + text
 
 
 def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     """The configuration as plain data."""
     config: Any = merge.config
-    if config.method == "mergekit":
-        return config.with_models({model: names[role] for model, role in config.roles().items() if role in names})
     stored = merge.stored_dtype(merge.names[0])
     dtypes = {"dtype": "float32", "out_dtype": next(long for long, short in DTYPES.items() if short == stored)}
     experts = [role for role in merge.sources if role != "base"]
