@@ -352,15 +352,6 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
             "outside": Change("merge.outside=reset"),
         },
     ),
-    "dare_linear": (
-        EXPERTS,
-        {
-            "density": Change("merge.density=0.3"),
-            "seed": Change("merge.seed=1"),
-            "scale": Change("merge.scale=0.7"),
-            "weights": Change(WEIGHTS),
-        },
-    ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
     "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]"), "layer_weights": Change(LAYERED)}),
     "task_arithmetic": (

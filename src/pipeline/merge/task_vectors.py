@@ -6,7 +6,6 @@ Reading the base and the experts, buffers, dtypes and writing are done here and 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,21 +87,3 @@ class TaskVectors(Merge):
 def sum_text(numbers: Mapping[str, float]) -> str:
     """A weighted sum of task vectors in words: role -> weight."""
     return f"({' + '.join(f'{number:g} task vector {role}' for role, number in numbers.items())})"
-
-
-def random_bits(seed: int, expert: int, name: str, start: int, shape: tuple[int, int]) -> np.ndarray:
-    """A uint32 for each entry of the rows from `start` on of a parameter, (rows, columns), a buffer.
-
-    Row by row from Philox, keyed by (seed, expert, name) and the row: the same however many threads compute them, and
-    in whatever pieces. Its raw stream is the same in all versions of NumPy.
-    """
-    import numpy as np
-
-    from pipeline.models.floats import buffers
-
-    key = int.from_bytes(hashlib.sha256(f"{seed} {expert} {name}".encode()).digest()[:8], "little")
-    bits = buffers("bits", shape, np.uint32)
-    for row in range(shape[0]):
-        raw = np.random.Philox(key=key << 64 | start + row).random_raw((shape[1] + 1) // 2)
-        bits[row] = raw.astype("<u8", copy=False).view("<u4")[: shape[1]]
-    return bits
