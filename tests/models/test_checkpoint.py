@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 import subprocess
@@ -187,16 +186,6 @@ def test_digests_are_of_dtype_shape_and_bytes(tmp_path):
     weights["model.norm.weight"][0] += 1
     changed = digest_tensors(write(tmp_path / "n", weights))
     assert [name for name in digests if digests[name] != changed[name]] == ["model.norm.weight"]
-
-
-def test_digests_of_earlier_versions_are_found_as_they_were(tmp_path):
-    """Their runs have sha256 on record, over dtype, shape and then the bytes."""
-    weights = tensors(torch.float32)
-    digests = digest_tensors(write(tmp_path / "m", weights), "sha256")
-    expected = hashlib.sha256(b"F32 [4]\n" + weights["model.norm.weight"].numpy().tobytes()).hexdigest()
-    assert digests["model.norm.weight"] == f"sha256:{expected}"
-    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
-    assert weights_root(digests, "sha256") == "sha256:" + hashlib.sha256(lines.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -96,10 +96,5 @@ def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
     for role, parent in parents.items():
         manifest = read_manifest(parent.folder)
         base = manifest.parents.get("model") if manifest else None
-        if (
-            role != "base"
-            and base
-            and base.content is not None
-            and content_digest(parent, base.content) == base.content
-        ):
+        if role != "base" and base and base.content is not None and content_digest(parent) == base.content:
             raise PipelineError(f"{key_of(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.files import FileState, cache_digests, cached_digests
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.models.checkpoint import KIND, kind_of
+from pipeline.models.checkpoint import KIND
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SourceDigests:
         manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
         recorded = [manifest.weights.get("digests", {})] if manifest else []
         recorded += [cached_digests(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
-        return {name: digest for digests in recorded for name, digest in digests.items() if kind_of(digest) == KIND}
+        return {name: digest for digests in recorded for name, digest in digests.items() if digest.startswith(KIND)}
 
     def cache_digests(self, digests: Mapping[str, str]) -> None:
         """Cache the digests of copied tensors, {tensor: digest}, for the next merge of the same sources."""

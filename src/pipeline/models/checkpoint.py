@@ -6,7 +6,6 @@ that shapes, dtypes and mistakes are known in milliseconds, before torch is impo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import mmap
@@ -48,7 +47,7 @@ _EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
     "BF16": ("<u2", 0x7F80),
 }
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
-KIND = "blake3"  # of new digests, which begin with it; runs of earlier versions have sha256
+KIND = "blake3"  # what digests begin with; those of the first versions begin with sha256 and are never compared
 _TIED_BY_CLASS = ("cohere", "cohere2")  # CohereConfig ties by default; Aya's config.json does not say so
 
 
@@ -308,60 +307,48 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def kind_of(digest: str) -> str:
-    """The prefix of a tensor's digest or of a root, `blake3` or `sha256`. Digests of two kinds are never compared."""
-    return digest.rpartition(":")[0]
-
-
-def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], kind: str = KIND) -> tuple[str, bool]:
-    """`blake3:...` over bytes, dtype and shape of a tensor, and whether all values are finite: one read serves both.
-
-    sha256 has dtype and shape first, as earlier versions did; BLAKE3 is faster on bytes that nothing shifts.
-    """
+def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview]) -> tuple[str, bool]:
+    """`blake3:...` over bytes, dtype and shape of a tensor, and whether all values are finite: one read serves both."""
     import numpy
 
     item, all_ones = _EXPONENT.get(dtype, ("u1", None))
-    header, finite = f"{dtype} {list(shape)}\n".encode(), True
-    result = blake3() if kind == KIND else hashlib.new(kind, header)
+    result, finite = blake3(), True
     for piece in pieces:
         result.update(piece)
         if all_ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
             positive = numpy.frombuffer(piece, item.replace("u", "i")).max(initial=0)
             either = numpy.frombuffer(piece, item).max(initial=0)
             finite = positive < all_ones and either < all_ones | 1 << 8 * either.itemsize - 1
-    if kind == KIND:
-        result.update(header)
-    return f"{kind}:{result.hexdigest()}", bool(finite)
+    result.update(f"{dtype} {list(shape)}\n".encode())
+    return f"{KIND}:{result.hexdigest()}", bool(finite)
 
 
-def digest_tensor(
-    dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str, kind: str = KIND
-) -> str:
+def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str) -> str:
     """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `label`."""
-    value, finite = hash_tensor(dtype, shape, pieces, kind)
+    value, finite = hash_tensor(dtype, shape, pieces)
     if not finite:
         raise PipelineError(f"{label} holds NaN or infinite values: train it again or choose another")
     return value
 
 
-def digest_tensors(folder: str | Path, kind: str = KIND) -> dict[str, str]:
+def digest_tensors(folder: str | Path) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(Checkpoint.open(folder).infos, kind)
+    return _digest_names(Checkpoint.open(folder).infos)
 
 
-def digests_in(file: Path, kind: str = KIND) -> dict[str, str]:
+def digests_in(file: Path) -> dict[str, str]:
     """The digest of every tensor of one safetensors file, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(read_header(file), kind)
+    return _digest_names(read_header(file))
 
 
-def _digest_names(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
+def _digest_names(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     return {
-        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
+        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
         for name, info in sorted(infos.items())
     }
 
 
-def weights_root(digests: Mapping[str, str], kind: str = KIND) -> str:
+def weights_root(digests: Mapping[str, str]) -> str:
     """One `blake3:...` for a whole checkpoint, whatever its sharding: over its sorted names and digests."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode()
-    return f"{kind}:{(blake3(lines) if kind == KIND else hashlib.new(kind, lines)).hexdigest()}"
+    return f"{KIND}:{blake3(lines).hexdigest()}"
