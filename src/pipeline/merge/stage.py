@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Computed, Merging, open_merge
 from pipeline.merge.summary import print_plan, recipe_text, row_cells
 from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
@@ -40,15 +40,22 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     write_card(run, merge, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
-    digests = merge.write(work, config.files_from, sources.known, run.config.threads)
+    digests = merge.write(work, sources.known, run.config.threads)
     sources.cache_digests(digests)
-    weights = {"root": weights_root(digests), "digests": digests}
-    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **measure_merge(merge, run.config.threads)}
+    key = sources.key()
+    weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
+    facts = measure_merge(merge, key, run.config.threads)
+    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **facts}
 
 
-def measure_merge(merge: Merging, threads: int | None) -> dict[str, float]:
+_facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evaluation of it in memory asks
+
+
+def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, float]:
     """The numbers of a merge that its run records, printed on standard error too."""
-    facts = dict(merge.measured(threads))
+    if key not in _facts:
+        _facts[key] = merge.method.measured(threads) if isinstance(merge.method, Computed) else {}
+    facts = _facts[key]
     for name, value in facts.items():
         print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)
     return facts

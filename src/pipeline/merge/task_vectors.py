@@ -1,12 +1,12 @@
 """The form that merges of task vectors share: base + scale x an elementwise function of the task vectors.
 
 A method is a file in `methods/` with a subclass of `TaskVectors` that defines `change`, a function on float32 arrays.
-Reading the base and the experts, buffers, dtypes and writing are done here and by the caller.
+Reading the base and the experts, dtypes and writing are done here and by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.formulas import Rows
+    from pipeline.merge.merge import Computed
 
 
 @dataclass
@@ -56,32 +57,40 @@ class TaskVectors(Merge):
         raise NotImplementedError(f"merge={self.method} defines no change()")
 
     def weighted_sum(self, vectors: Sequence[np.ndarray], numbers: Sequence[float] | None = None) -> np.ndarray:
-        """w1 x t1 + w2 x t2 + ..., from the left, with `weights` or the numbers given; overwrites `vectors`."""
+        """w1 x t1 + w2 x t2 + ..., from the left, with `weights` or the numbers given."""
         import numpy as np
 
-        from pipeline.merge.formulas import sum_vectors
+        from pipeline.merge.formulas import add_up
 
-        for vector, number in zip(vectors, numbers or expert_weights(self.weights, len(vectors)), strict=True):
-            if number != 1:
-                np.multiply(vector, np.float32(number), out=vector)
-        return sum_vectors(vectors)
+        numbers = numbers or expert_weights(self.weights, len(vectors))
+        return add_up([vector * np.float32(number) for vector, number in zip(vectors, numbers, strict=True)])
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        from pipeline.merge.formulas import onto_base, task_vectors
-        from pipeline.merge.merge import Merging
+    ) -> Computed:
+        return self.computed(sources, base, self.change)
+
+    def computed(
+        self,
+        sources: dict[str, Source],
+        base: Source | None,
+        change: Callable[[list[np.ndarray], str, int], np.ndarray],
+    ) -> Computed:
+        """The merge whose change from the base, before `scale`, is that function."""
+        from pipeline.merge.formulas import onto, task_vectors
+        from pipeline.merge.merge import Computed
 
         assert base is not None
         experts = list(sources.values())
 
-        def computed(name: str, start: int, stop: int) -> np.ndarray:
-            vectors = task_vectors(experts, base, name, start, stop)
-            return onto_base(self.change(vectors, name, start), self.scale)
+        def formula(name: str) -> Rows:
+            def rows(start: int, stop: int) -> np.ndarray:
+                origin, vectors = task_vectors(experts, base, name, start, stop)
+                return onto(origin, change(vectors, name, start), self.scale)
 
-        description = f"base + {self.scale:g} x {self.formula(list(sources))}"
-        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": description}]
-        return Merging(self, {**sources, "base": base}, computed, {}, rows)
+            return rows
+
+        return Computed(formula, f"base + {self.scale:g} x {self.formula(list(sources))}")
 
 
 def sum_text(numbers: Mapping[str, float]) -> str:
