@@ -352,34 +352,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
             "outside": Change("merge.outside=reset"),
         },
     ),
-    "dare_linear": (
-        EXPERTS,
-        {
-            "density": Change("merge.density=0.3"),
-            "seed": Change("merge.seed=1"),
-            "scale": Change("merge.scale=0.7"),
-            "weights": Change(WEIGHTS),
-        },
-    ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
-    "ace": (
-        EXPERTS,
-        {
-            "epsilon": Change("merge.epsilon=0.1"),
-            "heterogeneity": Change("merge.heterogeneity=0"),
-            "top": Change("merge.top=0.6", given="merge.heterogeneity=0"),
-            "scale": Change("merge.scale=0.7"),
-            "weights": Change(WEIGHTS),
-        },
-    ),
-    "wudi": (
-        EXPERTS,
-        {
-            "flow": Change("merge.flow=1"),
-            "scale": Change("merge.scale=0.7"),
-            "weights": Change(WEIGHTS),
-        },
-    ),
     "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]"), "layer_weights": Change(LAYERED)}),
     "task_arithmetic": (
         EXPERTS,

@@ -1,4 +1,4 @@
-"""Merge methods and benchmarks of other packages: three examples, built and unpacked as pip would; and broken ones."""
+"""Merge methods and benchmarks of other packages: four examples, built and unpacked as pip would; and broken ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.ar
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the three packages as they are installed."""
+    """A folder with the packages as they are installed."""
     place = tmp_path_factory.mktemp("installed")
     for package in sorted(PACKAGES.iterdir()):
         copy = place / "sources" / package.name
@@ -114,6 +114,27 @@ def test_a_method_with_a_knob(
         compose(merge_words(models, "merge=clipped", "merge.mots=1"))
     assert main(["stage=merge", "merge=clipped", "--help"]) == 0
     assert "merge.most=0.01                    size of an entry [> 0]" in capsys.readouterr().out
+
+
+def test_dare(built: Path, install: Callable[[Path], None], models: dict[str, list[Path]]) -> None:
+    """About half of the entries are kept, times two, of each expert others; none or all of them in task arithmetic."""
+    from pipeline.merge.stage import merge_of
+
+    install(built)
+    base, math, _ = map(tensors, models["llama"])
+
+    def merged(*words: str) -> torch.Tensor:
+        of = ["merge.dtype=float32", "merge.weights=[1.0,0.0]", *words]
+        return merge_of(build(compose(merge_words(models, *of)))).merged(name)  # type: ignore[arg-type]
+
+    for name in ("model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"):
+        change = math[name].float() - base[name].float()
+        dropped = merged("merge=dare_linear") - base[name].float()
+        kept = dropped.abs() > change.abs()
+        torch.testing.assert_close(dropped, 2 * change * kept, rtol=1e-3, atol=1e-5)
+        assert abs(kept[change != 0].float().mean() - 0.5) < 5 * 0.5 / kept.numel() ** 0.5
+        assert torch.equal(merged("merge=dare_linear"), merged("merge=dare_linear"))
+        assert torch.equal(merged("merge=dare_linear", "merge.density=1"), merged("merge=task_arithmetic"))
 
 
 def test_the_version_is_of_the_hash(
@@ -253,7 +274,7 @@ def test_packages_are_listed_and_not_imported_until_used(
 ) -> None:
     install(write_broken(tmp_path / "site", "raise SystemExit('imported')"))
     assert main(["--help"]) == 0
-    assert re.search(r"merge= .*\bbroken, dare_linear, ", capsys.readouterr().out)
+    assert re.search(r"merge= .*\bbroken, layer_swap, ", capsys.readouterr().out)
     compose(["stage=merge", "merge=soup", "merge.experts=[a,b]"])
     with pytest.raises(PipelineError, match="merge=soupe is not an option: did you mean soup"):
         compose(["stage=merge", "merge=soupe", "merge.experts=[a,b]"])

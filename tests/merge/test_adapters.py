@@ -62,10 +62,9 @@ def test_an_adapter_is_read_as_peft_merges_it(lora, role):
     for name, tensor in expected.items():
         assert source.info(name).dtype == "F32"
         torch.testing.assert_close(source.tensor(name), tensor, rtol=0, atol=1e-6)
-        out = torch.empty_like(tensor).reshape(-1, tensor.shape[-1])
-        if len(out) > 3:
-            source.rows(name, 1, 3, out.numpy()[:2])
-            torch.testing.assert_close(out[:2], tensor[1:3], rtol=0, atol=1e-6)
+        if tensor.dim() > 1:
+            rows = torch.from_numpy(source.rows(name, 1, 3))
+            torch.testing.assert_close(rows, tensor[1:3], rtol=0, atol=1e-6)
 
 
 LINEAR = {

@@ -325,13 +325,13 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
 KILLED = """
 import os, sys, time
 from pipeline.merge import write
-real = write._compute_tensor
+real = write._put_tensor
 def slow(merge, name, target, place):
     found = real(merge, name, target, place)
     print("written", flush=True)
     time.sleep(60)
     return found
-write._compute_tensor = slow
+write._put_tensor = slow
 from pipeline.__main__ import main
 main(sys.argv[1:])
 """

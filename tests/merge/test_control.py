@@ -64,7 +64,7 @@ def test_of_a_swap_it_is_the_reset_of_the_same_layers(three) -> None:
         torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["ties", "dare_linear", "task_arithmetic"])
+@pytest.mark.parametrize("method", ["ties", "task_arithmetic"])
 def test_of_other_methods_it_is_the_merge_with_a_task_vector_of_zeros(three, method) -> None:
     base, math, _ = three
     expected = open_merge(METHODS[method](dtype="float32", experts=["m"]), {"0": math}, base)

@@ -216,7 +216,6 @@ def with_whole_head(folder: Path, place: Path) -> Path:
     ("words", "why"),
     [
         ("merge=ties merge.experts=[F/all,F/some]", "merge=ties does not give a weighted sum of adapters"),
-        ("merge=dare_linear merge.experts=[F/all,F/some]", "merge=dare_linear does not give a weighted sum"),
         ("merge=reset merge.expert=F/all merge.threshold=0.01", "merge=reset does not give a weighted sum"),
         ("merge=soup merge.experts=[F/all,F/some] merge.dtype=bfloat16", "merge.dtype=bfloat16 rounds the merged"),
         ("merge=soup merge.experts=[F/all,HEAD]", "head holds whole tensors, of modules_to_save, bias or a"),

@@ -60,8 +60,9 @@ def test_a_swap_of_folders_is_theirs_tensor_by_tensor(pair, swap):
 
 
 def test_what_does_not_fit_is_refused_before_contents_are_hashed(pair, swap, monkeypatch):
-    config = json.loads((pair[1] / "config.json").read_text()) | {"rms_norm_eps": 1e-5}
-    (pair[1] / "config.json").write_text(json.dumps(config))
+    for folder, value in zip(pair, (1e-6, 1e-5), strict=True):
+        config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": value}
+        (folder / "config.json").write_text(json.dumps(config))
     nothing_is_read(monkeypatch)
     with pytest.raises(PipelineError, match="merge.language: .* has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06"):
         swap()
@@ -98,14 +99,14 @@ def test_a_folder_with_values_that_are_not_finite_has_a_digest_and_no_merge(pair
 
 
 def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeypatch, tmp_path):
-    real, more = writing._copy_all, ""
+    real, more = writing._copy_ranges, ""
 
     def changing(*words):
         file = pair[1] / "config.json"
         file.write_text(file.read_text() + more)
         return real(*words)
 
-    monkeypatch.setattr(writing, "_copy_all", changing)
+    monkeypatch.setattr(writing, "_copy_ranges", changing)
     shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
     more = " "
     with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language read it: rerun"):

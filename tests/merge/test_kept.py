@@ -40,7 +40,7 @@ def test_the_share_of_rows_above_a_threshold(models: dict[str, list[Path]], axis
     config = Reset(expert="a", threshold=threshold, axis=axis)
     merge = open_merge(config, {"expert": Checkpoint.open(math)}, Checkpoint.open(base), None, 1)
     expected = by_hand(base, math, threshold, axis)
-    assert merge.measured(2) == pytest.approx(expected)
+    assert merge.method.measured(2) == pytest.approx(expected)
     if 0 < threshold < 1:
         assert 0 < expected["rows_kept"] < 100 and 0 < expected["parameters_kept"] < 100
 
@@ -53,7 +53,7 @@ def test_the_share_of_layers_that_are_kept(models: dict[str, list[Path]]) -> Non
     sizes = {name: tensor.numel() for name, tensor in load_file(base / "model.safetensors").items()}
     reset = sum(size for name, size in sizes.items() if ".layers.0." in name or ".layers.3." in name)
     whole = sum(size for name, size in sizes.items() if ".layers." in name)
-    assert merge.measured(1)["parameters_kept"] == pytest.approx(100 * (1 - reset / whole))
+    assert merge.method.measured(1)["parameters_kept"] == pytest.approx(100 * (1 - reset / whole))
 
 
 def test_a_table_shows_the_share_and_writes_no_merge(

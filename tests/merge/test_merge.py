@@ -128,13 +128,12 @@ def test_a_written_merge_loads_in_transformers(models, tmp_path, kind, dtype):
 
 def test_files_come_from_the_math_expert_unless_another_is_named(models, tmp_path, request):
     math, language = (Checkpoint.open(folder) for folder in models["llama"][1:])
-    merge = open_merge(swap(bottom_layers=1), {"language": language, "math": math})
     before = os.umask(0o077)
     request.addfinalizer(lambda: os.umask(before))
     for source, name in ((None, "math"), ("language", "language")):
         folder = tmp_path / name
         folder.mkdir()
-        merge.write(folder, files_from=source)
+        open_merge(swap(bottom_layers=1, files_from=source), {"language": language, "math": math}).write(folder)
         assert (folder / "chat_template.jinja").read_text() == name
         for file in ("config.json", "generation_config.json", "tokenizer.json"):
             original = {"math": math, "language": language}[name].folder / file
@@ -263,6 +262,7 @@ def test_the_stage(models, tmp_path, capsys, method):
     )
 
     digests = digest_tensors(tmp_path)
+    assert facts["weights"].pop("made_of").startswith("merge:")
     assert facts["weights"] == {"root": weights_root(digests), "digests": digests}
     assert json.loads((tmp_path / "plan.json").read_text()) == facts["plan"] == json.loads(json.dumps(facts["plan"]))
     assert len(tracker.rows) == len(facts["plan"])

@@ -24,6 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.launch.in_process import make_single_run
 from pipeline.launch.run_json import element_of, run_of
 from pipeline.merge.live import model_of
+from pipeline.merge.merge import open_merge
 from pipeline.merge.methods import mergekit
 from pipeline.merge.methods.mergekit import Mergekit
 from pipeline.merge.stage import merge_of
@@ -137,8 +138,6 @@ def test_a_written_merge_says_what_made_it(models: dict[str, list[Path]], runs_d
     assert manifest and manifest.decided_by["packages"] == {"mergekit": "mergekit 0.1.5"}
     assert manifest.decided_by["file"]["slices"][1]["sources"][0] == {"model": "1", "layer_range": [2, depth]}
     assert "cast" not in manifest.facts
-    again = yaml.safe_load((folder / "mergekit_config.yml").read_text())
-    assert again["slices"][0]["sources"][0]["model"] == "./math"
     write(file, {"merge_method": "slurp", "models": [{"model": str(math)}]})
     with pytest.raises(PipelineError, match="merge.file=.*: mergekit stopped .*slurp"):
         make_single_run(compose([*words, "tracking.mode=disabled"]))  # type: ignore[arg-type]
@@ -255,12 +254,13 @@ def test_what_mergekit_wrote_becomes_the_merge(
     base, math, language = models["llama"]
     asked: list[dict[str, Any]] = []
 
-    def run(words: list[str], **_: Any) -> SimpleNamespace:
+    def run(words: list[str], cwd: Path = tmp_path, **_: Any) -> SimpleNamespace:
         if words[2] == mergekit.VERSION:
             return SimpleNamespace(stdout="0.1.5", returncode=0)
         assert Path(words[0]).is_file() and words[0].startswith("/")
-        asked.append(json.loads(Path(words[3]).read_text()))
-        Path(asked[-1]["out"]).symlink_to(language)
+        options = dict(zip(words[-6::2], words[-5::2], strict=True))
+        asked.append({"config": yaml.safe_load((cwd / words[3]).read_text()), "options": options})
+        (cwd / words[4]).symlink_to(language)
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(by_mergekit.subprocess, "run", run)
@@ -269,17 +269,17 @@ def test_what_mergekit_wrote_becomes_the_merge(
     file = write(tmp_path / "a.yaml", config_of("sce", ROLES))
     config = Mergekit(file=str(file), experts=["m", "l"], seed=5, mergekit_python="./python")
     sources = {"0": Checkpoint.open(math), "1": Checkpoint.open(language)}
-    merge = config.decide(sources, Checkpoint.open(base), None, None)
+    merge = open_merge(config, sources, Checkpoint.open(base))
     assert not asked  # only when tensors are wanted
     merge.ready(2)
     read = [Path(model["model"]) for model in asked[0]["config"]["models"]]
     assert [link.resolve() for link in [*read, Path(asked[0]["config"]["base_model"])]] == [math, language, base]
-    assert (asked[0]["seed"], asked[0]["threads"]) == (5, 2)
+    assert asked[0]["options"] == {"--random-seed": "5", "--device": "cpu", "--num-threads": "2"}
     theirs = load_file(language / "model.safetensors")
     assert all(torch.equal(merge.merged(name), theirs[name]) for name in merge.names)
     write(Path(config.file), {**config_of("sce", ROLES), "out_dtype": "float16"})
     with pytest.raises(PipelineError, match=r"mergekit gives .* as BF16 \(.*\), in the models it is F16"):
-        config.decide(sources, Checkpoint.open(base), None, None).ready(None)
+        open_merge(config, sources, Checkpoint.open(base)).ready(None)
 
 
 TWO = [{"model": "0"}, {"model": "1"}]

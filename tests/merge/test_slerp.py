@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.live import model_of
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.slerp import Slerp
-from pipeline.models import floats
+from pipeline.models import arrays
 from pipeline.models.checkpoint import Checkpoint
 
 CLOSE = {"rtol": 2e-6, "atol": 2e-7}  # of float32: mergekit's angle is float32, ours float64
@@ -68,7 +68,7 @@ def test_a_quarter_circle_by_hand(tmp_path):
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
 def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
-    monkeypatch.setattr(floats, "PIECE", 50)  # entries: the angle is of all rows, whatever the pieces
+    monkeypatch.setattr(arrays, "PIECE", 50)  # entries: the angle is of all rows, whatever the pieces
     merge = opened(sources, t)
     for name in merge.names:
         expected = slerp(t, sources["0"].tensor(name), sources["1"].tensor(name))

@@ -71,9 +71,9 @@ def test_peft_wrapping_is_seen_through(suffix):
     "name",
     [
         "model.layers.0.self_attn.rotary_emb.inv_freq",
-        "model.language_model.layers.0.mlp.up_proj.weight",  # of a model that sees
-        "transformer.h.0.attn.c_attn.weight",
+        "encoder.layer.0.attention.self.query.weight",
         "model.layers.x.mlp.up_proj.weight",
+        "model.layers.0.unheard_of.weight",
     ],
 )
 def test_unknown_names_are_refused(name):

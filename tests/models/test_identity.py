@@ -79,5 +79,5 @@ def test_files_that_are_links_have_the_digests_of_what_they_link(model, tmp_path
 def test_what_is_broken_is_named(model):
     with open(model / "model.safetensors", "r+b") as file:
         file.truncate(1000)
-    with pytest.raises(PipelineError, match="model.safetensors has 1000 bytes where its header promises"):
+    with pytest.raises(PipelineError, match="model.safetensors is truncated"):
         digest_of(model)

@@ -81,8 +81,6 @@ def test_sides_of_a_whole_model():
         (Partition("P", 2, 1), "none to math"),
         (Partition("P", 2, 1, inverse=True), "none to language"),
         (Partition("P", 3, 1), "the model has 3"),
-        (Partition("P", -1, 1), "must not be negative"),
-        (Partition("P", 1, 1, outside="both"), "partition.outside must be"),
     ],
 )
 def test_partitions_that_do_not_split_are_refused(partition, words):

@@ -49,7 +49,6 @@ FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is flushed to disk, and folders are listed once: 10,000 runs would wait. Nobody else writes."""
     monkeypatch.setattr("pipeline.files.os.fsync", lambda _: None)
-    monkeypatch.setattr("pipeline.merge.norms.relative_norm", lambda run: 1.0)  # no weights are there
     for module in ("folders", "manifest"):
         monkeypatch.setattr(f"pipeline.runs.{module}.SETTLED_NS", 2 * 10**7)
 

@@ -37,8 +37,6 @@ def test_each_table_of_both_papers_is_there() -> None:
         "laptop_real",
         "laptop_real_full",
         "laptop_translations",
-        "laptop_choices",
-        "sandbox_choices",
     } == set(NAMES)
 
 

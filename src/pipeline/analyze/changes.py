@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.merge.adapters import Source
 from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, task_vectors
 from pipeline.models.anatomy import Site
-from pipeline.models.floats import buffers, pieces
+from pipeline.models.arrays import pieces
 
 COLUMNS = {  # a parameter of a layer -> its column in the published figures
     "self_attn.q_proj.weight": "attention.wq", "self_attn.k_proj.weight": "attention.wk",
@@ -53,19 +53,15 @@ def tensor_changes(
     dots = np.zeros((len(experts), len(experts)))
     conflicts = np.zeros((len(experts), len(experts)))
     for start, stop in pieces(shape):
-        vectors = task_vectors(experts, base, name, start, stop)
-        size += float(np.vdot(wide := buffers("base", vectors[0].shape).astype(np.float64), wide))
+        origin, vectors = task_vectors(experts, base, name, start, stop)
+        size += squared_norm(origin)
         for index, vector in enumerate(vectors):
-            sizes = np.abs(vector, out=buffers("sized", vector.shape))
-            add_to_rows(sums[index], sizes, start, stop, axis, shape)
+            add_to_rows(sums[index], np.abs(vector), start, stop, axis, shape)
             same[index] += vector.size - np.count_nonzero(vector)
-            change = vector.astype(np.float64)
-            squares[index] += float(np.vdot(change, change))
-            for earlier in range(index):
-                dots[earlier, index] += float(np.vdot(vectors[earlier].astype(np.float64), change))
-                earlier_change = vectors[earlier]
-                against = ((earlier_change > 0) & (vector < 0)) | ((earlier_change < 0) & (vector > 0))
-                conflicts[earlier, index] += np.count_nonzero(against)
+            squares[index] += squared_norm(vector)
+            for earlier, other in enumerate(vectors[:index]):
+                dots[earlier, index] += float(np.vdot(other.astype(np.float64), vector.astype(np.float64)))
+                conflicts[earlier, index] += np.count_nonzero(np.sign(other) * np.sign(vector) < 0)
     if not np.isfinite(squares).all():
         refuse_not_finite([base, *experts], [name])
     entries = max(1, count * length)
@@ -88,6 +84,11 @@ def tensor_changes(
             "sign_conflicts": conflicts[a, b] / entries,
         }
     return by_expert, pairs
+
+
+def squared_norm(values: np.ndarray) -> float:
+    exact = values.astype(np.float64)
+    return float(np.vdot(exact, exact))
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.formulas import by_size
 from pipeline.models.anatomy import anatomy
-from pipeline.models.floats import in_threads
+from pipeline.models.arrays import in_threads
 from pipeline.progress import Bar
 from pipeline.runs.manifest import read_manifest
 
@@ -49,7 +49,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
         of_each = {name: partial(tensor_changes, sources, base, name, limits, axis) for name in names}
         tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in of_each.items()]
-        results = dict(zip(names, in_threads(tasks, config.threads), strict=True))
+        results = dict(zip(names, in_threads(lambda task: task(), tasks, config.threads), strict=True))
     sites = anatomy(base.names)
 
     rows = [

@@ -64,7 +64,7 @@ def recorded_merge(model: Parent, manifest: Manifest, config: ExportStage) -> Ru
         if parent is None:
             raise not_an_adapter(model, f"its parent {recorded.name} ({role}) no longer exists")
         check_unchanged(parent.folder)
-        if (parent.hash, content_digest(parent, recorded.content)) != (recorded.hash, recorded.content):
+        if (parent.hash, content_digest(parent)) != (recorded.hash, recorded.content):
             raise not_an_adapter(model, f"its parent {recorded.name} ({role}) has changed since it was merged")
     stage = from_json(MergeStage, manifest.config, merge_class)
     stage.merge.form = "auto"

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,17 +24,13 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.files import fingerprints
 from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import Source, open_source
-from pipeline.merge.cast import cost_of_cast
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
-from pipeline.models.alike import same_architecture
-from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
+from pipeline.models.checkpoint import DTYPES, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.report.load.scores import percent_factor, primary_of, score_line
 from pipeline.runs.folders import finished_names
-from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
 from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card
 from pipeline.runs.run import Parent
@@ -188,9 +183,6 @@ def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent
         path.write_text(
             json.dumps(without_paths(read_json(path)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-    if (model.folder / FILE).is_file():
-        shutil.copyfile(model.folder / FILE, folder / FILE)
-        (folder / FILE).chmod(0o644)
 
 
 def without_paths(value: Any) -> Any:
@@ -216,7 +208,7 @@ def card_text(
     runs_dir, manifest = Path(config.runs_dir), read_manifest(model.folder)
     body = body_of(model, runs_dir) if manifest else None
     sections = [body or f"# {name}\n\nThe weights of {model.name}.\n\n{data_section(origin)}"]
-    if rounding := describe_cast(merge, folder, model, config):
+    if rounding := describe_cast(merge, config):
         print(rounding, file=sys.stderr)
         sections.append(f"## Weights\n\nThey were {rounding}.\n")
     scored = scores_of(manifest, runs_dir) if manifest else []
@@ -241,21 +233,14 @@ def tags_of(manifest: Manifest | None) -> list[str]:
     return [str(tag) for tag in (manifest.stage, merge.get("method"), sft.get("name")) if tag]
 
 
-def describe_cast(merge: Merging, folder: Path, model: Parent, config: ExportStage) -> str | None:
+def describe_cast(merge: Merging, config: ExportStage) -> str | None:
     """Text on the rounding error of the cast; None if no value was rounded."""
     source = merge.layout
-    if all(merge.stored_dtype(name) in ("F32", source.info(name).dtype) for name in merge.names):
+    if not merge.cast():
         return None
-    base = None
-    with suppress(PipelineError):  # without a local base one number is omitted
-        base_folder = base_of(model, config, "checkpoint").folder
-        checkpoint = open_source(base_folder) if base_folder.is_dir() else None
-        if checkpoint:
-            same_architecture(source, checkpoint, dtypes=False)
-        base = checkpoint
     stored = "+".join(sorted({source.info(name).dtype for name in merge.names}))
-    cost = cost_of_cast(source, Checkpoint.open(folder), base, config.threads)
-    return f"cast from {stored} to {DTYPES[str(config.export.dtype)]}: {cost}"
+    error = merge.cast()["cast"]["relative_error"]
+    return f"cast from {stored} to {DTYPES[str(config.export.dtype)]}: relative error {error:.2g}"
 
 
 def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, dict[str, Any]]]:
@@ -263,7 +248,8 @@ def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, dict[s
     scores = []
     for name in finished_names(runs_dir, "eval-"):
         evaluation = read_manifest(runs_dir / name)
-        if evaluation and manifest.weights_root and evaluation.facts.get("weights_root") == manifest.weights_root:
+        known = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
+        if evaluation and evaluation.facts.get("weights_root") in known:
             rows, _ = read_scores(runs_dir / name / "scores.json")
             scores += [(row, evaluation.config) for row in primary_of(rows) if row.value is not None]
     return scores

@@ -28,10 +28,13 @@ class Merge:
     base: str | None = knob(None, run=True)  # null: from the experts' manifests, where the merge needs it
     files_from: str | None = None  # whose tokenizer, template and configs: a role of the plan; null: the first
     form: str = knob("auto", options=("auto", "dense", "adapter"))  # auto: an adapter from adapters, where it is exact
+    # of experts with tokens that others lack: union keeps them, common leaves them out; null: all have the same
+    vocabulary: str | None = knob(None, options=("common", "union"))
     control: list[str] | None = None  # roles of experts that the base replaces, once weights are decided; null: none
 
     reads_partition: ClassVar[bool] = False
     reads_adapters: ClassVar[bool] = True  # whether experts may be LoRA adapters
+    merges_vocabularies: ClassVar[bool] = True  # whether experts may have other numbers of rows
     fewest: ClassVar[int] = 2  # experts
     package: ClassVar[str] = ""  # name and version of another package that the method is from, part of the hash
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeline.evaluate.records import TaskResult
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local_folder
 from pipeline.merge.adapters import write_adapter
+from pipeline.merge.digests import SourceDigests, recorded_key
 from pipeline.merge.write import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
@@ -39,7 +40,7 @@ Key = dict[str, Any]
 def model_key(checkpoint: Parent) -> Key:
     """What a model is: the root over its tensors, an adapter's base, and the files that decide how it answers.
 
-    The root is the one that its run recorded; of a folder that no run made, all tensors are read.
+    The root is the one that its run recorded, of a merge its key; of a folder that no run made, all tensors are read.
     """
     folder, base = checkpoint.folder, None
     manifest = read_manifest(folder)
@@ -49,24 +50,19 @@ def model_key(checkpoint: Parent) -> Key:
     return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
 
 
-def merge_key(merge: Merging, digests: Mapping[str, str]) -> Key:
-    """The key of a merge in memory, which is that of the written merge. digests: of the tensors that it would store.
-
-    A merge of adapters is stored as an adapter, whose tensors are few: it is written to a folder that does not last.
-    """
+def merge_key(merge: Merging, runs_dir: Path) -> Key:
+    """The key of a merge in memory, which is that of the written merge: by what it is made of (merge/digests.py)."""
     with TemporaryDirectory() as folder:
         if merge.adapter:
-            digests = write_adapter(merge.adapter, Path(folder))
-        giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
-        copy_files(giver, Path(folder), merge.dtype, bool(merge.adapter))
+            write_adapter(merge.adapter, Path(folder))
+        copy_files(merge.giver, Path(folder), merge.dtype, bool(merge.adapter))
         base = root_of(merge.adapter.base.folder) if merge.adapter else None
-        return {"root": weights_root(digests), "base": base, "files": deciding_files(Path(folder))}
+        return {"root": SourceDigests(merge, runs_dir).key(), "base": base, "files": deciding_files(Path(folder))}
 
 
 def root_of(folder: Path) -> str:
-    """The root that was recorded when a model was written, of whichever kind, else that over its tensors."""
-    manifest = read_manifest(folder)
-    return (manifest and manifest.weights_root) or weights_root(digest_tensors(folder))
+    """What was recorded when a model was written, of a merge its key, else the root over its tensors."""
+    return recorded_key(folder) or weights_root(digest_tensors(folder))
 
 
 def deciding_files(folder: Path) -> dict[str, str]:

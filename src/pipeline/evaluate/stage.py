@@ -73,7 +73,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     merge: dict[str, float] = {}
     if "checkpoint" not in run.parents:  # what the run of the written merge records
         lm: Any = model()
-        merge = measure_merge(lm.engine.live[1], run.config.threads)
+        merge = measure_merge(lm.engine.live[1], cache.model["root"], run.config.threads)
     tracker.summary(scores | merge)
     return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
 
@@ -112,10 +112,6 @@ def kept_scores(run: Run[EvalStage], model: Callable[[], LM]) -> score_cache.Kep
     if "checkpoint" in run.parents:
         key = score_cache.model_key(run.parents["checkpoint"])
     else:
-        from pipeline.merge.digests import SourceDigests
-
         lm: Any = model()
-        live, merge = lm.engine.live
-        digests = SourceDigests(merge, run.runs_dir).known
-        key = score_cache.merge_key(merge, {} if merge.adapter else live.digests(merge, digests, run.config.threads))
+        key = score_cache.merge_key(lm.engine.live[1], run.runs_dir)
     return score_cache.Kept(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)

@@ -183,8 +183,7 @@ class VllmBackend:
         from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
         from pipeline.merge.same_tokenizer import tokenizer_folder
 
-        giver: Any = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
-        folder = adapter.base.folder
+        giver, folder = merge.giver, adapter.base.folder
         self._load_skeleton(folder, tokenizer_folder(giver), giver.folder)
         rank = next(rank for rank in RANKS if rank >= rank_of(adapter))
         start = self._settings(folder) | {"adapters": rank}

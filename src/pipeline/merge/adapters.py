@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,9 @@ from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
 from pipeline.models.anatomy import plain_name
+from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest_tensor, header_bytes, read_header
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from pipeline.models.floats import buffers, matrix
 from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
 
@@ -46,12 +45,30 @@ ON_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_
 
 @dataclass(frozen=True)
 class Factors:
-    """LoRA factors of one parameter: `a()` is (rank, columns), `b(start, stop)` rows of (rows, rank), both float32."""
+    """LoRA factors of one parameter, whose change is scale x B A: those of `parts` side by side, then zeros.
 
+    parts: (weight multiplied into B, adapter, its name of A, its name of B); rank: rows of A, columns of B.
+    """
+
+    parts: tuple[tuple[float, Checkpoint, str, str], ...]
     rank: int
-    scale: float
-    a: Callable[[], np.ndarray]
-    b: Callable[[int, int], np.ndarray]
+    columns: int
+    scale: float = 1.0
+
+    def a(self) -> np.ndarray:
+        """(rank, columns) in float32."""
+        stored = [adapter.rows(a, 0, adapter.info(a).shape[0]) for _, adapter, a, _ in self.parts]
+        return np.concatenate([*stored, np.zeros((self.rank - sum(map(len, stored)), self.columns), np.float32)])
+
+    def b(self, start: int, stop: int) -> np.ndarray:
+        """Rows of B, (stop - start, rank) in float32."""
+        stored = [adapter.rows(b, start, stop) * np.float32(weight) for weight, adapter, _, b in self.parts]
+        zeros = np.zeros((stop - start, self.rank - sum(rows.shape[1] for rows in stored)), np.float32)
+        return np.concatenate([*stored, zeros], axis=1)
+
+    def scaled(self, weight: float) -> tuple[tuple[float, Checkpoint, str, str], ...]:
+        """The parts with weight and scale multiplied into B."""
+        return tuple((own * weight * self.scale, *names) for own, *names in self.parts)  # type: ignore[misc]
 
 
 @dataclass
@@ -66,7 +83,6 @@ class Adapted:
     replaced: Checkpoint | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # adapter_config.json
     uniform: bool = False
-    _held: threading.local = field(default_factory=threading.local, repr=False)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -99,22 +115,23 @@ class Adapted:
         info = self.base.info(name)
         return info if info.dtype == "F32" else None
 
-    def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         tensors = self.replaced if self.replaced and name in self.replaced.infos else self.base
-        tensors.rows(name, start, stop, out)  # an adapter on the head holds its base's head beside the factors
-        if name in self.factors:
-            factors = self.factors[name]
-            if getattr(self._held, "name", None) != name:
-                self._held.name, self._held.a = name, factors.a()
-            change = np.matmul(factors.b(start, stop), self._held.a, out=buffers("change", out.shape))
-            np.add(out, np.multiply(change, np.float32(factors.scale), out=change), out=out)
+        rows = tensors.rows(name, start, stop)  # an adapter on the head holds its base's head beside the factors
+        if factors := self.factors.get(name):
+            rows += factors.b(start, stop) @ self._first_factor(name) * np.float32(factors.scale)
+        return rows
+
+    @cached_property
+    def _first_factor(self) -> Callable[[str], np.ndarray]:
+        """A of a parameter; of the last few, one for each thread."""
+        return lru_cache(maxsize=16)(lambda name: self.factors[name].a())
 
     def tensor(self, name: str) -> torch.Tensor:
         import torch
 
-        out = np.empty(matrix(self.info(name).shape), np.float32)
-        self.rows(name, 0, len(out), out)
-        return torch.from_numpy(out.reshape(self.info(name).shape))
+        shape = self.info(name).shape
+        return torch.from_numpy(self.rows(name, 0, matrix(shape)[0]).reshape(shape))
 
 
 Source = Checkpoint | Adapted
@@ -204,15 +221,7 @@ def _read_factors(
     rank, module = a.shape[0], name.removesuffix(".weight")
     alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-
-    def read_rows(stored: str, start: int, stop: int) -> np.ndarray:
-        out = np.empty((stop - start, adapter.infos[stored].shape[1]), np.float32)
-        adapter.rows(stored, start, stop, out)
-        return out
-
-    return Factors(
-        rank, scale, lambda: read_rows(pair["A"], 0, rank), lambda start, stop: read_rows(pair["B"], start, stop)
-    )
+    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, a.shape[1], scale)
 
 
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
@@ -232,27 +241,15 @@ def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mappin
     first = next(iter(adapted.values()))
     factors = {}
     for name, weights in changes.items():
-        parts = [(weight, adapted[role].factors[name]) for role, weight in weights.items() if weight and role in adapted
-                 and name in adapted[role].factors]  # fmt: skip
-        if parts:
-            factors[name] = _sum_factors(parts)
+        chosen = [(weight, adapted[role].factors.get(name)) for role, weight in weights.items() if role in adapted]
+        parts = [(weight, part) for weight, part in chosen if weight and part]
+        if [weight for weight, _ in parts] == [1]:
+            (_, only) = parts[0]
+            factors[name] = replace(only, scale=only.scale * only.rank / only.rank)  # rounded as on disk: alpha / rank
+        elif parts:
+            joined = tuple(piece for weight, part in parts for piece in part.scaled(weight))
+            factors[name] = Factors(joined, sum(part.rank for _, part in parts), parts[0][1].columns)
     return Adapted(first.folder, first.base, factors, None, first.settings)
-
-
-def _sum_factors(parts: list[tuple[float, Factors]]) -> Factors:
-    if len(parts) == 1 and parts[0][0] == 1:
-        only = parts[0][1]
-        return Factors(
-            only.rank, only.scale * only.rank / only.rank, only.a, only.b
-        )  # rounded as on disk: alpha / rank
-    return Factors(
-        sum(part.rank for _, part in parts),
-        1.0,
-        lambda: np.concatenate([part.a() for _, part in parts]),
-        lambda start, stop: np.concatenate(
-            [part.b(start, stop) * np.float32(weight * part.scale) for weight, part in parts], axis=1
-        ),
-    )
 
 
 def with_uniform_rank(adapter: Adapted) -> Adapted:
@@ -265,30 +262,16 @@ def with_uniform_rank(adapter: Adapted) -> Adapted:
     rank = max(part.rank for part in adapter.factors.values())
     targets = {module_name(name) for name in adapter.factors}
     factors = {
-        name: _fill_rank(adapter.factors.get(name), rank, adapter.base.info(name).shape[1])
-        for name in adapter.base.names
-        if name.endswith(".weight") and module_name(name) in targets
-    }
+        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape[1])
+        for name in adapter.base.names if name.endswith(".weight") and module_name(name) in targets
+        for part in [adapter.factors.get(name)]
+    }  # fmt: skip
     return replace(adapter, factors=factors, uniform=True)
 
 
 def module_name(name: str) -> str:
     """The last part of the name of a weight's module: q_proj."""
     return name.removesuffix(".weight").rpartition(".")[2]
-
-
-def _fill_rank(part: Factors | None, rank: int, columns: int) -> Factors:
-    """The factors with scale 1 and further rows of A and columns of B that are zero; None: only such."""
-    if part is None:
-        part = Factors(0, 1.0, lambda: np.empty((0, columns), np.float32),
-                       lambda start, stop: np.empty((stop - start, 0), np.float32))  # fmt: skip
-    more = rank - part.rank
-    return Factors(
-        rank,
-        1.0,
-        lambda: np.pad(part.a(), ((0, more), (0, 0))),
-        lambda start, stop: np.pad(part.b(start, stop) * np.float32(part.scale), ((0, 0), (0, more))),
-    )
 
 
 def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:

@@ -13,41 +13,32 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.merge import mergekit_engine
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import as_they_are
+from pipeline.merge.formulas import Rows
 from pipeline.models.checkpoint import DTYPES, Checkpoint
-from pipeline.models.floats import buffers, matrix
 from pipeline.runs.provenance import environment_for
+
+if TYPE_CHECKING:
+    from pipeline.merge.methods.mergekit import Mergekit
 
 
 class Result:
-    """What mergekit makes of sources, by role; nothing before `compute`.
+    """What mergekit makes of sources, by role; nothing before `compute`."""
 
-    The latest result of a process is kept: each evaluation of a merge in memory asks for it.
-    """
-
-    kept: ClassVar[dict[Any, tuple[tempfile.TemporaryDirectory[str], Checkpoint]]] = {}
-
-    def __init__(self, config: Any, sources: Mapping[str, Source]) -> None:
+    def __init__(self, config: Mergekit, sources: Mapping[str, Source]) -> None:
         self.config, self.sources = config, sources
+        self.folder: Any = None
         self.checkpoint: Checkpoint | None = None
 
     def compute(self, threads: int | None) -> None:
         """Run mergekit. Raises PipelineError where it stops, or gives other tensors than the sources have."""
-        decided = json.dumps([self.config.beyond_knobs(), self.config.seed, list(self.sources)])
-        key = (decided, threads, as_they_are(*self.sources.values()))
-        if key not in self.kept:
-            self.kept.clear()
-            folder = tempfile.TemporaryDirectory(prefix="mergekit-")
-            self.kept[key] = folder, self._compute(Path(folder.name), threads)
-        self.checkpoint = self.kept[key][1]
+        self.folder = tempfile.TemporaryDirectory(prefix="mergekit-")  # deleted with this object
+        self.checkpoint = self._compute(Path(self.folder.name), threads)
 
     def _compute(self, place: Path, threads: int | None) -> Checkpoint:
         size = max(sum(source.info(name).nbytes for name in source.names) for source in self.sources.values())
@@ -57,28 +48,23 @@ class Result:
         for role, link in links.items():  # a model may be there twice: as an expert and as the base in its place
             link.symlink_to(self.sources[role].folder.resolve(), target_is_directory=True)
         names = {model: str(links[role]) for model, role in self.config.roles().items() if role in links}
-        asked = {
-            "config": self.config.with_models(names), "out": str(place / "out"), "seed": self.config.seed,
-            "threads": threads,
-        }  # fmt: skip
-        (place / "asked.json").write_text(json.dumps(asked))
-        self._run(place / "asked.json")
+        (place / "merge.json").write_text(json.dumps(self.config.with_models(names)))  # JSON is YAML
+        self._run(place, threads)
         result = Checkpoint.open(place / "out")
         self._compare(next(iter(self.sources.values())), result)
         return result
 
-    def _run(self, asked: Path) -> None:
-        python, program = self.config.mergekit_python, Path(mergekit_engine.__file__).read_text(encoding="utf-8")
-        executable = shutil.which(python) if python else sys.executable
-        done = subprocess.run(  # as text and elsewhere: folders named mergekit, here and there, are not what it imports
-            [os.path.abspath(executable or str(python)), "-c", program, str(asked)], env=environment_for(python),
-            cwd=asked.parent, capture_output=True, text=True,
-        )  # fmt: skip
+    def _run(self, place: Path, threads: int | None) -> None:
+        """`mergekit-yaml`, by its module: the command may be installed elsewhere than beside its Python."""
+        python = self.config.mergekit_python
+        executable = os.path.abspath((shutil.which(python) or python) if python else sys.executable)
+        words = [executable, "-m", "mergekit.scripts.run_yaml", "merge.json", "out", "--no-copy-tokenizer", "--quiet"]
+        words += ["--no-write-model-card", "--random-seed", str(self.config.seed), "--device", "cpu"]
+        words += ["--num-threads", str(threads)] if threads else []
+        done = subprocess.run(words, env=environment_for(python), cwd=place, capture_output=True, text=True)
         if done.returncode:
-            last = (done.stdout.strip().splitlines() or [""])[-1]
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            reason = json.loads(last)["error"] if last.startswith('{"error"') else lines[-1]
-            raise PipelineError(f"merge.file={self.config.file}: mergekit stopped ({' '.join(reason.split())[:300]})")
+            reason = " ".join(done.stderr.split())[-300:] or f"exit status {done.returncode}"
+            raise PipelineError(f"merge.file={self.config.file}: mergekit stopped ({reason})")
 
     def _compare(self, layout: Source, result: Checkpoint) -> None:
         """Raise PipelineError where the result has other tensors than the first source, or another dtype than told."""
@@ -94,9 +80,7 @@ class Result:
                     "give out_dtype in the file, or models of one shape"
                 )
 
-    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows of the result in float32, a buffer."""
+    def formula(self, name: str) -> Rows:
+        """Rows of the result in float32."""
         assert self.checkpoint is not None
-        out = buffers("sum", (stop - start, matrix(self.checkpoint.info(name).shape)[1]))
-        self.checkpoint.rows(name, start, stop, out)
-        return out
+        return partial(self.checkpoint.rows, name)

@@ -11,8 +11,8 @@ from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import refuse_not_finite, task_vectors
 from pipeline.merge.same_tokenizer import same_tokenizer
 from pipeline.models.alike import same_architecture
+from pipeline.models.arrays import matrix, pieces
 from pipeline.models.checkpoint import DTYPES
-from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import content_digest
@@ -26,8 +26,17 @@ def key_of(role: str) -> str:
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 
 
-def check_sources(sources: Mapping[str, Source], base: Source | None, key_for: Callable[[str], str] = key_of) -> None:
-    """Raise PipelineError for incompatible sources, and for experts equal to `base` or not descended from it."""
+def check_sources(
+    sources: Mapping[str, Source],
+    base: Source | None,
+    key_for: Callable[[str], str] = key_of,
+    vocabulary: str | None = None,
+    fixed: bool = True,
+) -> None:
+    """Raise PipelineError for incompatible sources, and for experts equal to `base` or not descended from it.
+
+    vocabulary, fixed: see `same_tokenizer`.
+    """
     (role, first), *further = sources.items()
     for source_role, source in (*sources.items(), *([("base", base)] if base else [])):
         if quantized := source.config.get("quantization_config"):
@@ -42,7 +51,7 @@ def check_sources(sources: Mapping[str, Source], base: Source | None, key_for: C
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
     for other_role, source in further:
         same_architecture(first, source, (key_for(role), key_for(other_role)))
-        same_tokenizer(first, source, (key_for(role), key_for(other_role)))
+        same_tokenizer(first, source, (key_for(role), key_for(other_role)), vocabulary, fixed)
     if base is not None:
         same_architecture(first, base, (key_for(role), key_for("base")), dtypes=False)
         for expert_role, source in sources.items():
@@ -66,9 +75,9 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         rows, columns = matrix(base.info(name).shape)
         distance = 0.0
         for row in sorted(set(np.linspace(0, rows - 1, ROWS).astype(int))) if columns else []:
-            (vector,) = task_vectors([expert], base, name, int(row), int(row) + 1)
+            origin, (vector,) = task_vectors([expert], base, name, int(row), int(row) + 1)
             distance += float(np.square(vector, dtype=np.float64).sum())
-            size += float(np.square(buffers("base", vector.shape), dtype=np.float64).sum())
+            size += float(np.square(origin, dtype=np.float64).sum())
         if not np.isfinite(distance):
             refuse_not_finite([base, expert], [name])
         moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
@@ -85,7 +94,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
 
 def _differs_from_base(expert: Source, base: Source) -> bool:
     return any(
-        task_vectors([expert], base, name, *piece)[0].any()
+        task_vectors([expert], base, name, *piece)[1][0].any()
         for name in base.names
         for piece in pieces(base.info(name).shape)
     )
@@ -96,10 +105,5 @@ def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
     for role, parent in parents.items():
         manifest = read_manifest(parent.folder)
         base = manifest.parents.get("model") if manifest else None
-        if (
-            role != "base"
-            and base
-            and base.content is not None
-            and content_digest(parent, base.content) == base.content
-        ):
+        if role != "base" and base and base.content is not None and content_digest(parent) == base.content:
             raise PipelineError(f"{key_of(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

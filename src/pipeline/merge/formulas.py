@@ -1,30 +1,31 @@
-"""What one piece of one tensor of a merge is, in float32, as functions of rows of its sources: what the methods share.
+"""What the rows of one tensor of a merge are, in float32, as functions of the same rows of its sources.
 
-A formula takes a parameter's name and a range of its rows (`floats.matrix`) and gives an array, (rows, columns), that
-lasts until the thread asks for the next. Order is stated where it decides bits: sources in the order of the merge.
+A formula takes a parameter's name, may look at the whole tensor, and gives a function of a range of its rows
+(`arrays.matrix`), which gives a fresh array, (rows, columns). Order is stated where it decides bits: sources in the
+order of the merge, sums from the left.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.merge.weights import Weights
+from pipeline.merge.digests import content_of
+from pipeline.models.arrays import in_threads, keep_freed_memory, matrix, pieces
 from pipeline.models.files import ADAPTER_WEIGHTS
-from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
-T = TypeVar("T")
-Formula = Callable[[str, int, int], np.ndarray]
+Rows = Callable[[int, int], np.ndarray]
+Formula = Callable[[str], Rows]
 Sources = Mapping[str, Source]
-_measured: dict[Any, float] = {}
+_mean_changes: dict[Any, float] = {}
+
+keep_freed_memory()
 
 
 def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, stop: int) -> np.ndarray:
@@ -33,75 +34,51 @@ def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, s
     That is a fused multiply-add, as torch's addcmul (and so mergekit) computes it. Where a weight is a power of two the
     product is exact and nothing needs fusing; else it is exact in float64.
     """
-    shape = (stop - start, matrix(parts[0][1].info(name).shape)[1])
-    result, part = buffers("sum", shape), buffers("part", shape)
-    for index, (weight, source) in enumerate(parts):
-        source.rows(name, start, stop, part if index else result)
-        single = np.float32(weight)
-        if index == 0:
-            np.multiply(result, single, out=result)
-        elif abs(math.frexp(single)[0]) == 0.5:
-            np.add(result, np.multiply(part, single, out=part), out=result)
+    (weight, source), *further = parts
+    total = source.rows(name, start, stop) * np.float32(weight)
+    for weight, source in further:
+        single, rows = np.float32(weight), source.rows(name, start, stop)
+        if abs(math.frexp(single)[0]) == 0.5:
+            total += rows * single
         else:
-            wide = np.multiply(part, np.float64(single), out=buffers("wide", shape, np.float64), dtype=np.float64)
-            np.copyto(result, np.add(wide, result, out=wide), casting="same_kind")
-    return result
+            total = (rows * np.float64(single) + total).astype(np.float32)
+    return total
 
 
-def linear_formula(sources: Sources, weights: Weights) -> Formula:
-    """The weighted sum of each parameter's own sources."""
+def task_vectors(
+    experts: Iterable[Source], base: Source, name: str, start: int, stop: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The base's rows, and expert - base for each."""
+    origin = base.rows(name, start, stop)
+    return origin, [expert.rows(name, start, stop) - origin for expert in experts]
 
-    def formula(name: str, start: int, stop: int) -> np.ndarray:
-        return weighted_sum([(weight, sources[role]) for role, weight in weights[name].items()], name, start, stop)
 
-    return formula
+def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Their sum, from the left, in the first of them."""
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total += vector
+    return total
 
 
-def task_vectors(experts: Sequence[Source], base: Source, name: str, start: int, stop: int) -> list[np.ndarray]:
-    """expert - base for each, buffers; the base's own rows stay in the buffer "base"."""
-    shape = (stop - start, matrix(base.info(name).shape)[1])
-    origin = buffers("base", shape)
-    base.rows(name, start, stop, origin)
-    vectors = []
-    for index, expert in enumerate(experts):
-        vector = buffers(f"vector {index}", shape)
-        expert.rows(name, start, stop, vector)
-        vectors.append(np.subtract(vector, origin, out=vector))
-    return vectors
+def onto(origin: np.ndarray, change: np.ndarray, scale: float) -> np.ndarray:
+    """origin + scale x change."""
+    return origin + (change if scale == 1 else change * np.float32(scale))
 
 
 def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
     """Raise PipelineError, naming file and tensor, where a source holds NaN or infinite values.
 
-    Reads the tensors again: asked when a result shows that one of them is broken.
+    Reads the tensors again: called when a result shows that one of them is broken.
     """
     for source in sources:
         parts: list[Source] = [source.base, source] if isinstance(source, Adapted) else [source]
         for part, name in itertools.product(parts, names):
-            shape = part.info(name).shape
-            for start, stop in pieces(shape):
-                values = buffers("finite", (stop - start, matrix(shape)[1]))
-                part.rows(name, start, stop, values)
-                if not np.isfinite(values).all():
-                    file = part.folder / ADAPTER_WEIGHTS if isinstance(part, Adapted) else part.info(name).file
-                    raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
-
-
-def sum_vectors(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum over experts, in their order; a buffer."""
-    result = buffers("total", vectors[0].shape)
-    if len(vectors) < 2:
-        np.copyto(result, vectors[0])
-    for index, vector in enumerate(vectors[1:]):
-        np.add(result if index else vectors[0], vector, out=result)
-    return result
-
-
-def onto_base(change: np.ndarray, scale: float) -> np.ndarray:
-    """base + scale x change, in place, for the rows last read by `task_vectors`."""
-    if scale != 1:
-        np.multiply(change, np.float32(scale), out=change)
-    return np.add(change, buffers("base", change.shape), out=change)
+            if name in part.infos and not all(
+                np.isfinite(part.rows(name, *piece)).all() for piece in pieces(part.info(name).shape)
+            ):
+                file = part.folder / ADAPTER_WEIGHTS if isinstance(part, Adapted) else part.info(name).file
+                raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
 
 
 def rows_in(shape: tuple[int, ...], axis: str) -> tuple[int, int]:
@@ -128,8 +105,8 @@ def row_changes(expert: Source, base: Source, name: str, axis: str = "input") ->
     count, length = rows_in(shape, axis)
     sums = np.zeros(count)
     for start, stop in pieces(shape):
-        (vector,) = task_vectors([expert], base, name, start, stop)
-        add_to_rows(sums, np.abs(vector, out=vector), start, stop, axis, shape)
+        _, (vector,) = task_vectors([expert], base, name, start, stop)
+        add_to_rows(sums, np.abs(vector), start, stop, axis, shape)
     if not np.isfinite(sums).all():
         refuse_not_finite([base, expert], [name])
     return sums / max(1, length)
@@ -138,77 +115,27 @@ def row_changes(expert: Source, base: Source, name: str, axis: str = "input") ->
 def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None = None) -> float:
     """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
-    The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once a process for the same
-    files: a sweep asks for each of its points.
+    The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once in a process for the
+    same contents: each point of a sweep asks for it.
     """
-    key = (tuple(weight for weight, _ in parts), *as_they_are(*(source for _, source in parts), base))
-    if key in _measured:
-        return _measured[key]
+    key = (*((weight, content_of(source)) for weight, source in parts), content_of(base))
+    if key in _mean_changes:
+        return _mean_changes[key]
 
     def row_means(name: str) -> tuple[float, int]:
         """The sum of the means of a tensor's rows, and how many there are."""
         shape = base.info(name).shape
         count, length = rows_in(shape, "input")
-        sum_ = 0.0
-        for start, stop in pieces(shape):
-            change = weighted_sum(parts, name, start, stop)
-            origin = buffers("base", change.shape)
-            base.rows(name, start, stop, origin)
-            sum_ += float(np.abs(np.subtract(change, origin, out=change), out=change).sum(dtype=np.float64))
-        if not math.isfinite(sum_):
+        changes = (np.abs(weighted_sum(parts, name, *piece) - base.rows(name, *piece)) for piece in pieces(shape))
+        total = sum(float(change.sum(dtype=np.float64)) for change in changes)
+        if not math.isfinite(total):
             refuse_not_finite([base, *(source for _, source in parts)], [name])
-        return sum_ / max(1, length), count
+        return total / max(1, length), count
 
-    sums = in_threads([partial(row_means, name) for name in by_size(base)], threads)
-    _measured[key] = math.fsum(means for means, _ in sums) / sum(count for _, count in sums)
-    return _measured[key]
-
-
-def as_they_are(*sources: Source) -> tuple[Any, ...]:
-    """What names the contents of sources within a process: their folders, and the sizes and times of their files."""
-    stats = [path.stat() for source in sources for path in source.files]
-    return tuple(str(source.folder) for source in sources), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+    means, counts = zip(*in_threads(row_means, by_size(base), threads), strict=True)
+    return _mean_changes.setdefault(key, math.fsum(means) / sum(counts))
 
 
 def by_size(source: Source) -> list[str]:
     """The names, largest tensors first: threads end at about the same time."""
     return sorted(source.names, key=lambda name: (-math.prod(source.info(name).shape), name))
-
-
-class Once(Generic[T]):
-    """A function of a tensor's name, computed when first asked for: what a formula must know of the whole tensor."""
-
-    def __init__(self, function: Callable[[str], T]) -> None:
-        self.function, self.lock = function, threading.Lock()
-        self.found: dict[str, T] = {}
-
-    def __call__(self, name: str) -> T:
-        if name not in self.found:
-            value = self.function(name)
-            with self.lock:
-                self.found.setdefault(name, value)
-        return self.found[name]
-
-
-class WholeTensor(threading.local):
-    """A function of a tensor's name whose last value each thread keeps: for formulas that need the whole tensor."""
-
-    def __init__(self, function: Callable[[str], np.ndarray]) -> None:
-        self.function, self.name, self.value = function, "", np.empty(0)
-
-    def __call__(self, name: str) -> np.ndarray:
-        if name != self.name:
-            self.name, self.value = "", np.empty(0)  # freed before the next is computed
-            self.name, self.value = name, self.function(name)
-        return self.value
-
-
-def whole_task_vectors(experts: Sequence[Source], base: Source, name: str) -> np.ndarray:
-    """The experts' task vectors of one matrix, (experts, rows, columns) in float64."""
-    shape = base.info(name).shape
-    whole = np.empty((len(experts), *matrix(shape)))
-    for start, stop in pieces(shape):
-        whole[:, start:stop] = task_vectors(experts, base, name, start, stop)
-    if not np.isfinite(whole).all():
-        refuse_not_finite([base, *experts], [name])
-    return whole

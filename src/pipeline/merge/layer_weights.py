@@ -7,10 +7,13 @@ from typing import Any
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.merge.weights import Weights
-from pipeline.models.anatomy import NORMS, Site, num_layers
+from pipeline.models.anatomy import NORMS, TOWER, Site, num_layers
 
 KEY = "merge.layer_weights"
-LAYER_KINDS = {"attention": "attention", "mlp": "mlp", **dict.fromkeys(NORMS, "norms")}  # anatomy's kind -> ours
+LAYER_KINDS = {
+    **{"attention": "attention", "linear_attention": "attention", "mlp": "mlp", "per_layer_input": "mlp"},
+    **dict.fromkeys(NORMS, "norms"),
+}  # anatomy's kind -> ours
 OUTSIDE_KINDS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
 KINDS = tuple(dict.fromkeys([*LAYER_KINDS.values(), *OUTSIDE_KINDS.values()]))
 
@@ -92,7 +95,7 @@ def weight_at(value: Any, layer: int) -> float:
 def spread_over_layers(numbers: Mapping[str, float], layer_weights: Any, sites: Mapping[str, Site]) -> Weights:
     """Each expert's weight in every parameter. Raises PipelineError for weights that do not fit the model."""
     by_kind = weights_of_layers(numbers, layer_weights, num_layers(sites))
-    kind_of = {name: (LAYER_KINDS | OUTSIDE_KINDS)[site.kind] for name, site in sites.items()}
+    kind_of = {name: (LAYER_KINDS | OUTSIDE_KINDS | {TOWER: "embeddings"})[site.kind] for name, site in sites.items()}
     for role, kinds in layer_weights.items():
         if absent := sorted(set(kinds) - set(kind_of.values())):
             raise PipelineError(f"{KEY}.{role}.{absent[0]}: the model has no such parameter: leave it out")

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,14 @@ from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
 from pipeline.merge.compatibility import check_sources
-from pipeline.merge.formulas import Formula, linear_formula, refuse_not_finite
+from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, weighted_sum
 from pipeline.merge.summary import Row, group_weights
+from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
 from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
-from pipeline.models import floats
-from pipeline.models.checkpoint import DTYPES, TensorInfo
+from pipeline.models import arrays
+from pipeline.models.anatomy import TOWER, towers
+from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -34,26 +37,54 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Merging:
-    """A merge that is decided but not computed.
+class Linear:
+    """A merge in which each parameter is a weighted sum of sources: parameter -> role -> weight."""
 
-    `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter;
-    `rows` is the plan to show. `prepare` finds what methods need to know of whole models. `changes` says how much of
-    each source's change from the base a parameter has, where it is a sum of such; `adapter` is set where the merge is
-    one. `measured` gives numbers of the merge that its run records.
+    weights: Weights
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return group_weights(self.weights)
+
+
+@dataclasses.dataclass
+class Computed:
+    """A merge by a formula, and its plan: a text, or rows. `weights`: of parameters that have some all the same.
+
+    `prepare` finds what the formula needs to know of whole models, by the number of threads; `passes` counts how often
+    sources are read. `changes` says how much of each expert's change from the base a parameter has, where it is a sum
+    of such. `measured` gives numbers of the merge that its run records.
     """
+
+    formula: Formula
+    rows: Any  # list of Row
+    weights: Weights = dataclasses.field(default_factory=dict)
+    changes: Weights | None = None
+    prepare: Callable[[int | None], None] | None = None
+    passes: int = 1
+    measured: Callable[[int | None], dict[str, float]] = lambda threads: {}
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, str):
+            self.rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": self.rows}]
+
+
+@dataclasses.dataclass
+class Merging:
+    """A merge that is decided but not computed: what its method decided, of these sources by role, the base included
+    where it is read. `adapter` is set where the merge is one. `lost`: what casts cost, tensor -> [sum of squared
+    errors, sum of squares], filled by writing."""
 
     config: Merge
     sources: dict[str, Source]
-    formula: Formula
-    weights: Weights
-    rows: list[Row]
-    prepare: Callable[[int | None], None] | None = None
-    passes: int = 1  # over the sources of a computed tensor
-    changes: Weights | None = None
+    method: Linear | Computed
     adapter: Adapted | None = None
-    measured: Callable[[int | None], dict[str, float]] = lambda threads: {}
-    lost: dict[str, np.ndarray] | None = None  # floats.squared_rounding_error by tensor, filled by writing
+    vocabulary: Vocabulary | None = None
+    lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def weights(self) -> Weights:
+        return self.method.weights
 
     @property
     def dtype(self) -> str | None:
@@ -66,6 +97,18 @@ class Merging:
         return next(iter(self.sources.values()))
 
     @property
+    def giver_role(self) -> str:
+        role = self.config.files_from or (self.vocabulary.role if self.vocabulary else next(iter(self.sources)))
+        if role not in self.sources:
+            raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(self.sources)}")
+        return role
+
+    @property
+    def giver(self) -> Source:
+        """The source whose tokenizer, template and configs the result takes over."""
+        return (self.vocabulary.whole if self.vocabulary else self.sources)[self.giver_role]
+
+    @property
     def names(self) -> list[str]:
         return self.layout.names
 
@@ -73,55 +116,120 @@ class Merging:
         """The safetensors dtype in which a tensor of the result is stored."""
         return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
 
-    def stored_info(self, name: str) -> TensorInfo:
-        """A tensor of the result as it will be stored; its place is not decided."""
-        dtype, info = self.stored_dtype(name), self.layout.info(name)
-        return TensorInfo(dtype, info.shape, math.prod(info.shape) * (4 if dtype == "F32" else 2), info.file, 0)
+    def shape(self, name: str) -> tuple[int, ...]:
+        info = self.layout.info(name)
+        further = self.vocabulary and name in self.vocabulary.names
+        return (self.vocabulary.rows, *info.shape[1:]) if self.vocabulary and further else info.shape
 
-    def copied_from(self, name: str) -> str | None:
-        """The one source whose tensor this is, unchanged, or None where it has to be computed."""
+    def bytes_of(self, name: str) -> int:
+        return math.prod(self.shape(name)) * ITEM_BYTES[self.stored_dtype(name)]
+
+    def copied_from(self, name: str) -> tuple[str, TensorInfo] | None:
+        """The one source whose tensor this is, unchanged, and where its bytes are; None where it is to be computed."""
         weights = self.weights.get(name, {})
-        if list(weights.values()) != [1.0] or self.adapter:
+        if list(weights.values()) != [1.0] or self.adapter or (self.vocabulary and name in self.vocabulary.names):
             return None
-        role = next(iter(weights))
+        (role,) = weights
         info = self.sources[role].stored(name)
-        return role if info is not None and info.dtype == self.stored_dtype(name) else None
+        return (role, info) if info is not None and info.dtype == self.stored_dtype(name) else None
 
-    def signature(self, name: str) -> Any:
-        """What decides a tensor: two merges of one layout that agree here agree on the tensor."""
-        dtype = self.stored_dtype(name)
+    def sole_source(self) -> str | None:
+        """The one source that the merge is, all tensors unchanged; None of any other merge."""
+        rows = list(((changes_of(self) or {}) if self.adapter else self.weights).values())
+        unchanged = self.adapter is not None or all(map(self.copied_from, self.names))
+        alike = unchanged and rows and list(rows[0].values()) == [1.0] and rows.count(rows[0]) == len(rows)
+        return next(iter(rows[0])) if alike else None
+
+    def decided_by(self, name: str, of: Callable[[str, str | None], Any]) -> Any:
+        """What decides a tensor: two merges of one layout that agree here agree on the tensor.
+
+        of(role, name) identifies a tensor of a source; of(role, None) the whole source.
+        """
         if self.adapter is None and name in self.weights:
-            return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items()), dtype
+            parts = [[of(role, name), weight] for role, weight in self.weights[name].items()]
+            return parts, self.stored_dtype(name), self._further_rows(name)
+        knobs = {
+            item.name: getattr(self.config, item.name)
+            for item in dataclasses.fields(self.config)
+            if not item.metadata.get("run") and item.name not in ("files_from", "dtype", "form")
+        }
+        sources = {role: of(role, None) for role in self.sources}
+        beyond = self.config.beyond_knobs()
+        return [knobs, beyond, sources, self.method.rows, name], self.stored_dtype(name), self._further_rows(name)
+
+    def _further_rows(self, name: str) -> list[Any]:
+        """Where rows that not all sources have come from."""
+        vocabulary = self.vocabulary
+        return [vocabulary.common, vocabulary.role] if vocabulary and name in vocabulary.names else []
+
+    def signature(self, name: str) -> str:
+        """What decides a tensor, by the folders of the sources."""
         folders = {role: str(source.folder) for role, source in self.sources.items()}
-        return json.dumps([dataclasses.asdict(self.config), folders, self.rows], sort_keys=True, default=str), dtype
+        return json.dumps(self.decided_by(name, lambda role, _: folders[role]), sort_keys=True, default=str)
 
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
-        if self.prepare:
-            prepare, self.prepare = self.prepare, None
+        if isinstance(self.method, Computed) and self.method.prepare:
+            prepare, self.method.prepare = self.method.prepare, None
             prepare(threads)
 
+    def formula(self, name: str) -> Rows:
+        """The rows of a tensor of the result, in float32."""
+        rows, vocabulary = self._common_rows(name), self.vocabulary
+        if vocabulary is None or name not in vocabulary.names:
+            return rows
+
+        def with_further_rows(start: int, stop: int) -> np.ndarray:
+            common = vocabulary.common
+            parts = [rows(start, min(stop, common))] if start < common else []
+            parts += [vocabulary.giver.rows(name, max(start, common), stop)] if stop > common else []
+            return np.concatenate(parts)
+
+        return with_further_rows
+
+    def _common_rows(self, name: str) -> Rows:
+        adapter, method = self.adapter, self.method
+        if adapter is not None:
+            return lambda start, stop: adapter.rows(name, start, stop)
+        if name in method.weights or isinstance(method, Linear):
+            parts = [(weight, self.sources[role]) for role, weight in method.weights[name].items()]
+            return lambda start, stop: weighted_sum(parts, name, start, stop)
+        return method.formula(name) if not self.config.package else self._checked(method.formula, name)
+
+    def _checked(self, formula: Formula, name: str) -> Rows:
+        """The rows by another package's method; raises PipelineError for what is no float32 of the shape."""
+        place = f"merge={self.config.method} of package {self.config.package}"
+        computed = guarded(guarded(formula, place)(name), place)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            values, expected = computed(start, stop), (stop - start, arrays.matrix(self.layout.info(name).shape)[1])
+            if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (expected, np.float32):
+                got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+                raise PipelineError(f"{place}: {name} became {got}, not float32 {expected}: report it to its authors")
+            return values
+
+        return rows
+
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """One tensor of the result as stored, (rows, columns) by (rows, columns); a piece lasts until the next.
+        """One tensor of the result as stored, (rows, columns) by (rows, columns).
 
         Computed in float32 and cast once. Raises PipelineError where the result is not finite: naming the source's file
         where that is not, else float16 overflows.
         """
-        dtype, lost = self.stored_dtype(name), np.zeros(2)
-        casts = self.lost is not None and dtype not in ("F32", self.layout.info(name).dtype)
-        for start, stop in floats.pieces(self.layout.info(name).shape):
-            values = self.formula(name, start, stop)
-            exact = values.copy() if casts else None
+        dtype, info, lost = self.stored_dtype(name), self.layout.info(name), np.zeros(2)
+        rows = self.formula(name)
+        for start, stop in arrays.pieces(self.shape(name)):
+            values = rows(start, stop)
             try:
-                stored = floats.narrow(values, dtype, name)
+                stored = arrays.narrow(values, dtype, name)
             except PipelineError:
                 refuse_not_finite(self.sources.values(), [name])
                 raise
-            if exact is not None:
-                lost += floats.squared_rounding_error(exact, stored, dtype)
+            if dtype not in ("F32", info.dtype):
+                error = stored.astype(np.float32) - values
+                lost += np.vdot(error, error), np.vdot(values, values)
             yield stored
-        if self.lost is not None and casts:
-            self.lost[name] = lost
+        self.lost[name] = lost
 
     def merged(self, name: str) -> torch.Tensor:
         """One tensor of the result, whole."""
@@ -130,61 +238,54 @@ class Merging:
         from pipeline.models.checkpoint import torch_dtype
 
         self.ready()
-        dtype, shape = self.stored_dtype(name), self.layout.info(name).shape
-        values = np.concatenate(
-            [np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))]
+        data = b"".join(part.tobytes() for part in self.pieces(name))
+        shape, dtype = self.shape(name), torch_dtype(self.stored_dtype(name))
+        return (
+            torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
         )
-        return torch.from_numpy(values).view(torch_dtype(dtype)).reshape(shape)
 
     def cast(self) -> dict[str, Any]:
         """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
-        if not self.lost:
-            return {}
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
         return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
 
     def plan_rows(self) -> list[Row]:
         """The plan: `where` (layers a-b, embedding, ...), `what` (kinds), `weights` (source -> weight)."""
-        return self.rows
+        return list(self.method.rows)
 
     def bytes(self) -> dict[str, int]:
         """Bytes to copy as they are, to read for what is computed, and to write."""
-        byte_counts = {"copied": 0, "read": 0, "written": 0}
         if self.adapter:
             entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
             return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
-        for name in self.names:
-            size = self.stored_info(name).nbytes
-            byte_counts["written"] += size
-            if self.copied_from(name):
-                byte_counts["copied"] += size
-            else:
-                roles = self.weights.get(name, self.sources)
-                byte_counts["read"] += self.passes * sum(self.sources[role].info(name).nbytes for role in roles)
-        return byte_counts
+        copied = sum(self.bytes_of(name) for name in self.names if self.copied_from(name))
+        passes = self.method.passes if isinstance(self.method, Computed) else 1
+        read = sum(
+            passes * self.sources[role].info(name).nbytes
+            for name in self.names if not self.copied_from(name) for role in self.weights.get(name, self.sources)
+        )  # fmt: skip
+        return {"copied": copied, "read": read, "written": sum(map(self.bytes_of, self.names))}
 
     def write(
         self,
         folder: Path,
-        files_from: str | None = None,
         recorded: Mapping[str, Mapping[str, str]] | None = None,
         threads: int | None = None,
     ) -> dict[str, str]:
         """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor: digest}.
 
         Shards are laid out as in the first source. Config, generation config, tokenizer and chat template
-        come from the source `files_from` (default: the first). `known` holds digests of sources on record,
-        source -> name -> digest: a tensor copied from one inherits it, and is then not read at all.
+        come from `giver`. `recorded` holds digests of sources, source -> name -> digest: a tensor copied from
+        one inherits it, and is then not read at all.
         """
-        refuse_unknown_role(files_from, self)
         self.ready(threads)
-        self.lost = {}
+        self.lost.clear()
         if self.adapter:
             digests = write_adapter(self.adapter, folder)
         else:
             digests = write_weights(self, folder, recorded or {}, threads)
             write_index(self, folder)
-        copy_files(self.sources[files_from] if files_from else self.layout, folder, self.dtype, bool(self.adapter))
+        copy_files(self.giver, folder, self.dtype, bool(self.adapter))
         make_readable(folder)
         return digests
 
@@ -214,37 +315,31 @@ def open_merge(
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
-    check_sources(sources, base)
-    merge: Merging = config.decide(sources, base, partition, threads)
+    vocabulary = None
+    if config.merges_vocabularies:
+        sources, base, vocabulary = align_vocabularies(sources, base, config.vocabulary, config.files_from)
+    check_sources(sources, base, vocabulary=config.vocabulary, fixed=not config.merges_vocabularies)
+    method: Linear | Computed = config.decide(sources, base, partition, threads)
     if controlled := config.controlled_roles():
         assert base is not None
-        if merge.weights:
-            merge = linear_merge(config, {**sources, "base": base}, weights_on_base(merge.weights, controlled))
+        if method.weights:
+            method = Linear(weights_on_base(method.weights, controlled))
         else:
-            in_place = {role: base if role in controlled else source for role, source in sources.items()}
-            merge = config.decide(in_place, base, partition, threads)
-    refuse_unknown_role(config.files_from, merge)
-    return _as_adapter(with_checked_formula(merge) if config.package else merge)
-
-
-def with_checked_formula(merge: Merging) -> Merging:
-    """The merge of another package's method, whose formula raises PipelineError for what is no float32 of the shape."""
-    place = f"merge={merge.config.method} of package {merge.config.package}"
-    formula = guarded(merge.formula, place)
-
-    def computed(name: str, start: int, stop: int) -> np.ndarray:
-        values, expected = formula(name, start, stop), (stop - start, floats.matrix(merge.layout.info(name).shape)[1])
-        if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (expected, np.float32):
-            got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-            raise PipelineError(f"{place}: {name} became {got}, not float32 {expected}: report it to its authors")
-        return values
-
-    return dataclasses.replace(merge, formula=computed)
-
-
-def refuse_unknown_role(role: str | None, merge: Merging) -> None:
-    if role is not None and role not in merge.sources:
-        raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(merge.sources)}")
+            sources = {role: base if role in controlled else source for role, source in sources.items()}
+            method = config.decide(sources, base, partition, threads)
+    if base is not None and (
+        any("base" in row for row in method.weights.values()) or (isinstance(method, Computed) and config.needs_base())
+    ):
+        sources = {**sources, "base": base}
+    merge = Merging(config, dict(sources), method, vocabulary=vocabulary)
+    giver = merge.giver_role
+    if vocabulary is not None:
+        method.rows = [*method.rows, *vocabulary.describe()]
+    if beside := towers(merge.names):
+        method.weights.update({name: {giver: 1.0} for name in beside})
+        if isinstance(method, Computed):
+            method.rows = [*method.rows, {"where": TOWER, "what": "all", "weights": {giver: 1.0}}]
+    return _as_adapter(merge)
 
 
 def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
@@ -258,9 +353,9 @@ def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
     return {name: moved(row) for name, row in weights.items()}
 
 
-def linear_merge(config: Merge, sources: dict[str, Source], weights: Weights) -> Merging:
-    """The merge that weights of all parameters decide: parameter -> source -> weight."""
-    return Merging(config, sources, linear_formula(sources, weights), weights, group_weights(weights), changes=weights)
+def changes_of(merge: Merging) -> Weights | None:
+    """Parameter -> role -> how much of the expert's change from the base it has; None where it is no sum of such."""
+    return merge.method.weights if isinstance(merge.method, Linear) else merge.method.changes
 
 
 def why_dense(merge: Merging) -> str | None:
@@ -269,7 +364,7 @@ def why_dense(merge: Merging) -> str | None:
     for expert in experts:
         if not isinstance(expert, Adapted):
             return f"{expert.folder.name} is a whole model, not an adapter"
-    if merge.changes is None:
+    if changes_of(merge) is None:
         return f"merge={merge.config.method} does not give a weighted sum of adapters"
     for expert in experts:
         if isinstance(expert, Adapted) and expert.replaced:
@@ -280,20 +375,12 @@ def why_dense(merge: Merging) -> str | None:
 
 def _as_adapter(merge: Merging) -> Merging:
     """The same merge as an adapter on the base, where that is exact and wanted."""
-    form, changes = merge.config.form, merge.changes
-    why = why_dense(merge)
+    form, changes, why = merge.config.form, changes_of(merge), why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
-    if form == "dense" or why:
+    if form == "dense" or why or changes is None:
         return merge
-    assert changes is not None
-    adapter = combine_adapters(merge.sources, changes)
-    if not adapter.factors:
+    merge.adapter = combine_adapters(merge.sources, changes)
+    if not merge.adapter.factors:
         raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
-
-    def formula(name: str, start: int, stop: int) -> np.ndarray:
-        out = floats.buffers("sum", (stop - start, floats.matrix(adapter.info(name).shape)[1]))
-        adapter.rows(name, start, stop, out)
-        return out
-
-    return dataclasses.replace(merge, formula=formula, adapter=adapter)
+    return merge

@@ -32,12 +32,15 @@ def tokenizer_folder(source: Source) -> Path:
     return source.base.folder if isinstance(source, Adapted) and not has_tokenizer else source.folder
 
 
-def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:
+def same_tokenizer(
+    first: Source, second: Source, keys: tuple[str, str], vocabulary: str | None = None, fixed: bool = True
+) -> None:
     """Raise PipelineError for experts that tokenize text differently: rows of their embeddings would mean different
     tokens.
 
-    Where files differ, the vocabularies must be equal and so must the tokens of PROBES. A tokenizer that only one has
-    is no obstacle; formats that differ between library versions are none either.
+    Where files differ, the vocabularies must be equal, but for tokens added on one side where merge.vocabulary says
+    what becomes of them, and so must the tokens of PROBES. A tokenizer that only one has is no obstacle; formats that
+    differ between library versions are none either. `fixed`: no merge.vocabulary can be given.
     """
     folders = [tokenizer_folder(source) for source in (first, second)]
     files = [[folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model")]
@@ -45,19 +48,35 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None
     if first_file is None or second_file is None:
         return
     difference, same_file = None, first_file.read_bytes() == second_file.read_bytes()
-    if not same_file and (
-        first_file.suffix == ".model" or _read_vocabulary(first_file) != _read_vocabulary(second_file)
-    ):
-        difference = "another tokenizer"
-    elif _settings_of(folders[0]) != _settings_of(folders[1]):  # which transformers applies to tokenizer.json
+    remedy = "they must be alike; mergekit-tokensurgeon transplants a vocabulary"
+    if not same_file:
+        read = [None, None] if first_file.suffix == ".model" else list(map(_read_vocabulary, (first_file, second_file)))
+        added = [one.pop("added") for one in read if one]
+        if first_file.suffix == ".model" or read[0] != read[1] or not _extends(*added):
+            difference = "another tokenizer"
+        elif added[0] != added[1] and (vocabulary is None or fixed):
+            token = min(dict(added[0].items() ^ added[1].items()))
+            difference = f"other added tokens ({token})"
+            remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
+    if not difference and _settings_of(folders[0]) != _settings_of(folders[1]):  # transformers applies them
         difference = describe_difference(*(_by_transformers(folder) for folder in folders))
-    elif not same_file:
+    elif not difference and not same_file:
         encodings = [_read_tokenizer(file).encode_batch(PROBES) for file in (first_file, second_file)]
         difference = describe_difference(*([encoding.ids for encoding in texts] for texts in encodings))
     if difference:
-        raise PipelineError(
-            f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; they must be alike"
-        )
+        raise PipelineError(f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; {remedy}")
+
+
+def _extends(first: dict[str, int], second: dict[str, int]) -> bool:
+    """Whether one has all added tokens of the other, at the same places."""
+    return first.items() <= second.items() or second.items() <= first.items()
+
+
+def added_tokens(source: Source) -> dict[str, int]:
+    """The tokens added to a source's vocabulary, token -> place; empty without a tokenizer.json."""
+    file = tokenizer_folder(source) / "tokenizer.json"
+    added: dict[str, int] = _read_vocabulary(file)["added"] if file.is_file() else {}
+    return added
 
 
 def describe_difference(first: list[list[int]], second: list[list[int]]) -> str | None:

@@ -13,20 +13,18 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
-from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.mergekit import FILE, describe_difference, why_inexpressible, yaml_of
+from pipeline.merge.merge import Computed, Merging, open_merge
 from pipeline.merge.summary import print_plan, recipe_text, row_cells
 from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
 from pipeline.models.partition import resolve_partition
-from pipeline.runs.manifest import SNAPSHOTS
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
 from pipeline.runs.model_card import render_card as model_card
 from pipeline.runs.run import decided_beyond_knobs
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage, MergeStage
-    from pipeline.runs.run import Parent, Run
+    from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
 
@@ -40,57 +38,39 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
     tracker.table("merge_plan", ["where", "what", "weights"], [row_cells(row, run.parents) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    write_descriptions(run, merge, work)
+    write_card(run, merge, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
-    digests = merge.write(work, config.files_from, sources.known, run.config.threads)
+    digests = merge.write(work, sources.known, run.config.threads)
     sources.cache_digests(digests)
-    weights = {"root": weights_root(digests), "digests": digests}
-    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **measure_merge(merge, run.config.threads)}
+    key = sources.key()
+    weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
+    facts = measure_merge(merge, key, run.config.threads)
+    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **facts}
 
 
-def measure_merge(merge: Merging, threads: int | None) -> dict[str, float]:
+_facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evaluation of it in memory asks
+
+
+def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, float]:
     """The numbers of a merge that its run records, printed on standard error too."""
-    facts = dict(merge.measured(threads))
+    if key not in _facts:
+        _facts[key] = merge.method.measured(threads) if isinstance(merge.method, Computed) else {}
+    facts = _facts[key]
     for name, value in facts.items():
         print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)
     return facts
 
 
-def write_descriptions(run: Run[MergeStage], merge: Merging, work: Path) -> None:
-    """The model card, and the merge in mergekit's words where it has them."""
+def write_card(run: Run[MergeStage], merge: Merging, work: Path) -> None:
+    """The model card: the plan, the settings and the parents."""
     config = run.config
-    runs_dir = Path(config.runs_dir)
-    reason = why_inexpressible(merge)
-    if reason is None:
-        names = {role: place_named(parent) for role, parent in run.parents.items()}
-        (work / FILE).write_text(yaml_of(merge, names), encoding="utf-8")
-    note = f"`{FILE}` is this merge for mergekit 0.1.5: {describe_difference(merge.config)}."
-    if reason:
-        note = f"mergekit cannot express this merge: {reason}."
     split = resolve_partition(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
-    made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
-    body = "\n".join(
-        [
-            recipe_text(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split),
-            note,
-            "",
-            data_section(made_of),
-        ]
-    )
+    made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, Path(config.runs_dir))
+    recipe = recipe_text(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split)
+    body = f"{recipe}\n{data_section(made_of)}"
     relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
     text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)
     (work / CARD).write_text(text, encoding="utf-8")
-
-
-def place_named(parent: Parent) -> str:
-    """A source as mergekit may be given it in the folder of the runs: its id on the Hub, else its folder there.
-
-    With ./ before it, as mergekit asks the Hub about a bare name, even one that is a folder.
-    """
-    if hub := getattr(parent, "hub", None):
-        return str(hub)
-    name, at, step = parent.name.rpartition("@")
-    return f"./{name}/{SNAPSHOTS}/step-{step}" if at and step.isdigit() else f"./{parent.name}"
 
 
 def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.merge.weights import Weights
-from pipeline.models.anatomy import anatomy
+from pipeline.models.anatomy import TOWER, anatomy
 
 if TYPE_CHECKING:
     from pipeline.config.merging import Merge
@@ -34,7 +34,7 @@ def group_weights(weights: Weights) -> list[Row]:
     layers = sorted(place for place in places if isinstance(place, int))
     blocks: list[list[Any]] = [list(block) for _, block in itertools.groupby(layers, key=kinds_of_weights)]
     rows: list[Row] = []
-    for block in [["embedding"], *blocks, ["final_norm"], ["head"]]:
+    for block in [["embedding"], *blocks, ["final_norm"], ["head"], [TOWER]]:
         if block[0] in places:
             label = block[0]
             if isinstance(label, int):

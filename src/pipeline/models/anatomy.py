@@ -1,8 +1,7 @@
 """What a parameter is, read from its name: which layer it sits in and what kind of parameter it is.
 
-Partitions, LoRA targets, alternating training, layer swap and reset all use this one classification.
-Knows the names that transformers gives to dense decoders: Llama, Mistral, Qwen 2 and 3, Falcon3, Cohere (Aya), Gemma 1
-to 3, OLMo 1 to 3, Phi 1 to 4, Apertus and those that share theirs. Imports nothing heavy.
+Partitions, LoRA targets, alternating training, layer swap and reset all use this one classification. Knows the names
+that transformers gives to dense decoders, those inside a model that also sees or hears included. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,32 +13,42 @@ from dataclasses import dataclass
 from pipeline.errors import PipelineError
 
 OUTSIDE = ("embedding", "final_norm", "head")  # the kinds that belong to no transformer layer
+TOWER = "tower"  # what lies beside the decoder, such as the encoder of images: neither trained nor merged
 NORMS = ("attention_norm", "mlp_norm", "shared_norm")
+ATTENTION = ("attention", "linear_attention", "attention_norm")  # the half of a layer that mixes tokens, and its norms
+MLP = ("mlp", "mlp_norm")
 
-_OUTSIDE_NAMES = {
-    "model.embed_tokens": "embedding",
-    "model.norm": "final_norm",
-    "model.final_layernorm": "final_norm",  # Phi
-    "lm_head": "head",
+_DECODER = re.compile(r"^(model\.)?language_model\.(model\.)?")  # of a model with other towers
+_LAYER = re.compile(r"(?:model|model\.decoder|transformer|gpt_neox)\.(?:layers|h|blocks)\.(\d+)\.(.+)")
+_OUTSIDE = {  # behind model., transformer., ...
+    **dict.fromkeys(("embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "project_in"), "embedding"),
+    **dict.fromkeys(("word_embeddings", "word_embeddings_layernorm", "embed_tokens_per_layer"), "embedding"),
+    **dict.fromkeys(("per_layer_model_projection", "per_layer_projection_norm", "altup_projections"), "embedding"),
+    **dict.fromkeys(("norm", "final_layernorm", "final_layer_norm", "layer_norm", "ln_f", "norm_f"), "final_norm"),
+    **dict.fromkeys(("embedding_norm",), "final_norm"),  # LFM2's, which stands at the end
+    **dict.fromkeys(("lm_head", "embed_out", "project_out", "altup_unembed_projections"), "head"),
 }
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_LAYER_KINDS = {
-    **{f"self_attn.{part}_proj": "attention" for part in ("q", "k", "v", "o", "qkv")},
-    **{f"self_attn.{part}": "attention" for part in ("dense", "q_norm", "k_norm", "q_layernorm", "k_layernorm")},
-    **{f"self_attn.{part}_layernorm": "attention" for part in ("query", "key")},
-    **{f"mlp.{part}_proj": "mlp" for part in ("gate", "up", "down", "gate_up", "c")},
-    **{f"mlp.{part}": "mlp" for part in ("fc1", "fc2", "c_fc")},
-    **{f"mlp.act_fn.{part}": "mlp" for part in ("alpha_p", "alpha_n", "beta", "eps")},  # xIELU, two of them constants
+_KINDS = {  # the first module inside a layer -> kind; those without a module of this name have a norm of their own
+    **dict.fromkeys(("self_attn", "self_attention", "attention", "attn"), "attention"),
+    **dict.fromkeys(("linear_attn", "mamba", "conv"), "linear_attention"),
+    **dict.fromkeys(("mlp", "feed_forward", "ffn", "fc1", "fc2"), "mlp"),
+    **dict.fromkeys(("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"), "per_layer_input"),
+    **dict.fromkeys(("altup", "laurel", "layer_scalar"), "per_layer_input"),
     # before and behind each half; post_attention_layernorm: see `anatomy`
-    **dict.fromkeys(("input_layernorm", "attention_layernorm", "post_self_attn_layernorm"), "attention_norm"),
+    **dict.fromkeys(("input_layernorm", "attention_layernorm", "attention_layer_norm", "ln_1"), "attention_norm"),
+    **dict.fromkeys(
+        ("norm_1", "self_attn_layer_norm", "operator_norm", "ln_attn", "post_self_attn_layernorm"), "attention_norm"
+    ),
     **dict.fromkeys(("feedforward_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"), "mlp_norm"),
-    **dict.fromkeys(("post_mlp_layernorm", "post_attention_layernorm"), "mlp_norm"),
+    **dict.fromkeys(("post_mlp_layernorm", "post_attention_layernorm", "pre_ff_layernorm", "ln_2"), "mlp_norm"),
+    **dict.fromkeys(("norm_2", "final_layer_norm", "ffn_norm", "ln_mlp", "feedforward_layer_norm"), "mlp_norm"),
 }
 _AFTER_ATTENTION, _OF_FEEDFORWARD = (
     "post_attention_layernorm",
     ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
-_EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe|router)\.|\.mlp\.gate\.")
+_EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe)\.|\.(mlp\.gate|router)\.(?!.*norm)")
+_COMPUTED = re.compile(r"rotary_emb\.")  # buffers that older files hold
 _PEFT = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)|\.lora_[AB](?:\.(?!weight$|bias$)\w+)?(?=\.|$)")
 
 
@@ -47,9 +56,10 @@ _PEFT = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)|\.lora_[AB](?:\.(?!
 class Site:
     """Where a parameter sits: its layer (None outside the layers) and its kind.
 
-    Kinds: attention (norms of queries and keys included), mlp, attention_norm and mlp_norm (the norms before and behind
-    each half: in Llama input_layernorm and post_attention_layernorm), shared_norm (a single input_layernorm that feeds
-    both, as in Cohere and Phi 2), embedding, final_norm, head.
+    Kinds: attention (norms of queries and keys included), linear_attention (recurrent or convolutional mixing of
+    tokens: Qwen 3.5, LFM2, Mamba), mlp, per_layer_input (Gemma 3n and 4), attention_norm and mlp_norm (the norms before
+    and behind each half: in Llama input_layernorm and post_attention_layernorm), shared_norm (a single input_layernorm
+    that feeds both, as in Cohere and Phi 2), embedding, final_norm, head, tower.
     """
 
     layer: int | None
@@ -61,6 +71,20 @@ def plain_name(name: str) -> str:
     return _PEFT.sub("", name)
 
 
+def decoder_name(name: str) -> str:
+    """The name that a parameter has in the decoder by itself: model.layers.0... of model.language_model.layers.0..."""
+    inner, wrapped = _DECODER.subn("", re.sub("^embed_out\\.", "lm_head.", name))  # GPT-NeoX has the former in files
+    return f"model.{inner}" if wrapped and not inner.startswith("lm_head.") else inner
+
+
+def towers(names: Iterable[str]) -> list[str]:
+    """The parameters beside the decoder of a model that also sees or hears; none of a text model."""
+    names = list(names)
+    if not any(_DECODER.match(plain_name(name)) for name in names):
+        return []
+    return [name for name in names if not re.match(rf"{_DECODER.pattern}|lm_head\.", plain_name(name))]
+
+
 def anatomy(names: Iterable[str]) -> dict[str, Site]:
     """Classify all parameter names of one model, PEFT-wrapped or not.
 
@@ -69,7 +93,9 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
     the norm before the MLP (Llama), unless the layer has a separate one for it (Gemma 2 and 3, OLMo 2 and 3): then it
     norms what attention gives. Raises PipelineError for an unknown name, and for a mixture of experts.
     """
-    sites = {name: _classify(name) for name in names}
+    names = list(names)
+    beside = set(towers(names))
+    sites = {name: Site(None, TOWER) if name in beside else _classify(name) for name in names}
     owned = {site.layer for name, site in sites.items() if any(norm in name for norm in _OF_FEEDFORWARD)}
     for name, site in sites.items():
         if site.layer in owned and _AFTER_ATTENTION in name:
@@ -82,21 +108,21 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
 
 
 def _classify(name: str) -> Site:
-    plain = re.sub(r"\.(weight|bias)$", "", plain_name(name))
-    if plain in _OUTSIDE_NAMES:
-        return Site(None, _OUTSIDE_NAMES[plain])
-    match = _LAYER.fullmatch(plain)
-    if match and match[2] in _LAYER_KINDS:
-        return Site(int(match[1]), _LAYER_KINDS[match[2]])
+    plain = re.sub(r"\.(weight|bias)$", "", decoder_name(plain_name(name)))
     if _EXPERTS.search(name):
         raise PipelineError(
             f"parameter {name!r} belongs to a mixture of experts: weights depend on the token, so that its layers "
             "cannot be trained or swapped by half; give a dense model"
         )
-    raise PipelineError(
-        f"parameter {name!r} is not one of a dense decoder whose names are known: give a text-only model of Llama's "
-        "shape, or add the name to models/anatomy.py"
-    )
+    match = _LAYER.fullmatch(plain)
+    layer, rest = (int(match[1]), match[2]) if match else (None, re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain))
+    kind = (_OUTSIDE if match is None else _KINDS).get(rest.partition(".")[0])
+    if kind is None or _COMPUTED.search(name):
+        raise PipelineError(
+            f"parameter {name!r} is not one of a dense decoder whose names are known: give a model of Llama's "
+            "shape, or add the name to models/anatomy.py"
+        )
+    return Site(layer, kind)
 
 
 def num_layers(sites: Mapping[str, Site]) -> int:

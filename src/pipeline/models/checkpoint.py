@@ -1,25 +1,23 @@
 """A checkpoint on disk as a table of named tensors, opened by its headers alone.
 
-Reads the safetensors layout itself (8 bytes little-endian header length, a JSON header, then raw bytes), so
-that shapes, dtypes and mistakes are known in milliseconds, before torch is imported. Never reads pickles.
+safetensors reads and checks; the places of the bytes are read from the headers (8 bytes little-endian length, then
+JSON), so that a merge can copy them without reading. No torch is imported, and no pickle read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import mmap
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
 from pipeline.errors import PipelineError
+from pipeline.models.anatomy import decoder_name
 from pipeline.models.files import ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
@@ -29,18 +27,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # torch's name -> safetensors' name
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-_ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
     "F64": ("<u8", 0x7FF0000000000000),
     "F32": ("<u4", 0x7F800000),
@@ -48,8 +35,8 @@ _EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
     "BF16": ("<u2", 0x7F80),
 }
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
-KIND = "blake3"  # of new digests, which begin with it; runs of earlier versions have sha256
-_TIED_BY_CLASS = ("cohere", "cohere2")  # CohereConfig ties by default; Aya's config.json does not say so
+KIND = "blake3"  # what digests begin with; those of the first versions begin with sha256 and are never compared
+TIED_BY_CLASS = ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text")  # where config.json does not say it
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
@@ -68,6 +55,7 @@ class TensorInfo:
     nbytes: int
     file: Path
     offset: int  # bytes from the start of the file
+    key: str = ""  # its name in the file
 
     def pieces(self) -> Iterator[memoryview]:
         """The raw bytes in pieces of at most 1 MB; a piece is valid until the next one is requested."""
@@ -90,8 +78,7 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     infos: dict[str, TensorInfo]
-    _maps: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
-    _streams: dict[Path, BinaryIO] = field(default_factory=dict, repr=False)
+    _opened: dict[Path, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
@@ -122,54 +109,41 @@ class Checkpoint:
         return self.infos[name]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU, mapped from the file: only what is read is loaded.
+        """One tensor on the CPU, for torch."""
+        from safetensors import safe_open
 
-        The mapping is copy-on-write, so writing to the tensor never changes the file.
-        """
-        import torch
-
-        info = self.info(name)
-        if info.dtype not in DTYPES.values():
-            raise PipelineError(f"{self.folder}: {name} is {info.dtype}, not one of {', '.join(DTYPES)}")
-        if not info.nbytes:
-            return torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-        if info.file not in self._maps:
-            with open(info.file, "rb") as stream:
-                self._maps[info.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        count, data = math.prod(info.shape), self._maps[info.file]
-        flat = torch.frombuffer(data, dtype=torch_dtype(info.dtype), count=count, offset=info.offset)
-        return flat.view(info.shape)
+        tensor: torch.Tensor = safe_open(self.info(name).file, "pt").get_tensor(self.info(name).key)
+        return tensor
 
     def stored(self, name: str) -> TensorInfo | None:
         """Where the tensor's bytes are stored; None for a composed model whose tensor is stored nowhere."""
         return self.info(name)
 
-    def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
-        """Rows of a tensor seen as a matrix (`floats.matrix`) as float32 into `out`, (stop - start, columns).
+    def stored_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows of a tensor seen as a matrix (`arrays.matrix`) in its own dtype, (stop - start, columns), fresh.
 
-        Read, not mapped: threads may read at once, and memory stays that of `out`.
+        Only these are read, and threads may read at once.
         """
-        from pipeline.models.floats import STORED, buffers, widen
+        from safetensors import SafetensorError, safe_open
+
+        from pipeline.models.arrays import matrix
 
         info = self.info(name)
         if info.dtype not in DTYPES.values():
             raise PipelineError(f"{self.folder}: {name} is {info.dtype}, not one of {', '.join(DTYPES)}")
-        into = out if info.dtype == "F32" else buffers("stored", out.shape, STORED[info.dtype])
-        self.read(info, start * out.shape[1] * into.itemsize, into)
-        if into is not out:
-            widen(into, info.dtype, out)
+        if info.file not in self._opened:
+            try:
+                self._opened[info.file] = safe_open(info.file, "np")
+            except SafetensorError as error:
+                raise PipelineError(f"{info.file} became shorter while it was read: copy it again") from error
+        opened = self._opened[info.file]
+        whole = len(info.shape) < 2
+        rows: np.ndarray = opened.get_tensor(info.key) if whole else opened.get_slice(info.key)[start:stop]
+        return rows.reshape(stop - start, matrix(info.shape)[1])
 
-    def read(self, info: TensorInfo, offset: int, into: np.ndarray) -> None:
-        """Read bytes of a tensor from `offset` on into the contiguous array `into`, filling it."""
-        stream = self._streams.get(info.file)
-        if stream is None:  # setdefault: where two threads come at once, both take the same one
-            stream = self._streams.setdefault(info.file, open(info.file, "rb", buffering=0))  # noqa: SIM115
-        remaining, position = into.reshape(-1).view("u1").data, info.offset + offset
-        while remaining:
-            count = os.preadv(stream.fileno(), [remaining], position)
-            if not count:
-                raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
-            remaining, position = remaining[count:], position + count
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The rows as float32."""
+        return self.stored_rows(name, start, stop).astype("f4", copy=False)
 
     @property
     def files(self) -> dict[Path, list[str]]:
@@ -182,8 +156,18 @@ class Checkpoint:
     @property
     def tied_head(self) -> bool:
         """Whether the output head is the embedding matrix: from config.json, else the class's own default."""
-        default = self.config.get("model_type") in _TIED_BY_CLASS or HEAD not in self.infos
-        return bool(self.config.get("tie_word_embeddings", default))
+        config = self.text_config
+        default = config.get("model_type") in TIED_BY_CLASS or not self._named(HEAD)
+        return bool(self.config.get("tie_word_embeddings", config.get("tie_word_embeddings", default)))
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The settings of the decoder: config.json, or its part in a model that also sees or hears."""
+        return text_settings(self.config)
+
+    def _named(self, plain: str) -> str | None:
+        """The stored tensor that has this name in the decoder by itself."""
+        return next((name for name in self.infos if decoder_name(name) == plain), None)
 
     @property
     def architecture(self) -> str:
@@ -192,17 +176,24 @@ class Checkpoint:
 
     def _settle_head(self) -> None:
         """Drop a stored copy of a tied head, so that no tensor is merged or counted twice."""
-        if not self.tied_head and EMBEDDING in self.infos and HEAD not in self.infos:
+        embedding, head = self._named(EMBEDDING), self._named(HEAD)
+        if not self.tied_head and embedding and not head:
             raise PipelineError(f"{self.folder} has no {HEAD} although tie_word_embeddings is false: copy it again")
-        if self.tied_head and EMBEDDING in self.infos and HEAD in self.infos:
-            embedding, head = self.infos[EMBEDDING], self.infos[HEAD]
-            same = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
-            if not same or any(a != b for a, b in zip(embedding.pieces(), head.pieces(), strict=True)):
+        if self.tied_head and embedding and head:
+            a, b = self.infos[embedding], self.infos[head]
+            same = (a.dtype, a.shape) == (b.dtype, b.shape)
+            if not same or any(x != y for x, y in zip(a.pieces(), b.pieces(), strict=True)):
                 raise PipelineError(
                     f"{self.folder} stores a {HEAD} that differs from {EMBEDDING} although the head is tied: "
                     "set tie_word_embeddings to false in its config.json, or remove the head"
                 )
-            del self.infos[HEAD]
+            del self.infos[head]
+
+
+def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the decoder in a config.json: the whole, or the part of a model that also sees or hears."""
+    inner = config.get("text_config")
+    return dict(inner) if isinstance(inner, Mapping) else dict(config)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -263,35 +254,23 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file. Raises PipelineError where header and file size disagree."""
-    size = file.stat().st_size
-    with open(file, "rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if 8 + length > size:
-            raise PipelineError(f"{file} is truncated or not a safetensors file: copy it again")
-        header = stream.read(length)
-    infos: dict[str, TensorInfo] = {}
+    """The tensors of one safetensors file. Raises PipelineError for a file that safetensors does not read."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        for name, entry in json.loads(header).items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
-            if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-                raise ValueError(f"{name} has shape {entry['shape']} at {entry['data_offsets']}")
-            infos[name] = TensorInfo(dtype, shape, end - begin, file, 8 + length + begin)
-            if dtype in _ITEM_BYTES and math.prod(shape) * _ITEM_BYTES[dtype] != end - begin:
-                raise ValueError(f"{name} has {end - begin} bytes")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PipelineError(f"{file} has a broken safetensors header ({error}): copy it again") from error
-    position = 8 + length
-    for info in sorted(infos.values(), key=lambda info: (info.offset, info.nbytes)):
-        if info.offset != position:
-            raise PipelineError(f"{file} has a broken safetensors header (gap or overlap): copy it again")
-        position += info.nbytes
-    if position != size:
-        raise PipelineError(f"{file} has {size} bytes where its header promises {position}: it is truncated")
+        safe_open(file, "np")
+    except SafetensorError as error:
+        raise PipelineError(
+            f"{file} is truncated or has a broken safetensors header ({error}): copy it again"
+        ) from error
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    infos = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        infos[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), end - begin, file, 8 + length + begin, name)
     return infos
 
 
@@ -300,7 +279,7 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without it
     position = 0
     for name, (dtype, shape) in tensors.items():
-        end = position + math.prod(shape) * _ITEM_BYTES[dtype]
+        end = position + math.prod(shape) * ITEM_BYTES[dtype]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -308,60 +287,51 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def kind_of(digest: str) -> str:
-    """The prefix of a tensor's digest or of a root, `blake3` or `sha256`. Digests of two kinds are never compared."""
-    return digest.rpartition(":")[0]
-
-
-def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], kind: str = KIND) -> tuple[str, bool]:
-    """`blake3:...` over bytes, dtype and shape of a tensor, and whether all values are finite: one read serves both.
-
-    sha256 has dtype and shape first, as earlier versions did; BLAKE3 is faster on bytes that nothing shifts.
-    """
+def is_finite(stored: Any, dtype: str) -> bool:
+    """Whether no value of an array, or of a piece of a tensor's bytes, is NaN or infinite: has an exponent of ones."""
     import numpy
 
-    item, all_ones = _EXPONENT.get(dtype, ("u1", None))
-    header, finite = f"{dtype} {list(shape)}\n".encode(), True
-    result = blake3() if kind == KIND else hashlib.new(kind, header)
+    item, ones = _EXPONENT.get(dtype, ("u1", None))
+    bits = numpy.frombuffer(stored.reshape(-1).view("u1") if hasattr(stored, "reshape") else stored, item)
+    return ones is None or not bits.size or bool((bits & ones).max() != ones)
+
+
+def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview]) -> tuple[str, bool]:
+    """`blake3:...` over bytes, dtype and shape of a tensor, and whether all values are finite: one read serves both."""
+    result, finite = blake3(), True
     for piece in pieces:
         result.update(piece)
-        if all_ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
-            positive = numpy.frombuffer(piece, item.replace("u", "i")).max(initial=0)
-            either = numpy.frombuffer(piece, item).max(initial=0)
-            finite = positive < all_ones and either < all_ones | 1 << 8 * either.itemsize - 1
-    if kind == KIND:
-        result.update(header)
-    return f"{kind}:{result.hexdigest()}", bool(finite)
+        finite = finite and is_finite(piece, dtype)
+    result.update(f"{dtype} {list(shape)}\n".encode())
+    return f"{KIND}:{result.hexdigest()}", finite
 
 
-def digest_tensor(
-    dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str, kind: str = KIND
-) -> str:
+def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str) -> str:
     """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `label`."""
-    value, finite = hash_tensor(dtype, shape, pieces, kind)
+    value, finite = hash_tensor(dtype, shape, pieces)
     if not finite:
         raise PipelineError(f"{label} holds NaN or infinite values: train it again or choose another")
     return value
 
 
-def digest_tensors(folder: str | Path, kind: str = KIND) -> dict[str, str]:
+def digest_tensors(folder: str | Path) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(Checkpoint.open(folder).infos, kind)
+    return _digest_names(Checkpoint.open(folder).infos)
 
 
-def digests_in(file: Path, kind: str = KIND) -> dict[str, str]:
+def digests_in(file: Path) -> dict[str, str]:
     """The digest of every tensor of one safetensors file, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(read_header(file), kind)
+    return _digest_names(read_header(file))
 
 
-def _digest_names(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
+def _digest_names(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     return {
-        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
+        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
         for name, info in sorted(infos.items())
     }
 
 
-def weights_root(digests: Mapping[str, str], kind: str = KIND) -> str:
+def weights_root(digests: Mapping[str, str]) -> str:
     """One `blake3:...` for a whole checkpoint, whatever its sharding: over its sorted names and digests."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode()
-    return f"{kind}:{(blake3(lines) if kind == KIND else hashlib.new(kind, lines)).hexdigest()}"
+    return f"{KIND}:{blake3(lines).hexdigest()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -22,7 +21,7 @@ def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = N
     Raises:
         PipelineError: a safetensors file is broken, or a file changed while it was read.
     """
-    from pipeline.models.floats import in_threads
+    from pipeline.models.arrays import in_threads
 
     stats, begun = {path: FileState.now(path) for path in sorted(files)}, time.time_ns()
     unknown = {
@@ -31,8 +30,8 @@ def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = N
         if not cached_digests(stat, runs_dir).get(KIND)
     }
     infos = sorted((info for tensors in unknown.values() for info in tensors.values()), key=lambda info: -info.nbytes)
-    tasks = [partial(hash_tensor, info.dtype, info.shape, info.pieces()) for info in infos]
-    hashed = dict(zip(infos, in_threads(tasks), strict=True))
+    of_each = in_threads(lambda info: hash_tensor(info.dtype, info.shape, info.pieces()), infos)
+    hashed = dict(zip(infos, of_each, strict=True))
     for path, tensors in unknown.items():
         finite = {name: hashed[info][0] for name, info in tensors.items() if hashed[info][1]}
         cache_digests(stats[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})

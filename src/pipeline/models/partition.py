@@ -11,7 +11,7 @@ from typing import Literal
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import OUTSIDE, Site, num_layers
+from pipeline.models.anatomy import ATTENTION, MLP, OUTSIDE, TOWER, Site, num_layers
 
 Side = Literal["math", "language", "outside", "frozen"]
 REFERENCE_LAYERS = 32  # the depth of the model for which the papers chose their layer counts
@@ -31,8 +31,6 @@ def scaled_count(count: int, num_layers: int) -> int:
 def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
     """(bottom, top): the outer layers of a model of this depth. Raises PipelineError if they do not fit."""
     counts = (partition.bottom_layers, partition.top_layers)
-    if min(counts) < 0:
-        raise PipelineError(f"partition.bottom_layers and partition.top_layers must not be negative, got {counts}")
     if partition.scale_to_depth:
         counts = (scaled_count(counts[0], num_layers), scaled_count(counts[1], num_layers))
     if sum(counts) > num_layers:
@@ -72,18 +70,18 @@ def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
 
     Raises PipelineError where the partition asks for more layers than there are.
     """
-    if partition.outside not in ("frozen", "math", "language"):
-        raise PipelineError(f"partition.outside must be frozen, math or language, got {partition.outside!r}")
     bottom, top = layer_counts(partition, num_layers)
+    if site.kind == TOWER:
+        return "frozen"
     if site.kind in OUTSIDE or site.layer is None:
         return "outside" if partition.outside == "frozen" else partition.outside  # type: ignore[return-value]
     language = is_outer(site.layer, bottom, top, num_layers)
     if partition.all_attention != partition.all_mlp and site.kind == "shared_norm" and not language:
         return "frozen"  # it feeds the language side's attention and the math side's MLP at once, or the reverse
     if partition.all_attention:
-        language = language or site.kind in ("attention", "attention_norm")
+        language = language or site.kind in ATTENTION
     if partition.all_mlp:
-        language = language or site.kind in ("mlp", "mlp_norm")
+        language = language or site.kind in MLP
     return "language" if language != partition.inverse else "math"
 
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder by its config.json, or by the headers of its weights: parameters without torch or weights.
+"""The shape of a decoder by its config.json: parameters without torch or weights.
 
 Exact for the families that models/anatomy.py knows. The five models of the papers are here, so that a plan can be
 costed before they are fetched; their sources are the config.json files of the public repositories (of gated models, of
@@ -7,7 +7,6 @@ public copies), and their sums are the published totals (8.03, 7.62, 8.03 and 7.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import anatomy, num_layers
-from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, read_json
+from pipeline.models.checkpoint import TIED_BY_CLASS, read_json
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,6 @@ class Shape:
         return 2 * self.kv_heads * self.head_width * self.layers
 
 
-TIED = ("cohere", "gemma", "gemma2", "gemma3_text")  # tied where config.json lacks tie_word_embeddings
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORM = ("qwen3", "gemma3_text")
 WINDOWED = ("gemma2", "gemma3_text", "mistral")  # others have a sliding_window that is not used
@@ -112,53 +109,16 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         layers=config["num_hidden_layers"], width=config["hidden_size"], inner=config["intermediate_size"],
         heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
         head_width=config.get("head_dim") or config["hidden_size"] // heads, vocabulary=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", kind in TIED), qkv_bias=kind == "qwen2",
+        tied=config.get("tie_word_embeddings", kind in TIED_BY_CLASS), qkv_bias=kind == "qwen2",
         norms=1 if kind == "cohere" else 4 if kind in FOUR_NORMS else 2, qk_norm=kind in QK_NORM,
         window=config.get("sliding_window") if windowed else None,
     )  # fmt: skip
 
 
-def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
-    """Shape from the tensors of a checkpoint, name -> shape, which do not show how many heads share a matrix.
-
-    Raises:
-        PipelineError: names that models/anatomy.py does not know, or missing matrices.
-    """
-    sites = anatomy(shapes)
-    first = {name.rpartition(".layers.0.")[2]: shape for name, shape in shapes.items() if ".layers.0." in name}
-
-    def matrix_size(*kinds: str) -> int:
-        """Numbers in the matrices of the first layer of these kinds."""
-        matching = (shape for name, shape in shapes.items() if sites[name].layer == 0 and sites[name].kind in kinds)
-        return sum(shape[0] * shape[1] for shape in matching if len(shape) == 2)
-
-    output = first.get("self_attn.o_proj.weight") or first.get("self_attn.dense.weight")
-    if EMBEDDING not in shapes or output is None:
-        raise PipelineError(f"its tensors hold no {EMBEDDING} or no output of the attention: its size is not known")
-    vocabulary, width = shapes[EMBEDDING]
-    queries = output[1]
-    keys = (matrix_size("attention") // width - 2 * queries) // 2
-    head_width = math.gcd(queries, keys)  # no more is counted on than heads x head_width
-    norms = sum(len(shape) == 1 and "norm" in name and "self_attn" not in name for name, shape in first.items())
-    return Shape(
-        num_layers(sites), width, matrix_size("mlp") // (3 * width), heads=queries // head_width,
-        kv_heads=keys // head_width, head_width=head_width, vocabulary=vocabulary, tied=HEAD not in shapes,
-        qkv_bias="self_attn.q_proj.bias" in first, norms=norms, qk_norm="self_attn.q_norm.weight" in first,
-    )  # fmt: skip
-
-
 @lru_cache(maxsize=256)
 def shape_in(folder: Path) -> Shape:
-    """Shape of the model in a folder, from its config.json; where that lacks sizes, from the headers of its weights.
-
-    Raises:
-        PipelineError: neither can be read, or the model is not a dense decoder.
-    """
-    try:
-        return shape_of(read_json(folder / "config.json"))
-    except PipelineError:
-        infos = Checkpoint.open(folder).infos
-        return shape_of_tensors({name: info.shape for name, info in infos.items()})
+    """Shape of the model in a folder, from its config.json. Raises PipelineError as `shape_of`."""
+    return shape_of(read_json(folder / "config.json"))
 
 
 LLAMA_8B = Shape(32, 4096, 14336, 32, 8, 128, 128256)  # Llama-3.1-8B

@@ -80,10 +80,6 @@ class Outcome:
             outcome.cells[place] = outcome.number_in(cell)
         for key, choice in table.plan.choices.items():
             means: dict[Candidate, float | None] = {}
-            if choice.rule != "scores":
-                means |= dict.fromkeys(choice.candidates) | dict(table.values.get(key, {}))
-                outcome.choices[key] = MadeChoice(means, table.winners[key])
-                continue
             for candidate, scores in choice.candidates.items():
                 runs = [table.evaluations.get(score) for score in scores]
                 numbers = [primary_value(run) if run else None for run in runs]

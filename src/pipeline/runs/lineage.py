@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config.stages import MergeStage, Stage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.models import bases_named, read_metadata
-from pipeline.models.checkpoint import KIND, kind_of, read_json
+from pipeline.models.checkpoint import read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
@@ -22,13 +22,10 @@ from pipeline.runs.run import External, Parent, Run, Snapshot
 def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str = "") -> Any:
     """The base that all experts were trained from; None: they were randomly initialised. bases: (name, base) each.
 
-    Folders identified by digests of two kinds may be the same, and are not compared.
-
     Raises:
         PipelineError: they have different bases.
     """
-    hashes = {base and base.hash for _, base in bases}
-    if any(len({digest for digest in hashes if kind_of(digest or "") != kind}) > 1 for kind in (KIND, "sha256")):
+    if len({base and base.hash for _, base in bases}) > 1:
         text = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
         raise PipelineError(f"{owner} have different bases ({text}): name experts of one base{remedy}")
     return bases[0][1]
@@ -41,12 +38,7 @@ def recorded_base(expert: Parent) -> Parent | None:
         return expert.parents.get("model")
     manifest = read_manifest(expert.folder)
     base = manifest.parents.get("model") if manifest else None
-    if manifest is None or base is None:
-        return None
-    path = str((manifest.config.get("model") or {}).get("path") or "")
-    # An external folder, whose sha256 an earlier version recorded without its kind
-    is_plain_sha256 = base.content is None and ":" not in base.hash and not path.startswith("hub:")
-    return External(base.name, f"sha256:{base.hash}" if is_plain_sha256 else base.hash, expert.folder)
+    return External(base.name, base.hash, expert.folder) if base else None
 
 
 def declared_side(expert: Parent) -> str | None:

@@ -30,7 +30,7 @@ def why_not_finished(run: Run) -> str | None:
     try:
         manifest = read_manifest(run.folder)
         recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
-        contents = {role: content_digest(run.parents[role], digest) for role, digest in recorded.items()}
+        contents = {role: content_digest(run.parents[role]) for role in recorded}
     except Malformed as error:
         return str(error)
     if manifest is None:

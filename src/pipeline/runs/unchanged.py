@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
-from pipeline.models.checkpoint import KIND, digest_tensors, digests_in, kind_of, read_header, weights_root
-from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from pipeline.models.checkpoint import digests_in, read_header
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
 
 
-def content_digest(parent: Parent, comparable: str | None = None) -> str | None:
+def content_digest(parent: Parent) -> str | None:
     """The second identity of a finished parent: the digest over its tensors; for a data run, over its files.
 
-    None for an unfinished run, and for an external model, whose hash already is of its content. comparable: the digest
-    to compare it with; if that is of another kind (runs of earlier versions have sha256), the tensors are hashed again
-    in that kind, and None means that the weights were deleted.
+    None for an unfinished run, and for an external model, whose hash already is of its content.
     """
     manifest = read_manifest(parent.folder)
-    if manifest and comparable and manifest.weights_root and kind_of(manifest.content) != kind_of(comparable):
-        return _root_of_kind(parent.folder, kind_of(comparable), manifest.content)
     return manifest.content if manifest else None
-
-
-@lru_cache(maxsize=256)
-def _root_of_kind(folder: Path, kind: str, _content: str) -> str | None:
-    """The root over the tensors of a run in a kind other than that of the recorded one, `_content`."""
-    adapter = (folder / ADAPTER_CONFIG).is_file()
-    try:
-        digests = digests_in(folder / ADAPTER_WEIGHTS, kind) if adapter else digest_tensors(folder, kind)
-    except PipelineError:
-        return None
-    return weights_root(digests, kind)
 
 
 def next_attempt(run: Run) -> int:
@@ -84,8 +67,7 @@ def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) ->
     if "sha256" in recorded:
         return sha256(path) == recorded["sha256"]
     try:
-        kind = kind_of(next(iter(digests.values()), KIND))
-        return all(digests.get(name) == digest for name, digest in digests_in(path, kind).items())
+        return all(digests.get(name) == digest for name, digest in digests_in(path).items())
     except PipelineError:  # its header is broken, or it holds NaN
         return False
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import read_json
+from pipeline.models.checkpoint import read_json, text_settings
 from pipeline.runs.lineage import base_of, declared_side, gives_adapter, one_base, recorded_base
 from pipeline.runs.run import Folder, Parent
 from pipeline.stages.resolver import Draft, Resolver, label_of
@@ -55,7 +55,7 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
             "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
         )
     if any(isinstance(parent, Folder) for parent in parents.values()):  # headers are checked before contents are hashed
-        check_headers(parents, resolver.model(named_base, "merge.base") if named_base else None)
+        check_headers(merge, parents, resolver.model(named_base, "merge.base") if named_base else None)
     hashes = [parent.hash for parent in parents.values()]
     if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
@@ -78,17 +78,21 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
     """Number of layers of the merged models; None where none of them is on this machine."""
     files = (parent.folder / "config.json" for parent in parents.values())
     file = next((file for file in files if file.is_file()), None)
-    return read_json(file).get("num_hidden_layers") if file else None
+    return text_settings(read_json(file)).get("num_hidden_layers") if file else None
 
 
-def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
+def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | None) -> None:
     """Raise PipelineError where complete models on this disk do not fit each other, or the given base."""
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import check_sources
+    from pipeline.merge.vocabulary import align_vocabularies
 
     sources = {role: open_source(expert.folder) for role, expert in experts.items() if has_full_weights(expert)}
     if sources:
-        check_sources(sources, open_source(base.folder) if base and has_full_weights(base) else None)
+        opened = open_source(base.folder) if base and has_full_weights(base) else None
+        if merge.merges_vocabularies:
+            sources, opened, _ = align_vocabularies(sources, opened, merge.vocabulary)
+        check_sources(sources, opened, vocabulary=merge.vocabulary, fixed=not merge.merges_vocabularies)
 
 
 def has_full_weights(expert: Parent) -> bool:

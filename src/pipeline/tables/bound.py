@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.config.stages import EvalStage
 from pipeline.runs.run import Parent, Run
@@ -15,15 +15,13 @@ from pipeline.tables.run_specs import Spec
 class BoundTable:
     """evaluations: the run that computes each score, finished or not; none where its model is still to be chosen or
     cannot be built, which `problems` explains, by score or spec. models: the run or model of each spec that was built.
-    winners: the candidate that each choice chose; None until all its candidates are scored. values: of a
-    choice that is made, the value of each candidate by its rule, as shares."""
+    winners: the candidate that each choice chose; None until all its candidates are scored."""
 
     plan: TablePlan
     evaluations: Mapping[ScoreRef, Run[EvalStage]]
     models: Mapping[str, Parent]
     winners: Mapping[str, Candidate | None]
     problems: Mapping[str | ScoreRef, str]
-    values: Mapping[str, Mapping[Candidate, float]] = field(default_factory=dict)
 
     def training_of(self, key: str) -> Run | None:
         """The run of a spec; None where it cannot be built, or is an external model."""

@@ -56,7 +56,6 @@ class Place:
         self.reduce = next((side.reduce for side in self.sides if side.reduce), [])
         chooser = next((side for side in self.sides if side.best), Side(""))
         self.best, self.each, self.by = chooser.best, chooser.each, chooser.by or Side("")
-        self.rule = chooser.choose or "scores"
         self.choosing: Words = scoring_words({**table.score.words, **self.by.words})
         self.control = next((side for side in (row, column) if side.control_of), None)
 
@@ -271,9 +270,7 @@ class Expansion:
         readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
             candidates = {point: ScoreRef(model, words, language) for point, model in models.items()}
-            if place.rule == "scores" and (
-                set(best) <= set(self.table.beside) or candidate_scores.issuperset(candidates.values())
-            ):
+            if set(best) <= set(self.table.beside) or candidate_scores.issuperset(candidates.values()):
                 readings.append(
                     {point: self.add_score(place, model, words, language) for point, model in models.items()}
                 )
@@ -317,7 +314,6 @@ class Expansion:
         fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in own_axes}
         parts = [f"{axis}={value}" for axis, value in fixed.items()]
         parts += [f"{key}={self.fill_pooled(place, value, fixed)}" for key, value in words.items()]
-        parts += [f"by {place.rule}"] if place.rule != "scores" else []
         key = " ".join(["best", "+".join(best), "of", run, *parts])
         if key not in self.table_plan.choices:
             pooled = [axis for axis in specs.axes if axis in own_axes and axis not in fixed and axis not in best]
@@ -327,17 +323,10 @@ class Expansion:
                 for pool_point in specs.axis_combinations(pooled):
                     full = {**fixed, **pool_point, **candidate}
                     settings, languages = self.fill_settings(place, words, full)
-                    scores += [
-                        ScoreRef(specs.add_spec(run, full), settings, language)
-                        if place.rule == "norms"  # which asks no questions
-                        else self.add_score(place, specs.add_spec(run, full), settings, language)
-                        for language in languages
-                    ]
+                    model = specs.add_spec(run, full)
+                    scores += [self.add_score(place, model, settings, language) for language in languages]
                 candidates[tuple(candidate.values())] = tuple(scores)
-            if place.rule == "consistency" and len(candidates) < 2:
-                problem = f"choose=consistency compares neighbours: give {best[0]} two values"
-                raise self.table.refuse(place.where, problem)
-            self.table_plan.choices[key] = Choice(key, run, best, fixed, candidates, place.rule)
+            self.table_plan.choices[key] = Choice(key, run, best, fixed, candidates)
         return self.table_plan.choices[key]
 
     def fill_pooled(self, place: Place, value: Any, fixed: At) -> str:

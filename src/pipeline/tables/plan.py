@@ -45,18 +45,13 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
 
 @dataclass
 class Choice:
-    """The best value of some axes of a run: the one with the largest value by its rule, the first of equal ones.
-
-    rule: `scores`, the mean over its scores; `consistency`, how much the answers of these scores' evaluations agree
-    with those of neighbouring candidates; `norms`, how near the norm of its task vector is to the experts' mean norm.
-    """
+    """The best value of some axes of a run: the one with the largest mean over its scores, the first of equal ones."""
 
     key: str
     run: str
     axes: tuple[str, ...]
     at: At
     candidates: dict[Candidate, tuple[ScoreRef, ...]]
-    rule: str = "scores"
 
 
 @dataclass

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks import benchmark_of, primary_metric
+from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.defaults import with_hardware
 from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError, suggest
-from pipeline.evaluate.consistency import consistencies, read_answers
 from pipeline.runs.manifest import read_manifest, snapshot_hash
-from pipeline.runs.run import Parent, Run, parent_runs
+from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
@@ -82,7 +81,6 @@ class Planning:
     _models: dict[str, Parent] = field(default_factory=dict)
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
     _winners: dict[str, Candidate] = field(default_factory=dict)
-    _values: dict[str, dict[Candidate, float]] = field(default_factory=dict)  # of choices that are made
     _read: dict[str, str] = field(
         default_factory=dict
     )  # knob that the table sets -> "", or what would make a run read it
@@ -113,7 +111,7 @@ class Planning:
             refuse_dtypes(scoring, "every.eval.dtype")
         except PipelineError as error:
             raise self.refuse_place("", str(error)) from error
-        for run in (*scoring, *self.experts_of_norms()):
+        for run in scoring:
             runs.setdefault(run.hash, run)
         self.refuse_idle()
         return list(runs.values())
@@ -127,12 +125,6 @@ class Planning:
         for key, remedy in self._read.items():
             if remedy and key not in self.plan.table.inherited:
                 raise self.refuse_place("", f"{key} is read with {remedy} alone, as in none of its runs: leave it out")
-
-    def experts_of_norms(self) -> list[Run]:
-        """The experts of merges that are chosen by norms: their evaluations, which would name them, are not run."""
-        choices = [choice for choice in self.plan.choices.values() if choice.rule == "norms"]
-        scores = chain.from_iterable(scores for choice in choices for scores in choice.candidates.values())
-        return experts_of(list(filter(None, map(self.evaluation_of, scores))))
 
     def waiting_scores(self) -> list[ScoreRef]:
         """The scores of models whose choice is still open."""
@@ -157,7 +149,7 @@ class Planning:
             self.try_building(key, partial(self.model_of_spec, key))
         evaluations = {score: run for score in plan.scores if (run := self.evaluation_of(score))}
         winners = {key: self.chosen_candidate(key) for key in plan.choices}
-        return BoundTable(plan, evaluations, dict(self._models), winners, dict(self.problems), dict(self._values))
+        return BoundTable(plan, evaluations, dict(self._models), winners, dict(self.problems))
 
     # ------------------------------------------------------------------------------------------ choices
 
@@ -170,37 +162,23 @@ class Planning:
         return None if candidate is None else chosen_model.models[candidate]
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
-        """The candidate with the largest value by the choice's rule; None until all are known. Cached until
-        `targets`."""
+        """The candidate with the largest mean score; None until all are known. Cached until `targets`."""
         if choice not in self._winners:
             values = self.candidate_values(self.plan.choices[choice])
             if values is None:
                 return None
-            self._values[choice], self._winners[choice] = values, max(values, key=values.__getitem__)
+            self._winners[choice] = max(values, key=values.__getitem__)
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
-        """The value of each candidate by the choice's rule, as shares; None until all are known."""
-        if choice.rule == "scores":
-            numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
-            if any(number is None for number in numbers.values()):
-                return None
-            return {
-                candidate: statistics.fmean(numbers[score] or 0.0 for score in scores)
-                for candidate, scores in choice.candidates.items()
-            }
-        candidates: dict[Candidate, list[Run[EvalStage]]] = {}
-        for candidate, scores in choice.candidates.items():
-            candidates[candidate] = runs = [run for score in scores if (run := self.evaluation_of(score))]
-            refuse_rule(choice, runs)
-            needed = runs if choice.rule == "consistency" else experts_of(runs)
-            if len(runs) < len(scores) or not all(read_manifest(run.folder) for run in needed):
-                return None
-        if choice.rule == "consistency":
-            return consistencies(
-                {candidate: [read_answers(run.folder) for run in runs] for candidate, runs in candidates.items()}
-            )
-        return {candidate: nearness_of_norms(runs) for candidate, runs in candidates.items()}
+        """The mean score of each candidate, as shares; None until all are known."""
+        numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
+        if any(number is None for number in numbers.values()):
+            return None
+        return {
+            candidate: statistics.fmean(numbers[score] or 0.0 for score in scores)
+            for candidate, scores in choice.candidates.items()
+        }
 
     def representative_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The evaluation that a score would be if the first candidate were chosen: same questions, another model. None
@@ -338,27 +316,6 @@ def refs_as_names(value: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------- numbers
-
-
-def experts_of(evaluations: Sequence[Run[EvalStage]]) -> list[Run]:
-    return [parent for run in evaluations for parent in parent_runs(run.parents)]
-
-
-def refuse_rule(choice: Choice, evaluations: Sequence[Run[EvalStage]]) -> None:
-    """Raise PipelineError where a rule cannot be applied to its candidates."""
-    for run in evaluations:
-        task = run.config.eval.tasks[0].task
-        if choice.rule == "consistency" and benchmark_of(task).kind == "text":
-            raise PipelineError(f"choose=consistency: {task} has no answers, give by: {{eval: ...}} of a task that has")
-        if choice.rule == "norms" and run.config.merge is None:
-            raise PipelineError(f"choose=norms compares merges, and {choice.run} is not one: leave it out")
-
-
-def nearness_of_norms(runs: list[Run[EvalStage]]) -> float:
-    """How near the norms of merges' task vectors are to the mean of their experts': 0 at best, -0.5 for half of it."""
-    from pipeline.merge.norms import relative_norm
-
-    return -statistics.fmean(abs(relative_norm(run) - 1) for run in runs)
 
 
 def primary_value(run: Run[EvalStage]) -> float | None:

@@ -26,9 +26,8 @@ data is, not refused); metric, pair (of FLORES), fact (a number that a training 
 rows_changed.COLUMNS.LAYERS); published (TABLE, or TABLE
 ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best (axes: the value of the largest mean,
 one for all that is pooled), each (axes: one choice for each value), by (what is scored to choose, else the table's
-score), choose (scores, the default; consistency: whose answers agree most with those of neighbouring values; norms:
-Choice in tables/plan.py). A row may also say columns, the only ones that it fills. Where row and column give an axis
-different values, or the run is null, the place is empty.
+score). A row may also say columns, the only ones that it fills. Where row and column give an axis different values, or
+the run is null, the place is empty.
 
 Nothing here composes an option or looks at a file.
 """
@@ -56,8 +55,7 @@ SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "comp
 INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
-        "best", "each", "by", "choose", "columns")  # fmt: skip
-RULES = ("scores", "consistency", "norms")  # by which `best` chooses
+        "best", "each", "by", "columns")  # fmt: skip
 RUN_KEYS = frozenset(
     {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
      "merge.base", "base", "data_root", "data.benchmarks"}
@@ -116,7 +114,6 @@ class Side:
     best: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
     by: Side | None = None
-    choose: str = ""  # one of RULES
     columns: tuple[str, ...] = ()  # of a row: the only columns it fills; none: all
     control_of: str = ""  # of a control: the row or column whose merge it controls,
     best_of: str = ""  # and the run whose best value is taken
@@ -426,10 +423,6 @@ class Reader:
                 setattr(side, key, self.axes_in(place, key, inner))
             elif key == "by":
                 side.by = self.read_side(f"{place}, by", "", inner)
-            elif key == "choose":
-                if inner not in RULES:
-                    raise table_error(self.file, place, f"choose={inner}: give {', '.join(RULES)}")
-                side.choose = inner
             elif key == "columns":
                 side.columns = tuple(map(str, as_list(inner)))
             elif key in CELL or str(key).startswith("eval."):
@@ -438,7 +431,7 @@ class Reader:
                 side.at[key] = self.value_of(place, key, inner)
             if key == "in" and any(isinstance(code, bool) for code in as_list(inner)):
                 raise table_error(self.file, place, 'in: no is false in YAML: write Norwegian as in: "no"')
-        for key, axes in (("each", side.each), ("by", side.by), ("choose", side.choose)):
+        for key, axes in (("each", side.each), ("by", side.by)):
             if axes and not side.best:
                 raise table_error(self.file, place, f"{key} is about what best chooses: give best=[...] beside it")
         if side.by and (side.by.reduce or side.by.best or "run" in side.by.words):

@@ -75,10 +75,7 @@ class Stored(Mapping[str, torch.Tensor]):
         if ".lora_" in name:
             return self.adapter[name.replace(".default.", ".")]
         tied = plain_name(name) == HEAD and self.checkpoint.tied_head
-        info = self.checkpoint.info(EMBEDDING if tied else plain_name(name))
-        tensor = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-        self.checkpoint.read(info, 0, tensor.view(-1).view(torch.uint8).numpy())
-        return tensor
+        return self.checkpoint.tensor(EMBEDDING if tied else plain_name(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import anatomy, plain_name
+from pipeline.models.anatomy import anatomy, plain_name, towers
 from pipeline.models.partition import sides_of_all
 
 ALL = "all"  # the only part of a method without sides
@@ -24,7 +24,8 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
         to train.
     """
     names = [name for name, _ in model.named_parameters()]
-    side_of = dict(sides_of_all(partition, anatomy(names))) if partition else dict.fromkeys(names, ALL)
+    side_of: dict[str, Any] = dict(sides_of_all(partition, anatomy(names))) if partition else dict.fromkeys(names, ALL)
+    side_of |= dict.fromkeys(towers(names), "frozen")
     trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, (ALL,))
     if sft.adapter == "lora":
         model = add_adapters(model, sft, [name for name in names if side_of[name] in trained_parts])

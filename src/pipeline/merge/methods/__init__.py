@@ -18,7 +18,7 @@ from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, check_method
 from pipeline.errors import PipelineError
 
-NOT_SWEPT = ("method", "form", "files_from")  # nor is a RUN
+NOT_SWEPT = ("method", "form", "files_from", "vocabulary")  # nor is a RUN
 
 
 def method_in(module: ModuleType) -> type[Merge]:

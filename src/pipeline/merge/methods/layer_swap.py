@@ -16,7 +16,7 @@ from pipeline.models.partition import is_outer, resolve_partition, scaled_count,
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.merge import Linear
 
 SIDES = ("math", "language")
 OWNERS = ("average", "magnitude", *SIDES)
@@ -109,20 +109,18 @@ class LayerSwap(Merge):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
+    ) -> Linear:
         from pipeline.merge.formulas import mean_change
-        from pipeline.merge.merge import linear_merge
+        from pipeline.merge.merge import Linear
 
         sites = anatomy(next(iter(sources.values())).names)
-        weights = layer_swap_weights(self, sites, partition, dict.fromkeys(SIDES, 1.0))  # refuses before it reads
-        if self.needs_base():
+        self.refuse(partition, num_layers(sites))  # before it reads
+        magnitudes = {}
+        for side in SIDES if self.needs_base() else ():
             assert base is not None
-            magnitudes = {}
-            for name in SIDES:
-                experts = [source for role, source in sources.items() if role.partition(".")[0] == name]
-                magnitudes[name] = mean_change([(1 / len(experts), source) for source in experts], base, threads)
-            weights = layer_swap_weights(self, sites, partition, magnitudes)
-        return linear_merge(self, sources, weights)
+            experts = [source for role, source in sources.items() if role.partition(".")[0] == side]
+            magnitudes[side] = mean_change([(1 / len(experts), source) for source in experts], base, threads)
+        return Linear(layer_swap_weights(self, sites, partition, magnitudes))
 
 
 def layer_swap_weights(
@@ -143,39 +141,28 @@ def layer_swap_weights(
     exceed the model.
     """
     layers = num_layers(sites)
-    sources = {name: [role for role in config.references() if role.partition(".")[0] == name] for name in SIDES}
-    shares = {"math": {"math": 1.0}, "language": {"language": 1.0}, "average": dict.fromkeys(SIDES, 0.5)}
-    if magnitudes is not None:
-        shares["magnitude"] = inverse_weights(magnitudes)
-
-    def shares_of(key: str) -> dict[str, float]:
-        value = getattr(config, key)
-        if value not in shares:
-            raise PipelineError(f"merge.{key} must be average, magnitude, math or language, got {value!r}")
-        return spread_share(shares[value])
-
-    def spread_share(share: Mapping[str, float]) -> dict[str, float]:
-        return {role: part / len(sources[name]) for name, part in share.items() for role in sources[name]}
-
-    math_only, language_only = spread_share(shares["math"]), spread_share(shares["language"])
-    outside = {kind: shares_of(key) for kind, key in _OUTSIDE_KEYS.items()}
-    norms = None if config.layer_norms == "with_layer" else shares_of("layer_norms")
-    zone = shares_of("zones")
-    b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
     config.refuse(partition, layers)
+    shares = {"math": {"math": 1.0}, "language": {"language": 1.0}, "average": dict.fromkeys(SIDES, 0.5)}
+    if magnitudes:
+        shares["magnitude"] = inverse_weights(magnitudes)
+    roles = {side: [role for role in config.references() if role.partition(".")[0] == side] for side in SIDES}
+    b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
 
-    def weights_at(site: Site) -> dict[str, float]:
+    def owner(site: Site) -> str:
         if site.layer is None:
-            return outside[site.kind]
-        if site.kind in NORMS and norms is not None:
-            return norms
+            return str(getattr(config, _OUTSIDE_KEYS.get(site.kind, ""), "math"))
+        if site.kind in NORMS and config.layer_norms != "with_layer":
+            return config.layer_norms
         if partition is not None:
-            return language_only if side_of(partition, site, layers) == "language" else math_only
+            return "language" if side_of(partition, site, layers) == "language" else "math"
         if is_outer(site.layer, b, u, layers):
-            return language_only
-        return zone if is_outer(site.layer, b + t_b, u + t_u, layers) else math_only
+            return "language"
+        return config.zones if is_outer(site.layer, b + t_b, u + t_u, layers) else "math"
 
-    return {name: weights_at(site) for name, site in sites.items()}
+    def spread(share: Mapping[str, float]) -> dict[str, float]:
+        return {role: part / len(roles[side]) for side, part in share.items() for role in roles[side]}
+
+    return {name: spread(shares[owner(site)]) for name, site in sites.items()}
 
 
 def refuse_counts(config: LayerSwap, partition: Partition) -> None:
@@ -196,9 +183,6 @@ def refuse_counts(config: LayerSwap, partition: Partition) -> None:
 def swapped_counts(config: LayerSwap, layers: int) -> tuple[int, int, int, int]:
     """(b, u, t_b, t_u) for a model of this depth. Raises PipelineError where together they exceed it."""
     counts = config.counts()
-    for key, count in zip(COUNTS, counts, strict=True):
-        if count < 0:
-            raise PipelineError(f"merge.{key} must be 0 or more, got {count}")
     b, u, t_b, t_u = [scaled_count(count, layers) for count in counts] if config.scale_to_depth else counts
     if b + t_b + t_u + u > layers:
         raise PipelineError(

@@ -18,7 +18,7 @@ from pipeline.runs.provenance import environment_for, package_version
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.merge import Computed
 
 KEYS = ("modules", "slices", "models", "merge_method", "base_model", "dtype", "out_dtype", "parameters")
 OWN_CHOICES = {  # keys of mergekit's that change the tokenizer
@@ -44,6 +44,7 @@ class Mergekit(Merge):
     mergekit_python: str | None = knob(None, hashed=False)  # path of a Python that has mergekit; null: this one
 
     reads_adapters = False
+    merges_vocabularies = False
     fewest = 1
 
     @property
@@ -132,15 +133,13 @@ class Mergekit(Merge):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
+    ) -> Computed:
         from pipeline.merge.by_mergekit import Result
-        from pipeline.merge.merge import Merging
+        from pipeline.merge.merge import Computed
 
-        all_sources = {**sources, **({"base": base} if base is not None and self.needs_base() else {})}
-        result = Result(self, all_sources)
-        formula = f"mergekit's {self.config['merge_method']}, by {Path(self.file).name}"
-        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": formula}]
-        return Merging(self, all_sources, result.rows, {}, rows, prepare=result.compute)
+        result = Result(self, {**sources, **({"base": base} if base is not None and self.needs_base() else {})})
+        text = f"mergekit's {self.config['merge_method']}, by {Path(self.file).name}"
+        return Computed(result.formula, text, prepare=result.compute)
 
 
 # ---------------------------------------------------------------------------------------------- its configuration

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.merge.adapters import Source
-    from pipeline.merge.formulas import Formula, Once
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.formulas import Rows
+    from pipeline.merge.merge import Computed
 
 
 @dataclass
@@ -69,29 +68,21 @@ class Reset(Merge):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        from pipeline.merge.formulas import Once, linear_formula, row_changes
-        from pipeline.merge.merge import Merging
+    ) -> Computed:
+        from pipeline.merge.merge import Computed
         from pipeline.merge.summary import group_weights
 
         assert base is not None
         weights = reset_weights(self, anatomy(base.names), partition)
-        all_sources = {**sources, "base": base}
-        threshold = self.threshold or 0.0
-        kept_rows = Once(lambda name: row_changes(sources["expert"], base, name, self.axis) > threshold)
-        by_tensor, by_row = linear_formula(all_sources, weights), reset_rows(self, sources["expert"], base, kept_rows)
-        rows, changes = group_weights(weights), weights if self.exact_for_adapters() else None
+        rows = group_weights(weights)
         if self.threshold is not None:
-            formula_text = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
-            rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": formula_text})
-
-        def formula(name: str, start: int, stop: int) -> np.ndarray:
-            return by_tensor(name, start, stop) if name in weights else by_row(name, start, stop)
-
-        def measure_shares(threads: int | None) -> dict[str, float]:
-            return kept_shares(self, sources["expert"], base, weights, kept_rows, threads)
-
-        return Merging(self, all_sources, formula, weights, rows, passes=2, changes=changes, measured=measure_shares)
+            text = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
+            rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": text})
+        resetting = RowReset(self, sources["expert"], base, weights)
+        return Computed(
+            resetting.formula, rows, weights, changes=weights if self.exact_for_adapters() else None,
+            passes=1 if self.threshold is None else 2, measured=resetting.kept_shares,
+        )  # fmt: skip
 
 
 def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition | None = None) -> Weights:
@@ -105,62 +96,61 @@ def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition
     layers = num_layers(sites)
     config.refuse(partition, layers)
     outside = config.outside or ("reset" if config.side is not None else "keep")
-    expert, base = {"expert": 1.0}, {"base": 1.0}
 
-    def weights(site: Site) -> dict[str, float]:
+    def is_reset(site: Site) -> bool:
         if site.layer is None or site.kind in OUTSIDE:
-            return base if outside == "reset" else expert
+            return outside == "reset"
         if partition is not None:
-            return base if side_of(partition, site, layers) == config.side else expert
-        return base if site.layer in (config.layers or []) else expert
+            return side_of(partition, site, layers) == config.side
+        return site.layer in (config.layers or [])
 
     by_row = config.threshold is not None
-    return {name: weights(site) for name, site in sites.items() if not (by_row and site.layer is not None)}
+    judged = {name: site for name, site in sites.items() if not (by_row and site.layer is not None)}
+    return {name: {"base" if is_reset(site) else "expert": 1.0} for name, site in judged.items()}
 
 
-def reset_rows(config: Reset, expert: Source, base: Source, kept_rows: Once[np.ndarray]) -> Formula:
-    """The expert's rows that changed by more than the threshold in the mean; the base's where they did not."""
-    import numpy as np
+class RowReset:
+    """Rows that changed by the threshold or less in the mean are the base's. `kept`: tensor -> rows that stay the
+    expert's, known once the tensor is computed."""
 
-    from pipeline.merge.formulas import task_vectors
-    from pipeline.models.floats import buffers
+    def __init__(self, config: Reset, expert: Source, base: Source, weights: Weights) -> None:
+        self.config, self.expert, self.base, self.weights = config, expert, base, weights
+        self.kept: dict[str, int] = {}
 
-    def formula(name: str, start: int, stop: int) -> np.ndarray:
-        rows = kept_rows(name)
-        (vector,) = task_vectors([expert], base, name, start, stop)
-        one_row = len(base.info(name).shape) < 2
-        keep = rows if config.axis == "input" or one_row else rows[start:stop, None]
-        out = buffers("sum", vector.shape)
-        expert.rows(name, start, stop, out)
-        np.copyto(out, buffers("base", out.shape), where=~keep)
-        return out
+    def kept_rows(self, name: str) -> np.ndarray:
+        from pipeline.merge.formulas import row_changes
 
-    return formula
+        rows: np.ndarray = row_changes(self.expert, self.base, name, self.config.axis) > (self.config.threshold or 0.0)
+        self.kept[name] = int(rows.sum())
+        return rows
 
+    def formula(self, name: str) -> Rows:
+        import numpy as np
 
-_shares: dict[Any, dict[str, float]] = {}
+        kept = self.kept_rows(name)
+        columns = self.config.axis == "input" or len(self.base.info(name).shape) < 2
 
+        def rows(start: int, stop: int) -> np.ndarray:
+            mask = kept if columns else kept[start:stop, None]
+            return np.where(mask, self.expert.rows(name, start, stop), self.base.rows(name, start, stop))
 
-def kept_shares(
-    config: Reset, expert: Source, base: Source, weights: Weights, kept_rows: Once[np.ndarray], threads: int | None
-) -> dict[str, float]:
-    """How much of the layers stays the expert's, in percent: of their rows (as `rows_in` has them, a vector is one) and
-    of their parameters. `layer_swapping` 3.3: 70 to 80 % of the parameters are needed. Measured once a process.
-    """
-    from pipeline.merge.formulas import as_they_are, by_size, rows_in
-    from pipeline.models.floats import in_threads
+        return rows
 
-    key = (repr(config), tuple(name for name in weights if "base" in weights[name]), *as_they_are(expert, base))
-    if key not in _shares:
-        sites = anatomy(base.names)
+    def kept_shares(self, threads: int | None) -> dict[str, float]:
+        """How much of the layers stays the expert's, in percent: of their rows (as `rows_in` has them, a vector is one)
+        and of their parameters. `layer_swapping` 3.3: 70 to 80 % of the parameters are needed."""
+        from pipeline.merge.formulas import by_size, rows_in
+        from pipeline.models.arrays import in_threads
 
-        def count_kept(name: str) -> tuple[int, int, int, int]:
-            rows, length = rows_in(base.info(name).shape, config.axis)
-            rows_left = rows * ("expert" in weights[name]) if name in weights else int(kept_rows(name).sum())
-            return rows_left, rows, rows_left * length, rows * length
-
-        in_layers = [name for name in by_size(base) if sites[name].layer is not None]
-        counts = in_threads([partial(count_kept, name) for name in in_layers], threads)
-        rows_left, rows, entries, all_entries = map(sum, zip(*counts, strict=True))
-        _shares[key] = {"rows_kept": 100 * rows_left / rows, "parameters_kept": 100 * entries / all_entries}
-    return _shares[key]
+        sites = anatomy(self.base.names)
+        names = [name for name in by_size(self.base) if sites[name].layer is not None]
+        in_threads(
+            self.kept_rows, [name for name in names if name not in self.weights and name not in self.kept], threads
+        )
+        rows_kept = rows = parameters_kept = parameters = 0
+        for name in names:
+            count, length = rows_in(self.base.info(name).shape, self.config.axis)
+            kept = count * ("expert" in self.weights[name]) if name in self.weights else self.kept[name]
+            rows_kept, rows = rows_kept + kept, rows + count
+            parameters_kept, parameters = parameters_kept + kept * length, parameters + count * length
+        return {"rows_kept": 100 * rows_kept / rows, "parameters_kept": 100 * parameters_kept / parameters}

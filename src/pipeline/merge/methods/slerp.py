@@ -12,10 +12,9 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.formulas import Rows
+    from pipeline.merge.merge import Computed
 
 NEARLY_COLINEAR = 0.9995  # |cosine| above which the arc is a line: mergekit's dot_threshold
 EPS = 1e-8  # a norm up to it counts as 1, as in mergekit
@@ -42,36 +41,31 @@ class Slerp(Merge):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        from pipeline.merge.formulas import Once, weighted_sum
-        from pipeline.merge.merge import Merging
+    ) -> Computed:
+        from pipeline.merge.formulas import weighted_sum
+        from pipeline.merge.merge import Computed
 
         first, second = sources.values()
-        shares = Once(lambda name: shares_on_the_arc(*angle_between(first, second, name), self.t))
 
-        def formula(name: str, start: int, stop: int) -> np.ndarray:
-            a, b = shares(name)
-            return weighted_sum([(a, first), (b, second)], name, start, stop)
+        def formula(name: str) -> Rows:
+            a, b = shares_on_the_arc(*angle_between(first, second, name), self.t)
+            return lambda start, stop: weighted_sum([(a, first), (b, second)], name, start, stop)
 
-        description = f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
-        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": description}]
-        return Merging(self, sources, formula, {}, rows, passes=2)
+        return Computed(
+            formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}", passes=2
+        )
 
 
 def angle_between(first: Source, second: Source, name: str) -> tuple[float, bool]:
     """The angle between two tensors as vectors, in radians, and whether it is too near 0 or pi to be divided by."""
     import numpy as np
 
-    from pipeline.models.floats import buffers, matrix, pieces
+    from pipeline.models.arrays import pieces
 
-    shape = first.info(name).shape
     sums = np.zeros(3)  # a.a, b.b, a.b
-    for start, stop in pieces(shape):
-        a, b = (buffers(f"vector {index}", (stop - start, matrix(shape)[1])) for index in (0, 1))
-        first.rows(name, start, stop, a)
-        second.rows(name, start, stop, b)
-        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-        sums += [np.vdot(wide_a, wide_a), np.vdot(wide_b, wide_b), np.vdot(wide_a, wide_b)]
+    for piece in pieces(first.info(name).shape):
+        a, b = (source.rows(name, *piece).astype(np.float64) for source in (first, second))
+        sums += [np.vdot(a, a), np.vdot(b, b), np.vdot(a, b)]
     norms = [norm if norm > EPS else 1.0 for norm in np.sqrt(sums[:2])]
     cosine = min(1.0, max(-1.0, float(sums[2] / norms[0] / norms[1])))
     return math.acos(cosine), abs(cosine) > NEARLY_COLINEAR

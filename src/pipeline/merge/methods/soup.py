@@ -23,7 +23,7 @@ from pipeline.models.anatomy import anatomy, num_layers
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.merge import Linear
 
 
 @dataclass
@@ -56,15 +56,15 @@ class Soup(Merge):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
+    ) -> Linear:
         from pipeline.merge.formulas import mean_change
-        from pipeline.merge.merge import linear_merge
+        from pipeline.merge.merge import Linear
 
         magnitudes = None
         if self.needs_base():
             assert base is not None
             magnitudes = {role: mean_change([(1.0, source)], base, threads) for role, source in sources.items()}
-        return linear_merge(self, sources, soup_weights(self, sources["0"].names, magnitudes))
+        return Linear(soup_weights(self, sources["0"].names, magnitudes))
 
 
 def soup_weights(config: Soup, names: Iterable[str], magnitudes: Mapping[str, float] | None = None) -> Weights:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import Partition
 from pipeline.merge.layer_weights import check_layer_weights, spread_over_layers, with_text_keys
+from pipeline.merge.summary import group_weights
 from pipeline.merge.task_vectors import TaskVectors, sum_text
 from pipeline.merge.weights import Weights, expert_weights
 from pipeline.models.anatomy import anatomy
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.merge.adapters import Source
-    from pipeline.merge.formulas import Formula
-    from pipeline.merge.merge import Merging
-    from pipeline.merge.summary import Row
+    from pipeline.merge.merge import Computed
 
 
 @dataclass
@@ -55,31 +54,18 @@ class TaskArithmetic(TaskVectors):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        merge = super().decide(sources, base, partition, threads)
-        shares = self.shares(merge.names)
-        changes = {name: {role: self.scale * number for role, number in row.items()} for name, row in shares.items()}
-        if self.layer_weights is None:
-            return replace(merge, changes=changes)
-        return replace(merge, formula=self.layered(sources, base, shares), rows=self.rows(shares), changes=changes)
-
-    def layered(self, sources: Mapping[str, Source], base: Source | None, shares: Weights) -> Formula:
-        """The formula with weights of each parameter's own."""
-        from pipeline.merge.formulas import onto_base, task_vectors
-
+    ) -> Computed:
         assert base is not None
-
-        def computed(name: str, start: int, stop: int) -> np.ndarray:
-            vectors = task_vectors(list(sources.values()), base, name, start, stop)
-            return onto_base(self.weighted_sum(vectors, list(shares[name].values())), self.scale)
-
-        return computed
-
-    def rows(self, shares: Weights) -> list[Row]:
-        """The plan, layer by layer."""
-        from pipeline.merge.summary import group_weights
-
-        return [
-            {**row, "weights": {}, "formula": f"base + {self.scale:g} x {sum_text(row['weights'])}"}
-            for row in group_weights(shares)
-        ]
+        shares = self.shares(base.names)
+        merge = self.computed(
+            sources, base, lambda vectors, name, _: self.weighted_sum(vectors, [*shares[name].values()])
+        )
+        if self.layer_weights is not None:
+            merge.rows = [
+                {**row, "weights": {}, "formula": f"base + {self.scale:g} x {sum_text(row['weights'])}"}
+                for row in group_weights(shares)
+            ]
+        merge.changes = {
+            name: {role: self.scale * number for role, number in row.items()} for name, row in shares.items()
+        }
+        return merge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
@@ -13,7 +13,7 @@ from pipeline.merge.task_vectors import TaskVectors
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
+    from pipeline.merge.merge import Computed
 
 
 @dataclass
@@ -51,11 +51,12 @@ class Ties(TaskVectors):
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        from pipeline.merge.ties import TiesFormula
+    ) -> Computed:
+        from pipeline.merge.merge import Computed
+        from pipeline.merge.ties import TiesMerge
 
         assert base is not None
-        ties = TiesFormula(self, sources, base)
-        merge = super().decide(sources, base, partition, threads)
-        passes = 2 + (self.zero_sum == "majority")
-        return replace(merge, formula=ties, prepare=ties.prepare, passes=passes, measured=ties.kept_density)
+        ties = TiesMerge(self, sources, base)
+        text = f"base + {self.scale:g} x {self.formula(list(sources))}"
+        passes = 3 + (self.zero_sum == "majority")
+        return Computed(ties.formula, text, prepare=ties.prepare, passes=passes, measured=ties.kept_density)

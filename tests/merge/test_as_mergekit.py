@@ -1,4 +1,4 @@
-"""The YAML that stands beside a merge: mergekit makes the same weights of it, or there is none and a reason instead."""
+"""Merges as mergekit makes them, to the bit: linear ones, task arithmetic, TIES and SLERP, put in its own words."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from as_mergekit import mergekit_config, weight_setting
 from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
-from test_adapters import lora  # noqa: F401
 
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Partition
 from pipeline.merge.adapters import open_source
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.mergekit import weight_setting, why_inexpressible, yaml_of
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.slerp import Slerp
@@ -88,9 +86,9 @@ def families(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def theirs(families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What mergekit makes of our YAML; one process for all."""
+    """What mergekit makes of our merges; one process for all."""
     asked = {
-        f"{kind} {name}": yaml_of(opened(families[kind], config, partition), names_of(families[kind], config))
+        f"{kind} {name}": mergekit_config(opened(families[kind], config, partition), names_of(families[kind], config))
         for kind in KINDS
         for name, (config, partition) in ASKED.items()
     }
@@ -122,7 +120,7 @@ def test_the_weights_of_a_swap_in_mergekits_words(models: dict[str, list[Path]])
     """Read by mergekit's rule, by hand: the first filter that is part of the name decides."""
     config, partition = ASKED["norms"]
     merge = opened(models["llama"], config, partition)
-    told = yaml.safe_load(yaml_of(merge, {"math": "org/math", "language": "org/language"}))
+    told = mergekit_config(merge, {"math": "org/math", "language": "org/language"})
     assert [one["model"] for one in told["models"]] == ["org/math", "org/language"]
     assert (told["merge_method"], told["parameters"]) == ("linear", {"normalize": False})
     for one, role in zip(told["models"], ("math", "language"), strict=True):
@@ -138,26 +136,3 @@ def test_layer_1_is_no_part_of_layer_10() -> None:
     assert weight_setting(dict.fromkeys(weights, 0.5)) == 0.5
     whole = {"model.layers.0.mlp.a": 1.0, "model.layers.0.mlp.b": 0.0, "model.layers.1.mlp.a": 0.0}
     assert weight_setting(whole) == [{"filter": "model.layers.0.mlp.a", "value": 1.0}, {"value": 0.0}]
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (Ties(**TWO), "its TIES is another definition: trim=model (there tensor), zero_sum=majority (there plus)"),
-        (Ties(**TWO, **MERGEKITS | {"weigh": "after"}, weights=[1.0, 2.0]), "weigh=after (there before)"),
-        (Reset(expert="m", threshold=0.04), "merge=reset decides rows one by one here"),
-    ],
-)
-def test_what_mergekit_cannot_express(config: Merge, reason: str, models: dict[str, list[Path]]) -> None:
-    told = why_inexpressible(opened(models["llama"], config))
-    assert told is not None and reason in told
-
-
-def test_merges_of_adapters_are_not_mergekits(lora: dict[str, Path]) -> None:  # noqa: F811
-    sources = {"0": open_source(lora["math"]), "1": open_source(lora["language"])}
-    told = why_inexpressible(open_merge(Soup(experts=["a", "b"], form="dense"), sources))
-    assert told is not None and "its experts are LoRA adapters" in told
-
-
-def test_without_weights_of_experts_pefts_ties_is_mergekits(models: dict[str, list[Path]]) -> None:
-    assert why_inexpressible(opened(models["llama"], Ties(**TWO, trim="tensor", zero_sum="plus"))) is None

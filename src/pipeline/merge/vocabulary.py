@@ -1,0 +1,97 @@
+"""Experts of one tokenizer whose embeddings have other numbers of rows: padded, or with tokens added on one side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pipeline.errors import PipelineError
+from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.same_tokenizer import added_tokens
+from pipeline.models.anatomy import decoder_name
+from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint
+
+
+@dataclass
+class Vocabulary:
+    """How vocabularies are merged: the first `common` rows of these tensors like any other tensor, the further ones, up
+    to as many as `role` has, are that source's. `whole`: the sources with all of their rows."""
+
+    common: int
+    role: str
+    names: tuple[str, ...]
+    whole: dict[str, Source]
+
+    @property
+    def giver(self) -> Source:
+        return self.whole[self.role]
+
+    @property
+    def rows(self) -> int:
+        return self.giver.info(self.names[0]).shape[0]
+
+    def describe(self) -> list[dict[str, object]]:
+        """The plan's row for the further rows."""
+        if self.rows == self.common:
+            return []
+        where = f"rows {self.common}-{self.rows - 1}"
+        return [{"where": where, "what": "embedding, head", "weights": {self.role: 1.0}}]
+
+
+def align_vocabularies(
+    sources: Mapping[str, Source], base: Source | None, wanted: str | None, files_from: str | None = None
+) -> tuple[dict[str, Source], Source | None, Vocabulary | None]:
+    """The sources and the base with the rows that all have, and how the vocabularies are merged; None where all have
+    as many rows.
+
+    wanted: `union` takes the tokenizer and the number of rows of the source with the most tokens, `common` of that with
+    the fewest; None: there are no other tokens, and the most rows are taken. Raises PipelineError where files_from
+    names a source of another number of rows.
+    """
+    everyone = {**sources, **({"base": base} if base else {})}
+    names = differing_rows(everyone)
+    if not names or any(isinstance(source, Adapted) for source in everyone.values()):
+        return dict(sources), base, None
+    rows = {role: source.info(names[0]).shape[0] for role, source in sources.items()}
+    order = {role: (len(added_tokens(source)), rows[role]) for role, source in sources.items()}
+    role = (min if wanted == "common" else max)(order, key=order.__getitem__)
+    if files_from is not None and rows.get(files_from, rows[role]) != rows[role]:
+        raise PipelineError(
+            f"merge.files_from={files_from}: its vocabulary has {rows[files_from]} rows, the merge {rows[role]}: leave "
+            "it out"
+        )
+    common = min(source.info(names[0]).shape[0] for source in everyone.values())
+    clipped = {role: _clip(source, names, common) for role, source in everyone.items()}
+    in_base = clipped.pop("base", None) if base else None
+    return clipped, in_base, Vocabulary(common, role, names, everyone)
+
+
+def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
+    """The embedding and the head, if they have other numbers of rows, all of them alike, and are else the same."""
+    names = [name for name in next(iter(sources.values())).names if decoder_name(name) in (EMBEDDING, HEAD)]
+    shapes = [
+        {role: source.infos[name].shape for role, source in sources.items() if name in source.infos} for name in names
+    ]
+    fits = all(
+        of_name == shapes[0] and len(of_name) == len(sources) and len({shape[1:] for shape in of_name.values()}) == 1
+        for of_name in shapes
+    )
+    return tuple(names) if shapes and fits and len(set(shapes[0].values())) > 1 else ()
+
+
+def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
+    """The checkpoint with the first rows of these tensors."""
+    assert isinstance(source, Checkpoint)
+    infos = dict(source.infos)
+    for name in names:
+        info = infos[name]
+        infos[name] = replace(info, shape=(rows, *info.shape[1:]), nbytes=info.nbytes * rows // info.shape[0])
+    return replace(source, infos=infos, config=with_rows(source.config, rows))
+
+
+def with_rows(config: dict[str, object], rows: int) -> dict[str, object]:
+    """A config.json for another number of rows."""
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        config = config | {"text_config": with_rows(inner, rows)}
+    return config | {"vocab_size": rows} if "vocab_size" in config else config

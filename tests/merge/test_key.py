@@ -1,0 +1,101 @@
+"""What a merge is known by: what it is made of, the same before and after it is written, and of nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+from small_models import stacked
+from test_adapters import lora  # noqa: F401
+
+from pipeline.config.compose import compose
+from pipeline.evaluate.score_cache import merge_key, model_key
+from pipeline.merge.digests import SourceDigests
+from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.slerp import Slerp
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
+from pipeline.merge.stage import merge_of
+from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import External
+from pipeline.stages.rows import build
+
+TWO = {"experts": ["a", "b"]}
+SWAP = {"math": "a", "language": "b", "embeddings": "math", "final_norm": "math", "head": "math"}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    base = stacked(tmp_path / "base", 3, 0)
+    return [base, *(stacked(tmp_path / str(seed), 3, seed, base) for seed in (1, 2))]
+
+
+def key(config: Any, folders: list[Path], runs_dir: Path) -> str:
+    base, *experts = map(Checkpoint.open, folders)
+    merge = open_merge(
+        config, dict(zip(config.references(), experts, strict=True)), base if config.needs_base() else None
+    )
+    return SourceDigests(merge, runs_dir).key()
+
+
+def test_each_merge_has_its_own_key_wherever_its_sources_are(folders: list[Path], tmp_path: Path) -> None:
+    merges = [
+        Soup(**TWO), Soup(**TWO, weights=[0.3, 0.7]), Soup(**TWO, dtype="float32"), Ties(**TWO),
+        Ties(**TWO, density=0.3), TaskArithmetic(**TWO), TaskArithmetic(**TWO, scale=0.5),
+        Slerp(**TWO), Slerp(**TWO, t=0.4),
+        LayerSwap(**SWAP, bottom_layers=1, top_layers=0), LayerSwap(**SWAP, bottom_layers=1, top_layers=1),
+    ]  # fmt: skip
+    keys = [key(config, folders, tmp_path) for config in merges]
+    assert len(set(keys)) == len(keys) and all(one.startswith("merge:") for one in keys)
+    moved = [copytree(folder, tmp_path / "moved" / folder.name) for folder in folders]
+    assert [key(config, moved, tmp_path) for config in merges] == keys
+    other = [folders[0], folders[2], folders[1]]
+    assert all(key(config, other, tmp_path) != one for config, one in zip(merges, keys, strict=True))
+
+
+def test_weights_that_say_the_same_in_other_words_have_one_key(folders: list[Path], tmp_path: Path) -> None:
+    mirrored = {"0": {kind: {0: 0.0, 1: 1.0, 2: 1.0} for kind in ("attention", "mlp", "norms")}}
+    soup = Soup(**TWO, weights=[1.0, 0.0], layer_weights={
+        **mirrored, "1": {kind: {0: 1.0, 1: 0.0, 2: 0.0} for kind in ("attention", "mlp", "norms")},
+    })  # fmt: skip
+    assert key(soup, folders, tmp_path) == key(LayerSwap(**SWAP, bottom_layers=1, top_layers=0), folders, tmp_path)
+
+
+def test_a_merge_that_is_one_source_has_its_key(folders: list[Path], tmp_path: Path) -> None:
+    root = weights_root(digest_tensors(folders[1]))
+    nothing = LayerSwap(**SWAP, bottom_layers=0, top_layers=0)
+    assert key(nothing, folders, tmp_path) == key(Soup(**TWO, weights=[1.0, 0.0]), folders, tmp_path) == root
+    assert key(Soup(**TWO, weights=[1.0, 0.0], dtype="float32"), folders, tmp_path) != root
+
+
+@pytest.mark.parametrize("method", ["soup", "ties", "task_arithmetic"])
+def test_a_merge_in_memory_is_known_as_the_written_one(
+    method: str, folders: list[Path], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = [f"merge={method}", f"merge.experts=[{folders[1]},{folders[2]}]", f"runs_dir={tmp_path}/runs"]
+    words += [f"merge.base={folders[0]}"] if method != "soup" else []
+    written = make_run("stage=merge", *words)
+    live = merge_of(build(compose(["stage=merge", *words])))  # type: ignore[arg-type]
+    found = merge_key(live, tmp_path / "runs")
+    assert found == model_key(External("m", "m", written))
+    manifest = read_manifest(written)
+    assert manifest and manifest.weights["made_of"] == found["root"] != manifest.weights_root
+    assert manifest.weights_root == weights_root(digest_tensors(written))
+
+
+def test_merges_of_adapters(lora: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path) -> None:  # noqa: F811
+    words = ["merge=soup", f"merge.experts=[{lora['math']},{lora['language']}]", f"runs_dir={tmp_path}/runs"]
+    keys = []
+    for form in ("auto", "dense"):
+        written = make_run("stage=merge", *words, f"merge.form={form}")
+        live = merge_of(build(compose(["stage=merge", *words, f"merge.form={form}"])))  # type: ignore[arg-type]
+        keys.append(merge_key(live, tmp_path / "runs"))
+        assert keys[-1] == model_key(External("m", "m", written)), json.dumps(keys)
+    assert keys[0] != keys[1]

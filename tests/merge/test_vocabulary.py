@@ -1,0 +1,129 @@
+"""Experts whose vocabularies have other numbers of rows: padded, or with tokens added on one side, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import stacked
+from torch import Tensor
+
+from pipeline.errors import PipelineError
+from pipeline.merge.live import Live
+from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
+from pipeline.models.checkpoint import Checkpoint
+
+EMBEDDING, HEAD, LAYER = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"
+TWO = {"experts": ["a", "b"]}
+
+
+def tokenizer(folder: Path, added: int, vocabulary: int = 4) -> None:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokens = [{"id": vocabulary + n, "content": f"<{n}>", "special": True, **plain} for n in range(added)]
+    vocab = {chr(ord("a") + place): place for place in range(vocabulary)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "a"}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": tokens, "model": model}))
+
+
+def model(place: Path, seed: int, rows: int, base: Path | None = None, added: int = 0) -> Path:
+    """A small Llama with `rows` rows of embedding and head, and `added` tokens beside the four of its vocabulary."""
+    folder = stacked(place, 2, seed, base, torch.float32, vocab_size=rows)
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed)
+    for name in (EMBEDDING, HEAD):
+        tensors[name] = torch.cat([tensors[name], torch.randn(10, 4, generator=generator)])[:rows].contiguous()
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / "model.safetensors")
+    tokenizer(folder, added)
+    return folder
+
+
+def merged(merge: Merging, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    folder.mkdir()
+    merge.write(folder)
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> dict[str, Checkpoint]:
+    base = model(tmp_path / "base", 0, 6)
+    return {
+        "base": Checkpoint.open(base),
+        "0": Checkpoint.open(model(tmp_path / "a", 1, 6, base)),
+        "1": Checkpoint.open(model(tmp_path / "b", 2, 9, base)),
+    }
+
+
+METHODS = {
+    "soup": (Soup(**TWO), lambda base, a, b: (a + b) / 2),
+    "task arithmetic": (TaskArithmetic(**TWO, scale=0.5), lambda base, a, b: base + 0.5 * ((a - base) + (b - base))),
+    "ties": (Ties(**TWO, density=1.0, trim="tensor"), None),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_common_rows_merge_and_further_ones_come_from_the_source_that_has_them(
+    method: str, experts: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    config, by_hand = METHODS[method]
+    base = experts.pop("base")
+    merge = open_merge(config, experts, base if config.needs_base() else None)
+    found, settings = merged(merge, tmp_path / "out")
+    assert settings["vocab_size"] == 9
+    start, a, b = (load_file(one.folder / "model.safetensors") for one in (base, experts["0"], experts["1"]))
+    for name in (EMBEDDING, HEAD):
+        assert found[name].shape == (9, 4) and torch.equal(found[name][6:], b[name][6:])
+        if by_hand:
+            expected = by_hand(start[name], a[name], b[name][:6])
+            torch.testing.assert_close(found[name][:6], expected, rtol=1e-6, atol=1e-7)
+    if by_hand:
+        torch.testing.assert_close(found[LAYER], by_hand(start[LAYER], a[LAYER], b[LAYER]), rtol=1e-6, atol=1e-7)
+    assert {"where": "rows 6-8", "what": "embedding, head", "weights": {"1": 1.0}} in merge.plan_rows()
+    assert all(torch.equal(merge.merged(name), tensor) for name, tensor in found.items())
+
+
+def test_a_swap_in_memory_is_the_written_one(experts: dict[str, Checkpoint], tmp_path: Path) -> None:
+    def swap() -> Merging:
+        config = LayerSwap(math="a", language="b", bottom_layers=1, top_layers=0)
+        return open_merge(config, {"math": experts["0"], "language": experts["1"]})
+
+    found, _ = merged(swap(), tmp_path / "out")
+    parameters = {name: torch.nn.Parameter(torch.zeros_like(tensor)) for name, tensor in found.items()}
+    Live(SimpleNamespace(named_parameters=parameters.items, named_buffers=lambda: []), None).apply(swap())
+    assert all(torch.equal(parameter, found[name]) for name, parameter in parameters.items())
+
+
+@pytest.mark.parametrize(("wanted", "rows", "giver"), [("union", 6, "1"), ("common", 4, "0")])
+def test_tokens_added_on_one_side(wanted: str, rows: int, giver: str, tmp_path: Path) -> None:
+    folders = {"0": model(tmp_path / "a", 1, 4), "1": model(tmp_path / "b", 2, 6, added=2)}
+    experts = {role: Checkpoint.open(folder) for role, folder in folders.items()}
+    with pytest.raises(PipelineError, match=r"other added tokens \(<0>\) than .*merge.vocabulary=union to keep them"):
+        open_merge(Soup(**TWO), experts)
+    found, settings = merged(open_merge(Soup(**TWO, vocabulary=wanted), experts), tmp_path / "out")
+    assert found[EMBEDDING].shape == (rows, 4) and settings["vocab_size"] == rows
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (folders[giver] / "tokenizer.json").read_bytes()
+    a, b = (load_file(folder / "model.safetensors") for folder in folders.values())
+    assert torch.equal(found[EMBEDDING][:4], (a[EMBEDDING] + b[EMBEDDING][:4]) / 2)
+    assert torch.equal(found[EMBEDDING][4:], b[EMBEDDING][4:rows])
+
+
+def test_another_tokenizer_stays_refused(tmp_path: Path) -> None:
+    experts = {"0": Checkpoint.open(model(tmp_path / "a", 1, 4)), "1": Checkpoint.open(model(tmp_path / "b", 2, 6))}
+    tokenizer(experts["1"].folder, 0, vocabulary=5)
+    with pytest.raises(PipelineError, match="another tokenizer than .*; .*mergekit-tokensurgeon"):
+        open_merge(Soup(**TWO, vocabulary="union"), experts)
+
+
+def test_files_of_a_source_of_another_size_are_refused(experts: dict[str, Checkpoint]) -> None:
+    del experts["base"]
+    with pytest.raises(PipelineError, match="merge.files_from=0: its vocabulary has 6 rows, the merge 9: leave it out"):
+        open_merge(Soup(**TWO, files_from="0"), experts)
