@@ -121,7 +121,7 @@ def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
         (["stage=clean", "hardware=cpu"], "stage=clean does not read hardware: leave hardware=cpu out"),
         (
             ["stage=sft", "expert=math", "hardware=a100_80x8", "sft.processes=8"],
-            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or another sft.processes, 4",
+            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or sft.processes=4",
         ),
     ],
 )

@@ -54,16 +54,12 @@ def test_a_number_written_as_text_is_named(tmp_path: Path) -> None:
 
 
 def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
-    from pipeline.data.sandbox.tokenizer import make_tokenizer
-    from pipeline.train.examples import measure_lengths
+    from pipeline.train.examples import count_tokens
 
     sft = Sft(name="simultaneous", method="simultaneous", seq_length=16, separator=" ")
-    rows = [
-        {"prompt": "Mia has 3 apples.", "completion": "3", "side": "math"},
-        {"prompt": "Tom has 3 apples. " * 9, "completion": "3", "side": "language"},
-    ]
+    sets = {"math": {"input_ids": [[1, 2]]}, "language": {"input_ids": []}}
     with pytest.raises(PipelineError, match="^sft.seq_length=16 leaves no row of side language with a loss: raise it"):
-        measure_lengths(rows, make_tokenizer(), sft)
+        count_tokens(2, sets, sft)
 
 
 @dataclass

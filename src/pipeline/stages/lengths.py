@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -72,8 +73,13 @@ def text_of(row: Any, columns: tuple[str, ...]) -> str:
     return "\n".join(value for value in values if isinstance(value, str))
 
 
-def longest_of(lengths: Sequence[float], count: int, limit: float) -> float:
-    """Expected length of the longest of `count` rows drawn from a sample, each cut to `limit`: a padded batch's."""
-    shares = [(rank / len(lengths)) ** count for rank in range(len(lengths) + 1)]
-    parts = zip(lengths, shares, shares[1:], strict=False)
-    return sum(min(length, limit) * (share_up_to - share_below) for length, share_below, share_up_to in parts)
+def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
+    """Positions that a row takes on average where the rows of a step are sorted by length and cut into micro-batches,
+    each padded to its longest.
+
+    Args:
+        lengths: of a sample that the rows are drawn from, sorted; each is cut to `limit`.
+        rows, micro: of a step, of a micro-batch. The longest of each is taken to be at its expected rank (Blom 1958).
+    """
+    ranks = ((longest - 0.375) / (rows + 0.25) for longest in range(micro, rows + 1, micro))
+    return statistics.fmean(min(lengths[int(rank * len(lengths))], limit) for rank in ranks)
