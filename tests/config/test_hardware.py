@@ -99,7 +99,7 @@ columns: {math: {run: math}}
 
 
 def test_the_manual_names_what_is_in_effect() -> None:
-    text = manual_text(["stage=sft", "expert=math", "hardware=a100_80x8"])
+    text = " ".join(manual_text(["stage=sft", "expert=math", "hardware=a100_80x8"]).split())
     assert "(here layer_swapping_math_1)" in text and "(here layer_swapping)" in text and "(here a100_80x8)" in text
 
 

@@ -63,9 +63,9 @@ def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, pa
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        ("sft.snapshot_every=8", 5),  # 40 rows
+        ("sft.snapshot_every=8 sft.steps=10", 5),  # 40 rows
         ("sft.snapshot_every=8 sft.steps=4", 2),  # 16 rows
-        ("sft.snapshot_every=8 sft.snapshot_keep=2", 3),  # the next is there before one goes
+        ("sft.snapshot_every=8 sft.steps=10 sft.snapshot_keep=2", 3),  # the next is there before one goes
     ],
 )
 def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, Any]) -> None:
@@ -79,6 +79,6 @@ def test_what_does_not_fit_is_refused_with_what_it_is_for(
 ) -> None:
     monkeypatch.setattr("pipeline.estimate.gpu_budget.shape_for", lambda run: SHAPES["llama3.1_8b"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
-    with pytest.raises(PipelineError, match=r"100.0 GB free, about 209.4 GB needed \(29.9 weights, 179.5 resume poi"):
+    with pytest.raises(PipelineError, match=r"100.0 GB free, about 209.5 GB needed \(29.9 weights, 179.5 resume poi"):
         run = training(tmp_path, parents)
         check_disk(run, bytes_of_training(run))

@@ -277,8 +277,8 @@ def positions(mean: float, sft: Sft) -> float:
 
 @lru_cache(maxsize=1)
 def assumed_lengths() -> tuple[float, ...]:
-    """Sorted lengths of rows over their mean, a thousand of a lognormal distribution."""
-    shares = ((number + 0.5) / 1000 for number in range(1000))
+    """Sorted lengths of rows over their mean, two hundred of a lognormal distribution."""
+    shares = ((number + 0.5) / 200 for number in range(200))
     return tuple(math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares)
 
 

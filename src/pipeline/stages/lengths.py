@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,20 @@ def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float)
 
     Args:
         lengths: of a sample that the rows are drawn from, sorted; each is cut to `limit`.
-        rows, micro: of a step, of a micro-batch. The longest of each is taken to be at its expected rank (Blom 1958).
+        rows, micro: of a step, of a micro-batch.
     """
-    ranks = ((longest - 0.375) / (rows + 0.25) for longest in range(micro, rows + 1, micro))
-    return statistics.fmean(min(lengths[int(rank * len(lengths))], limit) for rank in ranks)
+    shares = shares_of_longest(len(lengths), rows, micro)
+    return sum(share * min(length, limit) for share, length in zip(shares, lengths, strict=True))
+
+
+@lru_cache(maxsize=256)
+def shares_of_longest(count: int, rows: int, micro: int) -> tuple[float, ...]:
+    """For each of `count` sorted values the share of micro-batches of which it is the longest, where a step's `rows`
+    are drawn from them and sorted: differences of binomial tails."""
+
+    def up_to(share: float) -> float:
+        chances = [math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(rows + 1)]
+        return statistics.fmean(sum(chances[longest:]) for longest in range(micro, rows + 1, micro))
+
+    edges = [up_to(number / count) for number in range(count + 1)]
+    return tuple(upper - lower for lower, upper in pairwise(edges))
