@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results base mergekit-digests clean
+.PHONY: demo laptop test test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -87,10 +87,6 @@ check: $(VENV)/installed
 # Copies what is published of the tables under runs/reports into results/.
 results: $(VENV)/installed
 	$(BIN)/python scripts/publish_results.py
-
-# Makes the small world's base again and compares it with the shipped one.
-base: $(VENV)/installed
-	scripts/make_sandbox_base.sh
 
 # merge=mergekit, and merges that mergekit can express, against mergekit's own output, bit by bit. In another Python:
 # make test-mergekit MERGEKIT=PYTHON_THAT_HAS_MERGEKIT

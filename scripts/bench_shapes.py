@@ -45,7 +45,7 @@ from pipeline.estimate.gpu_budget import trained_parts
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.runs.run import Run
-from pipeline.train import stage
+from pipeline.train import recipe, stage
 from pipeline.train.memory import micro_batches, training_memory
 from pipeline.train.trainable import choose_parameters
 
@@ -268,7 +268,7 @@ def fake_processes(count: int) -> Iterator[None]:
     with (
         patch.dict(os.environ, variables),
         patch.object(PartialState, "__init__", init),
-        patch.object(stage, "fsdp_arguments", lambda sft: fsdp if sft.parallel == "fsdp2" else {}),
+        patch.object(recipe, "fsdp_arguments", lambda sft: fsdp if sft.parallel == "fsdp2" else {}),
         patch.object(_fully_shard, "_init_default_mesh", lambda: mesh),
     ):
         yield
@@ -337,7 +337,7 @@ def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
     from torch.optim.optimizer import register_optimizer_step_pre_hook
-    from transformers import AutoModelForCausalLM, PrinterCallback
+    from transformers import AutoModelForCausalLM
 
     datasets.disable_progress_bars()
     stage.silence_warnings()
@@ -379,8 +379,7 @@ def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
                 config_of(shape, config.model.name), dtype=getattr(torch, sft.weights), attn_implementation="sdpa"
             )
             model, parts = choose_parameters(model, sft, config.partition)
-        trainer, _, _ = stage.trainer_of(config, model, parts, make_tokenizer(), rows, [], Path(folder))
-        trainer.remove_callback(PrinterCallback)
+        trainer, _ = recipe.trainer_of(config, model, parts, make_tokenizer(), rows, [], Path(folder))
         sizes = {tuple(p.shape) for p in model.parameters()}
         memory.is_copy = lambda shape: shape in sizes or (len(shape) == 1 and shape[0] > 10**6)
         memory.list_kinds = lambda: kinds_of(trainer)

@@ -8,7 +8,7 @@
 Paired and interleaved: in each round every way trains once, a few steps, from the same weights on the same rows, and
 a ratio is taken within a round; medians over rounds with the smallest and largest. The first two steps of each are not
 counted. Our own part of a step is the difference to the bare trainer on a model of four narrow layers, means over 60
-steps, so that the looks at how far weights moved are in it. Columns: ms a step; speed against full; the FLOP model's
+steps. Columns: ms a step; speed against full; the FLOP model's
 ceiling of it; their quotient (0.9 is aimed for); bytes of optimizer state a trained parameter; on a GPU the share of
 the matrix rate (the model's FLOPs without recomputation / step time / rate of a bf16 product of two 8192 x 8192
 matrices, measured here) and peak memory. Then the bytes a parameter of each choice of weights and optimizer, counted
@@ -44,8 +44,10 @@ from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES
+from pipeline.train.optim import torchao_optimizer
+from pipeline.train.recipe import plan_steps, trainer_arguments
 from pipeline.train.simultaneous import Alternating
-from pipeline.train.stage import plan_steps, silence_warnings, trainer_arguments
+from pipeline.train.stage import silence_warnings
 from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer
 
@@ -113,8 +115,6 @@ def choices(options: Any) -> list[dict[str, Any]]:
     rows = []
     print(f"\n{'weights':9} {'optimizer':11} {'bytes':>6} {'measured':>9} {'peak GB':>8}")
     for (weights, optimizer), expected in BYTES.items():
-        if optimizer == "muon_adamw":
-            continue
         chosen = argparse.Namespace(**{**vars(options), "weights": weights, "optimizer": optimizer, "steps": 2})
         row: dict[str, Any] = {"weights": weights, "optimizer": optimizer, "bytes": expected}
         try:
@@ -202,6 +202,8 @@ def one(
         args = trainer_arguments(stage, text=False, validated=False, output=Path(folder))
         rows = examples(options, base.config.vocab_size, steps)
         shared: dict[str, Any] = {"model": model, "args": args, "processing_class": sandbox_tokenizer()}
+        if options.optimizer != "adamw":
+            shared["optimizer_cls_and_kwargs"] = torchao_optimizer(sft)
         trainer: Any
         if name == "bare":
             trainer = SFTTrainer(train_dataset=rows, **shared)
@@ -209,14 +211,10 @@ def one(
             both = {"math": rows, "language": rows}
             trainer = Alternating(train_dataset=both, sft=sft, parts=parts, **shared)
         else:
-            trainer = Trainer(train_dataset=rows, sft=sft, parts=parts, **shared)
+            trainer = Trainer(train_dataset=rows, sft=sft, **shared)
         plan_steps(args, sft, steps)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(clock)
-        if name == "bare" and options.optimizer != "adamw":  # the same optimizer for both
-            from pipeline.train.optim import torchao_optimizer
-
-            trainer.optimizer_cls_and_kwargs = torchao_optimizer(sft)
         trainer.train()
     trained = {name for names in parts.values() for name in names}
     facts = {

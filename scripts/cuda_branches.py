@@ -71,37 +71,30 @@ STAND_INS = {
     "train/memory.py::training_memory": StandIn(MEMORY, "sharded = sft.parallel"),
     "train/memory.py::step_moments": StandIn(MEMORY, "cast = 2 if"),
     "train/optim.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
-    "train/processes.py::set_ranks_from_srun": StandIn(
-        PROCESSES + "test_a_task_of_srun_is_named_to_torch_as_torchrun_names_it", "= visible[local]"
-    ),
     "train/processes.py::init_process_group": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
-    "train/simultaneous.py::refuse_parallel": SHARDS,
     "train/simultaneous.py::refuse_flat_shards": SHARDS,
     "train/simultaneous.py::Toggle.on_train_begin": StandIn(
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
-    "train/stage.py::train_in_process": StandIn(
+    "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",
     ),
+    "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
     "train/stage.py::gpu_memory": StandIn(HERE + "test_a_training_asks_the_card_for_its_memory", "total_memory"),
-    "train/stage.py::warn_where_slow": StandIn(HERE + "test_bfloat16_is_not_slow_on_a_gpu", "cpu_has_bf16()"),
-    "train/stage.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
-    "train/stage.py::fsdp_arguments": StandIn(TRAINER, 'return {"fsdp": True'),
-    "train/trainer.py::weigh_only_labels": StandIn(
-        "tests/train/test_optim.py::test_muon_follows_the_schedule_behind_accelerate", "_use_triton = lambda"
+    "train/recipe.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
+    "train/recipe.py::fsdp_arguments": StandIn(TRAINER, 'return {"fsdp": True'),
+    "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
+        PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
-    "train/trainer.py::Trainer.compute_loss": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
-    "train/trainer.py::Trainer.interval_metrics": SHARDS,
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
     "commands/check.py::probe": "a card's name, memory and identity, and NCCL's sum; on the CPU gloo's is tested",
     "evaluate/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "merge/live.py::_stored_pieces": "merging into memory of the card, piece by piece; the same test",
-    "train/checkpoints.py::Checkpoints.on_train_begin": "a resumed training's sums are read to cuda:N, not to the CPU",
     "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
-    "train/stage.py::train_in_process.gather_weights": "the stage saves what FSDP2 gathers; test_processes.py gathers",
+    "train/stage.py::train_in_process.save_to": "the stage saves what FSDP2 gathers; test_processes.py gathers",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
     "commands/check.py::Checking.check_devices": 2,
@@ -110,9 +103,9 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
-    "train/processes.py::set_ranks_from_srun": 2,
+    "train/load.py::check_kernels": 6,
     "train/stage.py::peak_bytes": 2,
-    "train/stage.py::fsdp_arguments": 2,
+    "train/recipe.py::fsdp_arguments": 2,
 }
 LIBRARIES = (  # of what is in no branch of ours
     "NCCL: collectives are gloo's in tests, and none at all in scripts/bench_shapes.py",
@@ -147,7 +140,7 @@ def with_function(node: ast.AST, name: str) -> Iterator[tuple[ast.expr, str]]:
 
 def of_cuda(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
-        decided = ast.unparse(node).startswith("torch.cuda.") or node.attr in ("is_fsdp_enabled", "_use_triton")
+        decided = ast.unparse(node).startswith("torch.cuda.") or node.attr == "is_fsdp_enabled"
         return ast.unparse(node) if decided else None
     if isinstance(node, ast.Constant):
         return repr(node.value) if isinstance(node.value, str) and WORDS.search(node.value) else None

@@ -20,6 +20,12 @@ SHARED = """#SBATCH --requeue
 """
 SETUP = ["", "# module load cuda; source .venv/bin/activate"]
 PYTHON = '"${PIPELINE_PYTHON:-python}" -m pipeline "$@"'
+TORCHRUN = (
+    'srun --kill-on-bad-exit=1 "${PIPELINE_PYTHON:-python}" -m torch.distributed.run --nnodes="$SLURM_NNODES" \\\n'
+    '  --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --max-restarts=0 \\\n'
+    '  --rdzv-endpoint="$FIRST:$((15000 + SLURM_JOB_ID % 15000))" --shutdown-timeout=86400 \\\n'
+    '  --signals-to-handle=SIGTERM,SIGUSR1,SIGHUP -m pipeline "$@"'
+)
 AGAIN = requeue_lines('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]')
 
 
@@ -43,16 +49,21 @@ def files() -> dict[str, str]:
     )  # fmt: skip
     several = head(
         "One training on the GPUs of several nodes", "several_nodes.sbatch stage=sft sft.processes=16",
-        nodes=2, ntasks_per_node=8, gres="gpu:8", cpus_per_task=8, mem="512G",
+        nodes=2, ntasks_per_node=1, gres="gpu:8", cpus_per_task=64, mem="512G",
     )  # fmt: skip
-    tasks = "# A task a GPU. srun numbers the tasks, which tell torch as torchrun does; one that fails ends all."
+    meeting = [
+        "# A torchrun a node, which starts a process a GPU; one that fails ends all. They meet at the first node.",
+        'FIRST=$(scontrol show node "$(scontrol show hostnames | head -n 1)" '
+        "| sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
+    ]
     return {
         "one_gpu.sbatch": job_script(PYTHON, one, SETUP, then=AGAIN),
         "one_node_fsdp.sbatch": job_script(
             f'{PYTHON} sft.parallel=fsdp2 "sft.processes=${{SLURM_GPUS_ON_NODE:-4}}"', fsdp, SETUP, then=AGAIN
         ),
         "several_nodes.sbatch": job_script(
-            f"srun --kill-on-bad-exit=1 {PYTHON}", several, [*SETUP, tasks], then=AGAIN,
+            TORCHRUN, several, [*SETUP, *meeting],
+            then=f"[ -z \"$ASKED\" ] || [ \"$STATUS\" = 0 ] || STATUS=75  # torchrun itself ends with 1\n{AGAIN}",
             on_usr1='scancel --signal=USR1 "$SLURM_JOB_ID"',  # to all tasks, not to this script
             on_term=":",  # Slurm sends it to the tasks as well
         ),

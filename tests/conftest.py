@@ -148,7 +148,7 @@ def world(make_run: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def base(make_run: Callable[..., Path], world: Path) -> Path:
     """A Llama of 14 layers and width 32, from nothing."""
-    data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_base", "sft.optimizer=adamw"]
+    data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
     return make_run("stage=cpt", *TINY, *data, *FEW)
 
 

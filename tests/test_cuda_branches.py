@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,16 @@ import torch
 from script_modules import load_script
 
 from pipeline.config.evaluation import Eval
+from pipeline.config.knob import check
 from pipeline.config.stages import TrainStage
-from pipeline.config.training import Sft
+from pipeline.config.training import ATTENTIONS, Sft
+from pipeline.errors import PipelineError
 from pipeline.evaluate import score, torch_backend
 from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
-from pipeline.train import optim, processes, stage
+from pipeline.train import load, optim, processes, recipe, stage
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -76,27 +79,79 @@ def test_a_training_asks_the_card_for_its_memory(cuda: list[str], monkeypatch: p
 
 def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SFTConfig itself would ask the driver."""
-    monkeypatch.setattr(stage, "SFTConfig", lambda **given: given)
+    monkeypatch.setattr(recipe, "SFTConfig", lambda **given: given)
     shared: Any = {"precision": "bf16", "processes": 2}
-    given: Any = stage.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
+    given: Any = recipe.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["bf16"] is True and given["per_device_train_batch_size"] == 4
     assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2, "reshard_after_forward": True}
-    given = stage.trainer_arguments(stage_of(**shared), False, False, tmp_path)
+    given = recipe.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is False and "fsdp" not in given
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    given = stage.trainer_arguments(stage_of(**shared), False, False, tmp_path)
+    given = recipe.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is True
 
 
-def test_bfloat16_is_not_slow_on_a_gpu(
-    cuda: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(stage, "cpu_has_bf16", lambda: False)
-    stage.warn_where_slow(Sft(name="full", precision="bf16"))
-    assert capsys.readouterr().err == ""
+def kernels_of(attention: str, **knobs: Any) -> TrainStage:
+    config = stage_of(**knobs)
+    return replace(config, model=replace(config.model, attn_implementation=attention))
+
+
+def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """FlashAttention, a kernel of the Hub that was not fetched, Liger, TF32 before the A100, a mask over all rows."""
+    capability, there = [(8, 0)], {"triton"}
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability[0])
+    monkeypatch.setattr(load, "find_spec", lambda name: name in there)
+    flash, kernel = "flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"
+    load.check_kernels(kernels_of("sdpa", precision="tf32", compile=True))
+    with pytest.raises(PipelineError, match="flash_attention_2: that FlashAttention is not installed: pip install fl"):
+        load.check_kernels(kernels_of(flash))
+    monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
+    load.check_kernels(kernels_of(flash, padding_free=True))
+    with pytest.raises(PipelineError, match="sft.padding_free=true with model.attn_implementation=sdpa would attend"):
+        load.check_kernels(kernels_of("sdpa", padding_free=True))
+    with pytest.raises(PipelineError, match="needs the package kernels: pip install kernels"):
+        load.check_kernels(kernels_of(kernel))
+    there.add("kernels")
+    with pytest.raises(PipelineError, match="is not in the Hub's cache: fetch it on a node that reaches the Hub"):
+        load.check_kernels(kernels_of(kernel))
+    (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
+    load.check_kernels(kernels_of(kernel, padding_free=True))
+    with pytest.raises(PipelineError, match=r"sft.liger=true: Liger is not installed: pip install 'cross-lingual-m"):
+        load.check_kernels(kernels_of("sdpa", liger=True))
+    there.add("liger_kernel")
+    load.check_kernels(kernels_of("sdpa", liger=True))
+    capability[0] = (7, 5)
+    with pytest.raises(PipelineError, match="sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32"):
+        load.check_kernels(kernels_of("sdpa", precision="tf32"))
+    there.discard("triton")
+    with pytest.raises(PipelineError, match="sft.compile=true needs Triton"):
+        load.check_kernels(kernels_of("sdpa", compile=True))
+
+
+def test_kernels_that_a_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    stage.warn_where_slow(Sft(name="full", precision="bf16"))
-    assert "has no bfloat16 instructions" in capsys.readouterr().err
+    monkeypatch.setattr(load, "which", lambda name: None)
+    load.check_kernels(kernels_of("eager", padding_free=True))  # as tests do
+    for attention in ("flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"):
+        with pytest.raises(PipelineError, match="needs a GPU: give model.attn_implementation=sdpa"):
+            load.check_kernels(kernels_of(attention))
+    with pytest.raises(PipelineError, match="sft.precision=tf32 needs a GPU from the A100 on"):
+        load.check_kernels(kernels_of("sdpa", precision="tf32"))
+    with pytest.raises(PipelineError, match="sft.compile=true needs a C.. compiler"):
+        load.check_kernels(kernels_of("sdpa", compile=True))
+    monkeypatch.setattr(load, "find_spec", lambda name: True)
+    with pytest.raises(PipelineError, match="sft.liger=true needs a GPU: leave it out"):
+        load.check_kernels(kernels_of("sdpa", liger=True))
+
+
+def test_attentions_are_those_of_transformers() -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    theirs = {name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name}
+    assert set(ATTENTIONS) == theirs | {"eager"}
+    with pytest.raises(PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"):
+        check(replace(kernels_of("flash").model))
 
 
 def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +169,6 @@ def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch
     """accelerate takes NCCL where it is not told to be on a CPU."""
     met: list[bool] = []
     monkeypatch.setattr("accelerate.PartialState", lambda cpu, timeout: met.append(cpu))
-    monkeypatch.delenv(processes.BY_SRUN, raising=False)
     processes.init_process_group()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     processes.init_process_group()

@@ -82,7 +82,7 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.packing": Change("sft.packing=false", given="stage=cpt expert=sandbox_text sft.packing=true"),
     "sft.epochs": Change("sft.epochs=2"),
     "sft.steps": Change("sft.steps=1"),
-    "sft.optimizer": Change("sft.optimizer=muon_adamw"),
+    "sft.optimizer": Change("sft.optimizer=adamw_8bit"),
     "sft.schedule": Change("sft.schedule=constant"),
     "sft.warmup_steps": Change("sft.warmup_steps=1"),
     "sft.decay_share": Change("sft.decay_share=1", given="sft.schedule=wsd"),
@@ -92,7 +92,6 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.max_grad_norm": Change("sft.max_grad_norm=1e-8"),
     "sft.shuffle": Change("sft.shuffle=false"),
     "sft.loss_on": Change("sft.loss_on=all"),
-    "sft.prompt_weight": Change("sft.prompt_weight=0.5"),
     "sft.template": Change("sft.template=chat"),
     "sft.template_date": Change("sft.template_date=2025-01-01", given=CHAT),
     "sft.separator": Change("sft.separator='a'"),
@@ -256,7 +255,7 @@ def training(make_run: Callable[..., Path], world: Path, runs_dir: Path) -> Make
     """Two steps of four rows from a base of four layers and width 16."""
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
     shape = [f"model.architecture.{key}={value}" for key, value in {**small, "num_key_value_heads": 2}.items()]
-    few = ["sft.seq_length=96", "sft.batch_size=4", "sft.learning_rate=1e-3", "sft.check_saved=false"]
+    few = ["sft.seq_length=96", "sft.batch_size=4", "sft.learning_rate=1e-3"]
     begun = ["stage=cpt", "model=sandbox_random", *shape, f"data_root={world}", "expert=sandbox_text", *few]
     base = make_run(*begun, "sft.steps=1")
     (base / "chat_template.jinja").write_text(
@@ -275,40 +274,6 @@ def test_training(training: Maker, knob: str, change: Change) -> None:
         moved = training.folder(change.words)
         start = training.folder("sft.learning_rate=1e-30")
         assert Weights(start).apart(training.folder(), moved) < 1e-2
-
-
-@pytest.mark.parametrize("more", [{"label_smoothing_factor": 0.1}, {"loss_type": "dft"}])
-def test_an_argument_that_our_loss_would_ignore_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
-    from trl import SFTConfig
-
-    args = SFTConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False, **more)
-    with pytest.raises(PipelineError, match=f"{next(iter(more))}=.* is not read by this trainer's loss: leave it at"):
-        trainer_with(args)
-
-
-def test_a_loss_or_metrics_of_ones_own_are_refused(tmp_path: Path) -> None:
-    from trl import SFTConfig
-
-    args = SFTConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False)
-    for name in ("compute_loss_func", "compute_metrics"):
-        with pytest.raises(PipelineError, match=f"{name} is not called by this trainer's loss"):
-            trainer_with(args, **{name: lambda *given, **named: None})
-    assert trainer_with(args)
-
-
-def trainer_with(args: Any, **more: Any) -> Any:
-    from datasets import Dataset
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from pipeline.data.sandbox.tokenizer import make_tokenizer
-    from pipeline.train.trainer import Trainer
-
-    words = make_tokenizer()
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = AutoConfig.for_model("llama", vocab_size=len(words), **sizes)
-    rows = Dataset.from_list([{"prompt": "Mia has 3", "completion": " 3"}])
-    model = AutoModelForCausalLM.from_config(config)
-    return Trainer(model=model, args=args, train_dataset=rows, processing_class=words, sft=Sft(name="x"), **more)
 
 
 # ---------------------------------------------------------------------------------------------------- merging

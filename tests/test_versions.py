@@ -128,7 +128,7 @@ def pretrain(make_run: Callable[..., Path], base: Path, world: Path) -> Callable
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     def make(*words: str) -> tuple[Path, dict[str, Any]]:
-        data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_base", "sft.optimizer=adamw"]
+        data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
         folder = make_run("stage=cpt", *TINY, *data, *FEW, *words)
         set_seed(0)
         return folder, AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).state_dict()

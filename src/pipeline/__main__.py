@@ -52,7 +52,7 @@ from pipeline.progress import quiet, say
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import STUDY_STAGES, build
-from pipeline.train.processes import check_launch, end_all, is_follower, launched_count
+from pipeline.train.processes import check_launch, is_follower, launched_count
 
 STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
 
@@ -308,5 +308,4 @@ if __name__ == "__main__":
     status = main()
     for _number in handled_signals():  # finished: Python's shutdown takes a while and has no handlers
         signal.signal(_number, signal.SIG_IGN)
-    end_all(status)
     sys.exit(status)

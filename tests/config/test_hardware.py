@@ -99,7 +99,7 @@ columns: {math: {run: math}}
 
 
 def test_the_manual_names_what_is_in_effect() -> None:
-    text = manual_text(["stage=sft", "expert=math", "hardware=a100_80x8"])
+    text = " ".join(manual_text(["stage=sft", "expert=math", "hardware=a100_80x8"]).split())
     assert "(here layer_swapping_math_1)" in text and "(here layer_swapping)" in text and "(here a100_80x8)" in text
 
 
@@ -121,7 +121,7 @@ def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
         (["stage=clean", "hardware=cpu"], "stage=clean does not read hardware: leave hardware=cpu out"),
         (
             ["stage=sft", "expert=math", "hardware=a100_80x8", "sft.processes=8"],
-            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or another sft.processes, 4",
+            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or sft.processes=4",
         ),
     ],
 )

@@ -127,7 +127,7 @@ def results(runs_dir: Path) -> dict[str, str]:
     for manifest in finished_manifests(runs_dir):
         folder = runs_dir / manifest.name
         for name in manifest.files:
-            if name.startswith(("wandb/", "stalled-")) or name == "scores.json":
+            if name.startswith("wandb/") or name == "scores.json":
                 continue
             if Path(name).suffix in (".safetensors", ".jsonl", ".csv") and not name.startswith("tasks/"):
                 found[f"{manifest.name}/{name}"] = sha256(folder / name)

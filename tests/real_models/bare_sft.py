@@ -10,14 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
-import trl.trainer.utils
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import SFTConfig, SFTTrainer
-
-# TRL scores only the labelled positions on GPUs with Triton, and all of them elsewhere, which rounds the head's
-# gradient differently. Compared is what it does on GPUs.
-trl.trainer.utils._use_triton = lambda device: True
 
 base, data, out = map(Path, sys.argv[1:4])
 tokenizer = AutoTokenizer.from_pretrained(base)

@@ -19,7 +19,7 @@ from conftest import cpu_seconds
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.train import stage
+from pipeline.train import recipe
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
@@ -91,14 +91,14 @@ def trained(
     """A training by stage=sft, which the plan lists: its log, its weights, the file of its rows, the trainer that it
     used, and its CPU seconds next to the plan's estimate."""
     trainers: list[Any] = []
-    make = stage.trainer_of
+    make = recipe.trainer_of
 
     def remembering(*args: Any, **keywords: Any) -> Any:
         made = make(*args, **keywords)
         trainers.append(made[0])
         return made
 
-    monkeypatch.setattr(stage, "trainer_of", remembering)
+    monkeypatch.setattr(recipe, "trainer_of", remembering)
 
     def train(way: str) -> SimpleNamespace:
         shared = [f"model={smollm2}", f"data_root={data}", f"runs_dir={here}/runs", "tracking.mode=disabled"]
@@ -220,9 +220,10 @@ def test_simultaneous_training_moves_each_side_on_its_own_rows(
     math = [row for row in rows if row["side"] == "math"]
     language = [row for row in rows if row["side"] == "language"]
     assert len(math) == len(language) == 2
-    assert both.log[0]["loss_math"] == pytest.approx(loss_of_base(smollm2, math), rel=1e-5)
+    assert both.log[0]["loss"] == pytest.approx(loss_of_base(smollm2, math), rel=1e-5)
+    assert [row["side"] for row in both.log] == ["math", "language"]
     # the step on math has moved the other layers, a little
-    assert both.log[1]["loss_language"] == pytest.approx(loss_of_base(smollm2, language), rel=0.05)
+    assert both.log[1]["loss"] == pytest.approx(loss_of_base(smollm2, language), rel=0.05)
     names = moved(both.weights, smollm2)
     assert layers_of(names, MLP) == layers_of(names, ATTENTION) == set(range(LAYERS))
     assert len(names) == 9 * LAYERS  # seven projections and two norms

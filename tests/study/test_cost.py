@@ -11,8 +11,8 @@ import torch
 from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
 from pipeline.estimate.flops import GPUS, MGSM, ROW, QuestionSet, question_sets, scoring_seconds
+from pipeline.estimate.gpu_budget import written_bytes
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
-from pipeline.train.disk import written_bytes
 from pipeline.train.memory import (
     Trained,
     full_model,

@@ -7,14 +7,18 @@ questions), trainings on GSM8K in rows padded to 232 tokens, all of the process 
 
 from __future__ import annotations
 
+import random
+import statistics
 from dataclasses import replace
 
 import pytest
 
+from pipeline.config.training import Sft
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import QuestionSet, training_seconds
+from pipeline.estimate.gpu_budget import positions
 from pipeline.models.shape import Shape, shape_of
-from pipeline.stages.lengths import longest_of
+from pipeline.stages.lengths import padded_length
 from pipeline.train.memory import full_model
 
 SMOL = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
@@ -65,11 +69,20 @@ def test_prefill_and_decoding_by_hand() -> None:
     assert generated == alone
 
 
-def test_a_batch_is_padded_to_its_longest() -> None:
-    """Of two rows drawn from 1 and 3 tokens: 1 once in four, else 3."""
-    assert longest_of([1, 3], 2, 10) == pytest.approx(0.25 * 1 + 0.75 * 3)
-    assert longest_of([1, 3], 2, 2) == pytest.approx(0.25 * 1 + 0.75 * 2)
-    assert longest_of([1, 3], 1, 10) == pytest.approx(2)
+@pytest.mark.parametrize(("rows", "micro"), [(32, 4), (32, 1), (4, 4), (8, 2), (32, 32)])
+def test_a_step_is_padded_as_by_drawing_it(rows: int, micro: int) -> None:
+    """Two thousand steps of rows of lognormal lengths, sorted, each micro-batch padded to its longest."""
+    assert padded_length([1, 3], 2, 2, 10) == pytest.approx(0.25 * 1 + 0.75 * 3)
+    numbers = random.Random(0)
+    drawn = [sorted(numbers.lognormvariate(5, 0.5) for _ in range(rows)) for _ in range(2000)]
+    computed = statistics.fmean(micro * sum(step[micro - 1 :: micro]) / rows for step in drawn)
+    sample = sorted(length for step in drawn for length in step)[::20]
+    assert padded_length(sample, rows, micro, 1e9) == pytest.approx(computed, rel=0.03)
+    mean = statistics.fmean(sample)
+    recipe = Sft(name="x", batch_size=rows, micro_batch_size=micro, seq_length=10**6)
+    assert positions(mean, recipe) == pytest.approx(computed, rel=0.03)
+    assert positions(mean, replace(recipe, padding_free=True)) == mean
+    assert padded_length(sample, rows, micro, 10) == pytest.approx(10)
 
 
 def test_shapes_of_the_two() -> None:

@@ -54,16 +54,12 @@ def test_a_number_written_as_text_is_named(tmp_path: Path) -> None:
 
 
 def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
-    from pipeline.data.sandbox.tokenizer import make_tokenizer
-    from pipeline.train.examples import measure_lengths
+    from pipeline.train.examples import count_tokens
 
     sft = Sft(name="simultaneous", method="simultaneous", seq_length=16, separator=" ")
-    rows = [
-        {"prompt": "Mia has 3 apples.", "completion": "3", "side": "math"},
-        {"prompt": "Tom has 3 apples. " * 9, "completion": "3", "side": "language"},
-    ]
+    sets = {"math": {"input_ids": [[1, 2]]}, "language": {"input_ids": []}}
     with pytest.raises(PipelineError, match="^sft.seq_length=16 leaves no row of side language with a loss: raise it"):
-        measure_lengths(rows, make_tokenizer(), sft)
+        count_tokens(2, sets, sft)
 
 
 @dataclass
@@ -134,5 +130,5 @@ def test_what_comes_before_the_first_step_is_told(
     words += ["sft.batch_size=4", "sft.steps=1", "sft.epochs=9", "sft.seq_length=96", "sft.precision=fp32"]
     told = call(*words, "data.allow_fewer=true", f"runs_dir={tmp_path}", "tracking.mode=disabled")
     assert told.status == 0, told.err
-    order = [told.err.find(part) for part in ("counting the tokens of 8 rows", f"loading {base}", "tokenizing for the")]
+    order = [told.err.find(part) for part in (f"loading {base}", "tokenizing 8 rows")]
     assert -1 not in order and order == sorted(order)

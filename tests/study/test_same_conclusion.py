@@ -18,7 +18,7 @@ import pytest
 import torch
 from sacrebleu.metrics.chrf import CHRF
 
-import pipeline.train.stage
+import pipeline.train.load
 from pipeline.config.compose import compose
 from pipeline.launch.in_process import make_single_run
 from pipeline.models.checkpoint import read_header
@@ -62,12 +62,12 @@ def scores(runs: Path, way: str) -> Scores:
 
 def in_float64(patch: pytest.MonkeyPatch) -> None:
     """Weights, gradients, moments and products; norms and the angles of positions stay as transformers writes them."""
-    load: Callable[..., Any] = pipeline.train.stage.load_model
+    load: Callable[..., Any] = pipeline.train.load.load_model
 
     def cast(*asked: Any) -> Any:
         return load(*asked).to(torch.float64)
 
-    patch.setattr(pipeline.train.stage, "load_model", cast)
+    patch.setattr(pipeline.train.load, "load_model", cast)
 
 
 def score(row: dict[str, Any]) -> float:

@@ -21,10 +21,9 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.score import set_template_date
 from pipeline.models.load import with_template_date
-from pipeline.train.chat import PIECE
-from pipeline.train.examples import make_dataset, measure_lengths
+from pipeline.train.examples import CHECKED, check_rows, make_dataset, naming_the_template
 from pipeline.train.load import make_bpe
-from pipeline.train.stage import trainer_arguments
+from pipeline.train.recipe import trainer_arguments
 from pipeline.train.trainer import Trainer
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word
@@ -72,11 +71,10 @@ def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any
 def test_templates_of_real_models_pass(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = FALCON3 if name == "falcon3" else (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
     made = tokenizer(text, *REAL[name])
-    facts = measure_lengths(ROWS, made, recipe(), validation=ROWS[:2])
-    assert facts == {"dataset_tokens": facts["dataset_tokens"], "truncated": 0, "dropped": 0}
+    check_rows(ROWS, made, recipe())
     assert capsys.readouterr().err == ""
     trained = trained_on(ROWS, made, tmp_path)
-    assert sum(map(len, trained["input_ids"])) == facts["dataset_tokens"]
+    assert len(trained) == len(ROWS)
     for row, labels in zip(ROWS, trained["labels"], strict=True):
         learnt = made.decode([token for token in labels if token != -100])
         answer, _, rest = learnt.partition(REAL[name][0])
@@ -91,7 +89,7 @@ ASK = "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 BROKEN = {
     "prompt_differs": (
         "{% if add_generation_prompt %}Answer it! {% endif %}" + TURN + "{% endfor %}" + ASK,
-        r"writes a prompt that its conversation does not begin with, so that the loss falls on other tokens .*: let it",
+        "writes a prompt that its conversation does not begin with, so that the loss falls on other tokens: correct it",
     ),
     "another_generation_prompt": (
         TURN + "{% endfor %}{% if add_generation_prompt %}[assistant]<think>{% endif %}",
@@ -99,7 +97,7 @@ BROKEN = {
     ),
     "without_end": (
         TURN.replace("</s>", "<end>") + "{% endfor %}" + ASK,
-        "ends a response without </s>, so that the model never learns to stop: let it write that, or name its own end",
+        "ends a response without </s>, so that the model never learns to stop: correct it, or use",
     ),
     "end_after_the_prompt_alone": (
         TURN.replace("== 'assistant'", "== 'user'") + "{% endfor %}" + ASK,
@@ -111,11 +109,11 @@ BROKEN = {
     ),
     "header_after_the_last_end": (
         TURN + "{% if loop.last and m.role == 'assistant' %}[user]{% endif %}{% endfor %}" + ASK,
-        "writes other text after a response than its end, which would be trained on: let it write nothing there, or",
+        "writes other text after a response than its end, which would be trained on: correct it, or",
     ),
     "drops_the_assistant": (
         "{% for m in messages if m.role == 'user' %}{{ m.content + '</s>' }}{% endfor %}" + ASK,
-        "leaves out the prompt or the response: let it write both, or use",
+        "leaves out the prompt or the response: correct it, or use",
     ),
     "drops_the_user": (
         "{% for m in messages if m.role == 'assistant' %}{{ '[assistant]' + m.content + '</s>' }}{% endfor %}" + ASK,
@@ -145,29 +143,36 @@ def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path
         (tmp_path / file).write_text(json.dumps(config | {"chat_template": template}))
     made = AutoTokenizer.from_pretrained(tmp_path)
     with pytest.raises(PipelineError, match=told) as refused:
-        measure_lengths(ROWS, made, recipe())
+        check_rows(ROWS, made, recipe())
     sentence = str(refused.value)
     assert sentence.startswith(f"the chat template of {tmp_path / file} ") and "\n" not in sentence
     assert sentence.endswith("or use sft.template=plain")
 
 
-def test_validation_goes_through_the_template_too() -> None:
+def test_a_row_that_a_template_raises_on_later_is_one_sentence(tmp_path: Path) -> None:
+    """Among the rows, or those of validation, which TRL tokenizes likewise."""
     strict = (
         "{% if 'odd' in messages[0].content %}{{ raise_exception('odd') }}{% endif %}" + TURN + "{% endfor %}" + ASK
     )
-    with pytest.raises(PipelineError, match=r"raises on row 2 \(odd\)"):
-        measure_lengths(ROWS, tokenizer(strict), recipe(), validation=[ROWS[0], {"prompt": "odd", "completion": "1"}])
+    made = tokenizer(strict)
+    rows = [*ROWS, {"prompt": "odd", "completion": "1"}]
+    with pytest.raises(PipelineError, match=r"the tokenizer raises on row 9 \(odd\): correct it"):
+        check_rows(rows, made, recipe())
+    with (
+        pytest.raises(PipelineError, match=r"the tokenizer raises on a row \(odd\): correct it"),
+        naming_the_template(made),
+    ):
+        trained_on(rows, made, tmp_path)
 
 
 def test_rows_that_some_templates_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """As DeepSeek's, whose template leaves out what is said before </think>."""
     cut = TURN.replace("+ m.content", "+ m.content.split('</think>')[-1]") + "{% endfor %}" + ASK
     thinking = [row | {"completion": "<think>so</think>" + row["completion"]} for row in ROWS[:3]]
-    facts = measure_lengths(ROWS + thinking, tokenizer(cut), recipe())
-    assert facts["template_faults"] == {"left_out": 3} and facts["dropped"] == 0
-    assert "leaves out the prompt or the response, in 3 of 11 rows" in capsys.readouterr().err
+    check_rows(ROWS + thinking, tokenizer(cut), recipe())
+    assert "leaves out the prompt or the response, in 3 of the first 11 rows" in capsys.readouterr().err
     with pytest.raises(PipelineError, match="leaves out the prompt or the response"):
-        measure_lengths(thinking, tokenizer(cut), recipe())
+        check_rows(thinking, tokenizer(cut), recipe())
 
 
 def test_the_first_rows_are_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,26 +183,26 @@ def test_the_first_rows_are_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) ->
         type(made), "apply_chat_template", lambda *given, **more: seen.append(1) or real(*given, **more)
     )
     with pytest.raises(PipelineError, match="ends a response without"):
-        measure_lengths(ROWS * 1000, made, recipe())
-    assert len(seen) == 2 * PIECE
+        check_rows(ROWS * 1000, made, recipe())
+    assert len(seen) == 2 * CHECKED
 
 
 def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
     """As Gemma's, whose tokenizer ends with <eos> and whose turns end with <end_of_turn>."""
     made = tokenizer((SHIPPED / "gemma.jinja").read_text(), "<eos>", ["<start_of_turn>", "<end_of_turn>"])
     with pytest.raises(PipelineError, match="ends a response without <eos>"):
-        measure_lengths(ROWS, made, recipe(), tmp_path)
+        check_rows(ROWS, made, recipe(), tmp_path)
     ends = [made.eos_token_id, made.convert_tokens_to_ids("<end_of_turn>")]
     (tmp_path / "generation_config.json").write_text("[1]")
     with pytest.raises(PipelineError, match=r"generation_config.json is not a JSON object"):
-        measure_lengths(ROWS, made, recipe(), tmp_path)
+        check_rows(ROWS, made, recipe(), tmp_path)
     for named in (ends, ends[1]):
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
-        assert measure_lengths(ROWS, made, recipe(), tmp_path)["dropped"] == 0
+        check_rows(ROWS, made, recipe(), tmp_path)
 
 
 def test_with_the_loss_on_all_the_prompt_may_differ() -> None:
-    assert measure_lengths(ROWS, tokenizer(BROKEN["prompt_differs"][0]), recipe(loss_on="all"))["dropped"] == 0
+    check_rows(ROWS, tokenizer(BROKEN["prompt_differs"][0]), recipe(loss_on="all"))
 
 
 def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: Path) -> None:
@@ -247,10 +252,10 @@ def test_conversations_stay_turns(name: str, loss_on: str, tmp_path: Path, capsy
     """The loss is on the last answer and its end, or on all of them; the trainer has the rows that were measured."""
     made = tokenizer((SHIPPED / f"{name}.jinja").read_text(encoding="utf-8"), *REAL[name])
     rows = [*TALKS, *ROWS[:2]]
-    facts = measure_lengths(rows, made, recipe(loss_on=loss_on), validation=TALKS[:1])
+    check_rows(rows, made, recipe(loss_on=loss_on))
     assert capsys.readouterr().err == ""
     trained = trained_on(rows, made, tmp_path, loss_on=loss_on)
-    assert sum(map(len, trained["input_ids"])) == facts["dataset_tokens"]
+    assert len(trained) == len(rows)
     for n, (ids, labels) in enumerate(zip(trained["input_ids"][:3], trained["labels"][:3], strict=True)):
         whole, learnt = made.decode(ids), made.decode([token for token in labels if token != -100])
         assert "Be brief." in whole and "And one more?" in whole and "flat" not in whole
@@ -269,25 +274,24 @@ def test_tools_of_one_row_are_not_in_another(name: str, tmp_path: Path) -> None:
     tools = {"role": "tool", "content": "2", "name": "add", "tool_call_id": "1"}
     talk = {"prompt": "1 + 1?", "completion": "It is 2.", "messages": [ask, calls, tools, answer]}
     made = tokenizer((SHIPPED / f"{name}.jinja").read_text(encoding="utf-8"), *REAL[name])
-    facts = measure_lengths([*ROWS, talk], made, recipe())
+    check_rows([*ROWS, talk], made, recipe())
     trained = trained_on([*ROWS, talk], made, tmp_path)
-    assert sum(map(len, trained["input_ids"])) == facts["dataset_tokens"]
     assert '"name": "add"' in made.decode(trained["input_ids"][-1])
     assert made.decode([token for token in trained["labels"][-1] if token != -100]).strip().startswith("It is 2.")
 
 
 def test_turns_that_cannot_be_trained_on_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PipelineError, match=r"does not mark what the assistant says: put it between {% generation %}"):
-        measure_lengths(TALKS, tokenizer(TURN + "{% endfor %}" + ASK), recipe(loss_on="assistant_turns"))
+        check_rows(TALKS, tokenizer(TURN + "{% endfor %}" + ASK), recipe(loss_on="assistant_turns"))
     marked = TURN.replace("+ m.content }}", "}}{% generation %}{{ m.content }}{% endgeneration %}") + "{% endfor %}"
     with pytest.raises(PipelineError, match="leaves the end of a turn out of {% generation %}"):
-        measure_lengths(TALKS, tokenizer(marked + ASK), recipe(loss_on="assistant_turns"))
+        check_rows(TALKS, tokenizer(marked + ASK), recipe(loss_on="assistant_turns"))
     plain = recipe(template="plain")
-    measure_lengths(TALKS, tokenizer(FALCON3), plain)
+    check_rows(TALKS, tokenizer(FALCON3), plain)
     assert "sft.template=plain omits 3 system messages" in capsys.readouterr().err
     with_tools = [{**TALKS[0], "messages": [{"role": "tool", "content": "4"}]}]
     with pytest.raises(
         PipelineError,
         match="sft.template=plain: rows hold tool turns, which plain text .*: use sft.template=chat",
     ):
-        measure_lengths(with_tools, tokenizer(FALCON3), plain)
+        check_rows(with_tools, tokenizer(FALCON3), plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +16,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipeline.errors import PipelineError
+from pipeline.train import recipe as recipes
 from pipeline.train import stage
-from pipeline.train.processes import Relay, is_follower, launched_count, train_together
+from pipeline.train.processes import Relay, train_together
 from pipeline.train.save import save_model
 from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer
@@ -48,7 +48,7 @@ class PureAlternating(Alternating):
 
 def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """Train each way in float64, in these processes; rank 0 writes the weights and gives the logs."""
-    stage.Trainer, stage.Alternating = PureTrainer, PureAlternating  # type: ignore[misc]
+    recipes.Trainer, recipes.Alternating = PureTrainer, PureAlternating  # type: ignore[misc]
     stage.silence_warnings()
     logs: dict[str, Any] = {}
     for way, words in WAYS.items():
@@ -87,7 +87,7 @@ def shard_on_cpu() -> None:
             self.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = init  # type: ignore[method-assign]
-    stage.fsdp_arguments = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+    recipes.fsdp_arguments = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
 def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def both_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def run_of(processes: int) -> Any:
-    return SimpleNamespace(config=SimpleNamespace(sft=SimpleNamespace(processes=processes), threads=1))
+    return SimpleNamespace(name="run", config=SimpleNamespace(sft=SimpleNamespace(processes=processes), threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
     (folder / "one").mkdir()
     with pytest.MonkeyPatch.context() as kept:
-        kept.setattr(stage, "Trainer", stage.Trainer), kept.setattr(stage, "Alternating", stage.Alternating)
+        kept.setattr(recipes, "Trainer", recipes.Trainer), kept.setattr(recipes, "Alternating", recipes.Alternating)
         one = train_together(all_ways, run_of(1), folder / "one", tracker)
     assert one["world"] == 1
     told.clear()
@@ -142,10 +142,10 @@ def test_two_processes_equal_one(both: Any, way: str) -> None:
 @pytest.mark.parametrize("way", SHARDED)
 def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
     (one, one_logs), _, (two, two_logs) = both
-    same(way, one, one_logs, two, two_logs, movement=0.1)  # shards sample other elements of the embeddings
+    same(way, one, one_logs, two, two_logs)
 
 
-def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any, movement: float = 1e-6) -> None:
+def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
     first, second = torch.load(one / f"{way}.pt"), torch.load(two / f"{way}.pt")
     start = tiny.model(dtype=torch.float64).state_dict()
     assert first.keys() == second.keys()
@@ -157,8 +157,8 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any, movement:
     assert len(one_logs[way]) == 4
     for row, other in zip(one_logs[way], two_logs[way], strict=True):
         for key, value in row.items():
-            if key.startswith(("loss", "grad_norm", "update_norm")):
-                assert other[key] == pytest.approx(value, rel=movement if "update" in key else 1e-6), key
+            if key in ("loss", "grad_norm"):
+                assert other[key] == pytest.approx(value, rel=1e-6), key
 
 
 DTYPES: dict[str, dict[str, Any]] = {
@@ -280,36 +280,4 @@ def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
     with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
-        stage.trainer_arguments(tiny.stage(recipe), False, False, tmp_path)
-
-
-SRUN = {
-    "SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_JOB_ID": "812",
-    "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_STEP_NODELIST": "n[1-3]",
-}  # fmt: skip
-
-
-def test_a_task_of_srun_is_named_to_torch_as_torchrun_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "scontrol").write_text(
-        "#!/bin/sh\n[ $2 = hostnames ] && echo n1 || echo NodeName=n1 NodeAddr=10.0.0.7\n"
-    )
-    (tmp_path / "scontrol").chmod(0o755)
-    given = {**SRUN, "CUDA_VISIBLE_DEVICES": "4,6", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    monkeypatch.setattr(os, "environ", given)
-    assert launched_count() == 5 and is_follower()
-    assert (given["RANK"], given["WORLD_SIZE"], given["LOCAL_WORLD_SIZE"]) == ("3", "5", "2")
-    assert (given["MASTER_ADDR"], 15000 <= int(given["MASTER_PORT"]) < 30000) == ("10.0.0.7", True)
-    assert (given["CUDA_VISIBLE_DEVICES"], given["LOCAL_RANK"]) == ("6", "0")
-    before = dict(given)
-    assert launched_count() == 5 and given == before
-
-
-def test_too_few_devices_or_no_scontrol_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {**SRUN, "SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/none"})
-    with pytest.raises(PipelineError, match="3 or more tasks on a node with 2 GPUs visible: give --ntasks-per-node"):
-        launched_count()
-    monkeypatch.setattr(os, "environ", {**SRUN, "PATH": "/none"})
-    with pytest.raises(PipelineError, match="scontrol does not say where the first is: start them with torchrun$"):
-        launched_count()
-    monkeypatch.setattr(os, "environ", {**SRUN, "SLURM_STEP_NUM_TASKS": "1"})
-    assert launched_count() is None
+        recipes.trainer_arguments(tiny.stage(recipe), False, False, tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import model
+from tiny import trainer as tiny_trainer
 from transformers import LlamaForCausalLM
 from trl import SFTTrainer
 
@@ -16,14 +17,14 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
-from pipeline.train.examples import make_dataset, measure_lengths
+from pipeline.train.examples import count_tokens, make_dataset
 from pipeline.train.load import make_bpe
-from pipeline.train.memory import refuse_without_room
-from pipeline.train.optim import MuonWithAdamW, trainer_schedule
+from pipeline.train.memory import micro_batches, refuse_without_room
+from pipeline.train.optim import trainer_schedule
+from pipeline.train.recipe import plan_steps, trainer_arguments
 from pipeline.train.save import measure_cast, save_model
-from pipeline.train.stage import plan_steps, trainer_arguments
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Trainer, pass_order, sort_by_length
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -76,25 +77,31 @@ def test_loss_on_all_learns_the_prompt_too(tmp_path: Path):
 def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_path: Path):
     rows = [{"text": "Mia has 3 cups."}] * 40  # 6 tokens with beginning and period, 7 with the end
     recipe = sft(seq_length=14, packing=True)
-    assert measure_lengths(rows, sandbox_tokenizer(), recipe)["dataset_tokens"] == 40 * 7
-    batch = trainer(tmp_path, rows, recipe).get_train_dataloader().__iter__().__next__()
+    made = trainer(tmp_path, rows, recipe)
+    assert count_tokens(40, {"all": made.train_dataset}, recipe)["dataset_tokens"] == 40 * 7
+    batch = made.get_train_dataloader().__iter__().__next__()
     assert batch["input_ids"].shape == (2, 14)
     assert batch["input_ids"][0].tolist()[:7] == batch["input_ids"][0].tolist()[7:]
     assert batch["input_ids"][0].tolist()[6] == 2
 
 
-def test_truncated_and_dropped_rows_are_counted(capsys: pytest.CaptureFixture[str]):
+def test_truncated_and_dropped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     long = {"prompt": "Mia " * 80, "completion": "3"}
-    found = measure_lengths([ROW, long], sandbox_tokenizer(), sft())
+
+    def counted(rows: list[dict[str, str]], **knobs: object) -> dict[str, int]:
+        recipe = sft(**knobs)
+        return count_tokens(len(rows), {"all": trainer(tmp_path, rows, recipe).train_dataset}, recipe)
+
+    found = counted([ROW, long])
     assert (found["truncated"], found["dropped"]) == (1, 1)
     told = capsys.readouterr().err
     assert "truncates 1 of 2 rows, 1 of them before any response: these are dropped" in told
     texts = [{"text": "Mia " * 80}, {"text": "Mia"}]
-    alone, packed = (measure_lengths(texts, sandbox_tokenizer(), sft(packing=packing)) for packing in (False, True))
-    assert (alone["truncated"], alone["dataset_tokens"]) == (1, 64 + packed["dataset_tokens"] - 83)
-    assert packed["truncated"] == 0
+    alone, packed = (counted(texts, packing=packing, seq_length=32) for packing in (False, True))
+    assert (alone["truncated"], packed["truncated"]) == (1, 0)
+    assert alone["dataset_tokens"] == 32 + 3 and packed["dataset_tokens"] == 83 + 3  # all of them
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
-        measure_lengths([long], sandbox_tokenizer(), sft())
+        count_tokens(1, {"all": {"input_ids": []}}, sft())
 
 
 def test_a_curriculum_keeps_its_order(tmp_path: Path):
@@ -138,32 +145,6 @@ def test_batch_size_must_be_a_multiple(tmp_path: Path):
         trainer_arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
 
 
-def test_muon_takes_the_matrices_of_layers_and_equals_torch(monkeypatch: pytest.MonkeyPatch):
-    """Against torch.optim.Muon, one tensor at a time, its iteration in float32 in place of bfloat16."""
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
-    model, twin = tiny(), tiny()
-    ours = MuonWithAdamW(model, 1e-2, 0.1, (0.9, 0.98))
-    matrices = [p for name, p in twin.named_parameters() if ".layers." in name and p.ndim == 2]
-    others = [p for name, p in twin.named_parameters() if not (".layers." in name and p.ndim == 2)]
-    assert len(matrices) == 14 and len(others) == 6  # embedding, final norm, two norms a layer
-    muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(others, lr=1e-2, betas=(0.9, 0.98), weight_decay=0.0)
-    ids = torch.arange(20).reshape(2, 10)
-    for _ in range(3):
-        for one, optimizers in ((model, [ours]), (twin, [muon, adamw])):
-            one(input_ids=ids, labels=ids).loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)  # 1e-2 was moved
-    assert {p.dtype for p in ours.state[matrices_of(model)[0]].values()} == {torch.float32}
-
-
-def matrices_of(of: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [p for name, p in of.named_parameters() if ".layers." in name and p.ndim == 2]
-
-
 def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
     rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 7 * n % 10))} for n in range(20)]
     ours = sandbox_tokenizer()
@@ -175,7 +156,8 @@ def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
         ]
         return [[(ours.decode(of), len(of)) for of in one] for one in ids]
 
-    whole, parts = batches(), batches(micro_batch_size=2)
+    whole, parts = batches(micro_batch_size=8), batches(micro_batch_size=2)
+    assert [len(one) for one in batches()] == [4] * 4
     assert [len(one) for one in whole] == [8, 8] and [len(one) for one in parts] == [2] * 8
     for step in range(2):
         mine = [row for one in parts[4 * step : 4 * step + 4] for row in one]
@@ -184,54 +166,56 @@ def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
     assert parts == batches(micro_batch_size=2)
 
 
-def test_weight_of_prompts_by_hand(tmp_path: Path):
-    """The mean of all tokens' losses, a prompt's weighing 0.15, over the micro-batches of a step; and validation's."""
-    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(4)]
-    recipe = sft(batch_size=4, micro_batch_size=2, prompt_weight=0.15, learning_rate=1e-3)
-    made = trainer(tmp_path, rows, recipe, steps=1)
-    total = weight_sum = 0.0
-    tokenizer = sandbox_tokenizer()
-    for row in rows:
-        prompt = tokenizer(row["prompt"]).input_ids
-        ids = [*tokenizer(row["prompt"] + " " + row["completion"]).input_ids, 2]
-        with torch.no_grad():
-            logits = made.model(torch.tensor([ids])).logits[0].double()
-        for position in range(1, len(ids)):
-            weight = 0.15 if position < len(prompt) else 1.0
-            total -= weight * float(logits[position - 1].log_softmax(-1)[ids[position]])
-            weight_sum += weight
-    validation = made.evaluate(made.train_dataset)["eval_loss"]
-    made.train()
-    logged = next(row for row in made.state.log_history if "grad_norm" in row)
-    assert logged["loss"] == pytest.approx(total / weight_sum, rel=1e-5)
-    one, other = (made.train_dataset[n : n + 2] for n in (0, 2))
-    assert validation == pytest.approx(total / weight_sum, rel=0.05) and one != other  # a mean of two batches' means
+@pytest.mark.parametrize("way", ["llama", "mixtral", "llama, padding-free"])
+def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
+    """All losses, gradient norms and weights to the bit, on the same rows in the same order; with the router's loss
+    where the model is a mixture of experts."""
+    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(16)]
+    recipe = sft(batch_size=4, micro_batch_size=2, learning_rate=1e-3, padding_free=way.endswith("free"))
+    kind, _, _ = way.partition(",")
+    more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
+    ours = tiny_trainer(tmp_path / "ours", recipe, rows, of=tiny(model_type=kind, **more))
+    lengths = [len(ids) for ids in ours.train_dataset["input_ids"]]
+    ordered = sort_by_length(pass_order(len(rows), recipe, 0), lengths, 4)
+    args = trainer_arguments(stage(recipe), False, False, tmp_path / "bare")
+    args.train_sampling_strategy = "sequential"
+    plan_steps(args, recipe, 4)
+    bare = SFTTrainer(
+        model=tiny(model_type=kind, **more), args=args, processing_class=sandbox_tokenizer(),
+        train_dataset=make_dataset([rows[n] for n in ordered], recipe),
+    )  # fmt: skip
+    bare.data_collator.padding_free = recipe.padding_free
+    ours.train(), bare.train()
+    told = [[(row["loss"], row["grad_norm"]) for row in one.state.log_history if "loss" in row] for one in (ours, bare)]
+    assert told[0] == told[1] and len(told[0]) == 4
+    for one, other in zip(ours.model.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_the_loss_is_that_of_trl(tmp_path: Path, kind: str):
-    """Of two micro-batches of one step: with the router's loss where the model is a mixture of experts."""
-    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(8)]
-    recipe = sft(batch_size=4, micro_batch_size=2)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_without_padding_the_losses_are_those_with_it(tmp_path: Path, attention: str):
+    """Within rounding; and all positions that are computed are tokens."""
+    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 5))} for n in range(16)]
     losses = []
-    for make in (partial(Trainer, sft=recipe), SFTTrainer):
-        more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
-        of = tiny(model_type=kind, **more)
-        args = trainer_arguments(stage(recipe), False, False, tmp_path)
-        made = make(model=of, args=args, train_dataset=make_dataset(rows, recipe), processing_class=sandbox_tokenizer())
-        made.current_gradient_accumulation_steps = 2
-        batch = made.data_collator([made.train_dataset[n] for n in (1, 6)])
-        with torch.no_grad():
-            losses.append(made.compute_loss(made.model, batch, num_items_in_batch=20).item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] > 1
+    for padding_free in (False, True):
+        recipe = sft(batch_size=8, micro_batch_size=4, learning_rate=1e-3, padding_free=padding_free, seq_length=12)
+        made = tiny_trainer(tmp_path, recipe, rows, of=tiny(attn_implementation=attention))
+        batches = list(made.get_train_dataloader())
+        made.train()
+        losses.append([row["loss"] for row in made.state.log_history if "loss" in row])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 2
+    assert {len(batch["input_ids"]) for batch in batches} == {1} and "attention_mask" not in batches[0]
+    assert max(max(batch["position_ids"].flatten().tolist()) for batch in batches) < 12  # rows are cut as elsewhere
 
 
-def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():
-    long = {"prompt": "Mia has 3 cups. " * 20, "completion": "3"}
-    kept = measure_lengths([ROW, long], sandbox_tokenizer(), sft(prompt_weight=0.15))
-    assert kept["truncated"] == 1 and kept["dropped"] == 0
-    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: plain text has no prompts"):
-        measure_lengths([{"text": "a"}], sandbox_tokenizer(), sft(prompt_weight=0.15))
+def test_rows_of_a_micro_batch_that_is_left_open():
+    """The largest divisor of a process' share of a step up to 4."""
+    found = {(batch, count): micro_batches(sft(batch_size=batch, processes=count))[0] for batch, count in OPEN}
+    assert found == OPEN
+    assert micro_batches(sft(batch_size=32, micro_batch_size=16)) == (16, 2)
+
+
+OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4): 1, (24, 2): 4, (10, 1): 2}
 
 
 def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
@@ -308,7 +292,8 @@ def test_what_a_cast_leaves_of_a_small_movement(tmp_path: Path):
     with torch.no_grad():
         weight[:16] += 1e-7
         weight[16:] += 1.0
-    found = measure_cast({"model.layers.0.mlp.up_proj.weight": weight}, tmp_path / "base", torch.bfloat16)
+    name = "model.layers.0.mlp.up_proj.weight"
+    found = measure_cast({name: weight}, {name: weight.detach().to(torch.bfloat16)}, tmp_path / "base")
     assert found["moved_entries_lost"] == pytest.approx(0.5, abs=0.02)
     assert found["task_vector_projection"] == pytest.approx(1.0, abs=1e-3)
 
@@ -323,13 +308,13 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     long = {"prompt": "Mia " * 80, "completion": "3"}
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
-    found = measure_lengths(rows, ours, recipe)
     args = trainer_arguments(stage(recipe), False, False, tmp_path)
     made = Trainer(model=tiny(), args=args, train_dataset=make_dataset(rows, recipe), processing_class=ours, sft=recipe)
+    found = count_tokens(3, {"all": made.train_dataset}, recipe)
     assert (found["truncated"], found["dropped"]) == (2, 1)
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
     kept = sum(len(row) for row in made.train_dataset["input_ids"])
-    assert found["dataset_tokens"] == kept + 64  # the dropped row is counted as cut to 64
+    assert found["dataset_tokens"] == kept
     learnt = [token for token in made.train_dataset["labels"][0] if token != -100]
     words = ["▁3", "▁+", "▁1", "▁=", "▁4", ".", "▁The", "▁answer", "▁is", "▁4", ".", "</s>"]
     assert [word.lstrip("▁") for word in ours.convert_ids_to_tokens(learnt)] == [word.lstrip("▁") for word in words]

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
-from pipeline.train.stage import trainer_of
+from pipeline.train.recipe import trainer_of
 from pipeline.train.trainable import choose_parameters
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -64,11 +64,7 @@ def trainer(
 ) -> Any:
     """A trainer as the stage makes it, ready to train."""
     chosen, parts = choose_parameters(model() if of is None else of, sft, partition)
-    made, _, _ = trainer_of(
-        stage(sft, partition), chosen, parts, sandbox_tokenizer(), examples, list(validation), folder
-    )
-    made.remove_callback(PrinterCallback)
-    return made
+    return trainer_of(stage(sft, partition), chosen, parts, sandbox_tokenizer(), examples, list(validation), folder)[0]
 
 
 def snapshot(of: Any) -> dict[str, torch.Tensor]:

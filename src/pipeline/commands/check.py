@@ -34,7 +34,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import cores, driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu, training_seconds
-from pipeline.estimate.gpu_budget import seconds_of_parts, trained_parts
+from pipeline.estimate.gpu_budget import seconds_of_parts, trained_parts, written_bytes
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.in_process import error_sentence, reason_of, refuse_without_gpus
@@ -50,7 +50,6 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import environment_for, git_state, machine_facts, package_versions, recorded_environment
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
-from pipeline.train.disk import written_bytes
 from pipeline.train.memory import WIDTH, full_model, micro_batches, trained_parameters, training_memory
 
 RECORD = "check.json"
@@ -60,7 +59,7 @@ READ = ("model", "sft", "recipe", "partition", "eval", "hardware", "seed", "thre
 SET = {  # what the check sets itself -> what may be given
     "sft": "check.methods=[full,lora]", "eval": "eval.backend and other knobs of eval", "eval.limit": "nothing",
     "sft.steps": "nothing", "sft.warmup_steps": "nothing", "sft.packing": "nothing", "sft.epochs": "nothing",
-    "sft.resume_minutes": "nothing", "sft.check_saved": "nothing",
+    "sft.resume_minutes": "nothing",
 }  # fmt: skip
 START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
 SLOWEST, LEAST = 10, 300.0  # a line is ended after so many times its estimate, and not before so many seconds
@@ -210,7 +209,7 @@ class Checking:
             *("stage=sft", f"sft={method}", f"expert={expert}", f"data.size={rows}", f"data_root={self.data}"),
             *(f"runs_dir={runs_dir or self.folder / 'runs'}", "tracking.mode=disabled"),
             *(f"sft.steps={STEPS}", "sft.warmup_steps=0"),
-            *(f"deterministic={first}".lower(), f"sft.check_saved={first}".lower()),
+            f"deterministic={first}".lower(),
             *(f"{key}={value}" for key, value in knobs.items()),
         ]
         own = [word for word in self.words if not NOT_OF_TRAININGS.match(word)]
@@ -256,7 +255,7 @@ class Checking:
         seconds = {"devices": start, "base": 1.0 if self.local else 5 + base / rate}
         for method in self.methods:
             saved = self.written(method)["weights"] / rate
-            seconds[method] = start + read + steps + saved * (3 if method == self.methods[0] else 1)
+            seconds[method] = start + read + steps + saved
         first = self.written(self.methods[0])
         seconds["resume"] = 2 * (start + read) + steps + (first["weights"] + 2 * first["resume points"]) / rate
         seconds["merge"] = 5 + 3 * first["weights"] / rate

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import ShowStage
-from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.report.load.scores import score_lines
 from pipeline.report.render.text import align_columns
 from pipeline.runs.find import find_run
-from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import flatten_dict
-from pipeline.typed_json import from_json
+from pipeline.train.examples import ROWS
 
 POINTS = 8  # of a curve
 LONGEST = 600  # characters of a prompt's end and of an answer
@@ -50,7 +48,7 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
     data run its rows as JSON.
 
     Raises:
-        PipelineError: the run is neither, or the training's data run is gone.
+        PipelineError: the run is neither, or was trained by a version that kept none.
     """
     if manifest.stage == "data":
         return [
@@ -64,24 +62,22 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
         raise PipelineError(
             f"show.rows={config.show.rows}: {manifest.name} has no training set; give a run of stage=sft"
         )
-    from pipeline.models.load import load_tokenizer, with_template_date
-    from pipeline.train.examples import tokens_of
+    if not (folder / ROWS).is_file():
+        raise PipelineError(
+            f"show.rows: {manifest.name} has no {ROWS}, which earlier versions did not write: show the rows of its "
+            f"data run, run={manifest.parents['data'].name}"
+        )
+    from pipeline.models.load import load_tokenizer
 
-    data = folder_of(manifest.parents["data"].hash, Path(config.runs_dir))
-    if data is None:
-        raise PipelineError(f"show.rows: {manifest.parents['data'].name}, the training set of {manifest.name}, is gone")
-    sft = from_json(Sft, manifest.config["sft"])
-    tokenizer = with_template_date(load_tokenizer(folder), sft.template_date)
-    rows, _ = tokens_of(read_jsonl(data / "train.jsonl")[: config.show.rows], tokenizer, sft)
+    tokenizer = load_tokenizer(folder)
     start_mark, end_mark = ("\033[32m", "\033[0m") if sys.__stdout__ and sys.__stdout__.isatty() else ("[[", "]]")
     lines = ["rows (what is trained on is marked):"]
-    for ids, mask in rows:
-        text, at = "", 0
-        for trained, part in groupby(mask[: sft.seq_length]):
-            length = len(list(part))
-            words = tokenizer.decode(ids[at : at + length])
+    for row in read_jsonl(folder / ROWS)[: config.show.rows]:
+        text = ""
+        pairs = zip(row["input_ids"], row["labels"], strict=True)
+        for trained, part in groupby(pairs, key=lambda pair: pair[1] != -100):
+            words = tokenizer.decode([token for token, _ in part])
             text += f"{start_mark}{words}{end_mark}" if trained else words
-            at += length
         lines += [*(f"  | {line}" for line in text.splitlines()), ""]
     return lines[:-1]
 

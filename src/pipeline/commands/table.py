@@ -165,7 +165,7 @@ def cut_lines(runs: Sequence[Run]) -> list[str]:
     """One line for each set of rows of which sft.seq_length cuts some, by a sample of them."""
     lines: dict[tuple[int, str], str] = {}
     for run in runs:
-        if isinstance(run.config, TrainStage) and run.config.sft.prompt_weight == 0:
+        if isinstance(run.config, TrainStage):
             cut, lost, counted = cut_rows(run)
             length, data = run.config.sft.seq_length, run.parents["data"].name
             without = f", {lost} of them before any response: these are dropped" if lost else ""

@@ -7,6 +7,9 @@ from typing import Any
 
 from pipeline.config.knob import knob
 
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+ATTENTION = rf"{'|'.join(ATTENTIONS)}|kernels-community/[\w.-]+@[0-9a-f]{{40}}"
+
 
 @dataclass
 class Model:
@@ -25,7 +28,10 @@ class Model:
     )  # own: next to the weights; data_root: data_root/tokenizer
     # tokenizer=bpe: pieces, the 256 bytes included
     vocab_size: int = knob(4096, low=257, read=(lambda model: model.tokenizer == "bpe", "model.tokenizer=bpe"))
-    attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
+    # transformers' name of an attention, or a kernel of the Hub's kernels-community at a commit
+    attn_implementation: str = knob(
+        "sdpa", form=(ATTENTION, f"{', '.join(ATTENTIONS)} or kernels-community/NAME@COMMIT")
+    )
 
 
 @dataclass
@@ -70,7 +76,8 @@ class Sft:
     # null: 1e-6, and of adapters 6e-5, of unreasonable_lora: at rates of full training they do not move
     learning_rate: float | None = knob(1e-5, above=0)
     batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
-    micro_batch_size: int | None = knob(None, low=1)  # per process and pass; null: all at once
+    # per process and pass; null: the largest divisor of batch_size / processes up to 4
+    micro_batch_size: int | None = knob(None, low=1)
     processes: int = knob(1, low=1)  # one per GPU
     # with processes > 1: whole copies, or shards
     parallel: str = knob("ddp", options=("ddp", "fsdp2"), hashed=lambda sft: sft.processes > 1)
@@ -78,7 +85,7 @@ class Sft:
     packing: bool = False  # cpt: concatenate plain text and cut it into rows of seq_length
     epochs: int = knob(1, low=1)  # passes over the set
     steps: int | None = knob(None, low=1)  # optimizer steps, counting both sides; null: all full batches of the passes
-    optimizer: str = knob("adamw", options=("adamw", "muon_adamw", "adamw_bf16", "adamw_8bit"))
+    optimizer: str = knob("adamw", options=("adamw", "adamw_bf16", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
     # wsd: the share of steps that decays, linearly
@@ -90,15 +97,18 @@ class Sft:
     shuffle: bool = True  # false: the data run's order
     # response: the last one of a conversation; assistant_turns: all of them, with sft.template=chat
     loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
-    prompt_weight: float = knob(0.0, low=0)  # loss_on=response: weight of a prompt's token relative to a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
     # the date printed by chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda sft: sft.template == "chat", "sft.template=chat"))
     # between prompt and completion where sft.template=plain
     separator: str = knob("\n", read=(lambda sft: sft.template == "plain", "sft.template=plain"))
-    precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
+    # bf16: matrix products by autocast; tf32: those of fp32 in TF32, on GPUs from the A100 on
+    precision: str = knob("fp32", options=("fp32", "bf16", "tf32"))
     weights: str = knob("float32", options=("float32", "bfloat16"))  # dtype of weights and gradients
     gradient_checkpointing: bool = False  # activations computed twice: less memory, a third more time
+    padding_free: bool = False  # the rows of a micro-batch in one, without padding; on a GPU with flash attention
+    compile: bool = False  # torch.compile
+    liger: bool = False  # Liger's kernels of norms, rotary positions and MLPs, on a GPU
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
     lora_rank: int = knob(64, low=1, read=WITH_ADAPTER)
     lora_alpha: float = knob(16.0, above=0, read=WITH_ADAPTER)  # adapters are scaled by alpha / sqrt(rank)
@@ -124,4 +134,3 @@ class Sft:
         30.0, low=0, hashed=False
     )  # at most, between resume points; null: only when stopped
     stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # longest time without a step; null: no limit
-    check_saved: bool = knob(True, hashed=False)  # after the first step: save, reload, compare

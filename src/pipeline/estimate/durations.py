@@ -30,7 +30,7 @@ from pipeline.estimate.flops import (
     scoring_memory,
     scoring_seconds,
 )
-from pipeline.estimate.gpu_budget import dtype_of, row_tokens, seconds_of_parts, trained_parts, training_cost
+from pipeline.estimate.gpu_budget import dtype_of, positions, row_tokens, seconds_of_parts, trained_parts, training_cost
 from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
 from pipeline.progress import format_duration
@@ -39,7 +39,7 @@ from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, longest_of, sampled_lengths
+from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
@@ -253,17 +253,21 @@ def mean_row(run: Run[TrainStage], otherwise: float) -> float:
 
 
 def padded_row(run: Run[TrainStage]) -> float | None:
-    """Tokens that a row takes in a step, padding included; of a set on the Hub its assumed mean; None where nothing
+    """Positions that a row takes in a step, padding included; of a set on the Hub as assumed; None where nothing
     tells."""
     sft, name = run.config.sft, run.config.expert.name
     if sft.packing:
         return sft.seq_length
     if lengths := row_lengths(run):
-        return longest_of(lengths, micro_batches(sft)[0], sft.seq_length)
+        if sft.padding_free:
+            return statistics.fmean(min(length, sft.seq_length) for length in lengths)
+        return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
     if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
         return min(WORLD_ROW / BYTES, sft.seq_length)
     names = [name] if name in ROW else name.split("_")
-    return min(statistics.fmean(ROW[source] for source in names), sft.seq_length) if set(names) <= ROW.keys() else None
+    if not set(names) <= ROW.keys():
+        return None
+    return positions(min(statistics.fmean(ROW[source] for source in names), sft.seq_length), sft)
 
 
 def behind_data(run: Run) -> list[Run]:

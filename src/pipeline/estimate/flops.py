@@ -1,6 +1,6 @@
 """What runs cost: seconds, and the memory of scoring, by formulas on numbers. Nothing is loaded: a plan takes no time.
 
-The memory of training is in train/memory.py and its disk in train/disk.py, whose checks are by the same formulas.
+The memory of training is in train/memory.py, whose checks are by the same formulas.
 
 What is derived and what is assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Assumed is
 the share of a card's peak rate that is reached (Gpu; stage=check shows a node's own rate next to it), the time that
@@ -36,8 +36,10 @@ class Gpu:
     fp32_share: float = 0.75
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s that are counted on."""
-        return self.fp32 * self.fp32_share if dtype == "float32" else self.bf16 * self.bf16_share
+        """FLOP/s that are counted on; of products in TF32, half of those in bf16."""
+        if dtype == "float32":
+            return self.fp32 * self.fp32_share
+        return self.bf16 * self.bf16_share * (0.5 if dtype == "tf32" else 1)
 
 
 GPUS = {  # NVIDIA's data sheets of the SXM cards; memory as the driver reports it, less what it keeps
@@ -115,7 +117,7 @@ def training_seconds(
     steps = rows // batch_size
     moved = steps * trained_parameters(shape, trained, lora_rank)
     step_bytes = optimizer_bytes("float32" if lora_rank else weights, optimizer)  # adapters stay fp32
-    dtype = "float32" if weights == "float32" and precision == "fp32" else "bfloat16"
+    dtype = {"fp32": "float32", "tf32": "tf32"}.get(precision, "bfloat16") if weights == "float32" else "bfloat16"
     return flops / (gpu.rate(dtype) * gpus) + moved * step_bytes / gpu.bandwidth
 
 

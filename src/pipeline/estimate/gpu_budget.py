@@ -1,18 +1,20 @@
 """What the runs of a plan cost on a card: hours, memory and disk, and what cannot fit it.
 
-By the formulas of estimate/flops.py, train/memory.py and train/disk.py. Assumed besides what these say: a training row
-of the tokens of flops.ROW (a joint set's is the mean of both), a document that fills a packed row, weights scored as
+By the formulas of estimate/flops.py and train/memory.py. Assumed besides what these say: a training row
+of the tokens of flops.ROW (a joint set's is the mean of both), padded as by lengths of SPREAD, a document that fills a
+packed row, weights scored as
 bfloat16 unless eval.dtype says otherwise. Data, merges and choices are of the CPU and not counted, nor are resume
 points, which go when their training ends.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 from pipeline.config import conf
@@ -38,12 +40,14 @@ from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.lengths import padded_length
 from pipeline.stages.steps import expected_steps
-from pipeline.train.disk import written_bytes
 from pipeline.train.memory import (
     Trained,
+    bytes_per_parameter,
     full_model,
     is_possible,
+    micro_batches,
     one_side,
     overrides,
     remedies,
@@ -52,6 +56,8 @@ from pipeline.train.memory import (
     with_knobs,
 )
 from pipeline.train.steps import snapshots_at_once
+
+SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
 
 
 @dataclass
@@ -176,13 +182,46 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     if steps is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
     seconds = seconds_of_parts(
-        run, shape, steps, partial(row_tokens, config.expert, sft=sft), gpu, sft.processes, sft.optimizer
+        run,
+        shape,
+        steps,
+        lambda side: positions(row_tokens(config.expert, side, sft), sft),
+        gpu,
+        sft.processes,
+        sft.optimizer,
     )
     files = written_bytes(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
     return Cost(
         run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
     )  # fmt: skip
+
+
+def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
+    """Purpose -> bytes that a training has on the disk at once: its weights, two resume points while one replaces the
+    other, and snapshots. Empty where the shape of its model is not known yet."""
+    sft = run.config.sft
+    try:
+        shape = shape_for(run)
+    except PipelineError:
+        return {}
+    snapshots = snapshots_at_once(sft, expected_steps(run) or 0)
+    points = 1 if sft.resume_minutes is None else 2
+    return written_bytes(sft, shape.parameters, moved(run, shape), snapshots, points)
+
+
+def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: int) -> dict[str, int]:
+    """Purpose -> bytes that a training writes.
+
+    total, trained: numbers of parameters; with adapters the trained ones are theirs. snapshots, points: snapshots and
+    resume points on the disk at once.
+    """
+    bytes_per_weight = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
+    saved = trained if sft.adapter == "lora" else total  # an adapter is saved without its base
+    weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
+    states = trained * (bytes_per_parameter(sft) - 2 * bytes_per_weight)  # neither weight nor gradient
+    point = saved * bytes_per_weight + states
+    return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 
 def seconds_of_parts(
@@ -226,6 +265,21 @@ def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
     mean = row_tokens(run.config.expert, run.config.expert.side, sft)
     parts = [part for _, part in trained_parts(run, shape)]
     return sum(training_memory(shape, parts, min(sft.seq_length, 2 * mean), sft).values())
+
+
+def positions(mean: float, sft: Sft) -> float:
+    """Positions that are computed for a row of `mean` tokens, padding included."""
+    if sft.packing or sft.padding_free:
+        return mean
+    lengths = [mean * length for length in assumed_lengths()]
+    return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
+
+
+@lru_cache(maxsize=1)
+def assumed_lengths() -> tuple[float, ...]:
+    """Sorted lengths of rows over their mean, two hundred of a lognormal distribution."""
+    shares = ((number + 0.5) / 200 for number in range(200))
+    return tuple(math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares)
 
 
 def row_tokens(expert: Expert, side: str, sft: Sft) -> float:

@@ -19,6 +19,7 @@ from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
 from pipeline.estimate.durations import History, describe_training, driver_version, guess, visible_gpus
+from pipeline.estimate.gpu_budget import bytes_of_training
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.preflight import refuse_too_large, training_problems
@@ -77,7 +78,8 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
-    bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
+    of_training = isinstance(run.config, TrainStage)
+    bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
 
     def stage(*arguments: Any) -> dict[str, Any]:
         return stage_function(run)(*arguments)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
-from pipeline.estimate.gpu_budget import moved
+from pipeline.estimate.gpu_budget import moved, written_bytes
 from pipeline.estimate.models import shape_for
 from pipeline.files import ADDED_CONF
 from pipeline.launch import plan_files
@@ -52,7 +52,6 @@ from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease, live_holder
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.stop import delay_signals
-from pipeline.train.disk import written_bytes
 
 FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"

@@ -55,7 +55,7 @@ def record_step(workplace: Path, step: int, steps: int) -> None:
 def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Iterator[None]:
     """Inside, the state is running; after an error or a signal, failed or stopped."""
     earlier = read_state(workplace)
-    carried = {key: earlier[key] for key in ("step", "steps", "stops", "stalled_at", "resubmitted") if key in earlier}
+    carried = {key: earlier[key] for key in ("step", "steps", "stops", "resubmitted") if key in earlier}
     owner = {"pid": holder.pid, "host": holder.host, "job": holder.job, "since": holder.since}
     update_state(
         workplace, **carried, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **owner

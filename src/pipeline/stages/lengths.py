@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,26 @@ def text_of(row: Any, columns: tuple[str, ...]) -> str:
     return "\n".join(value for value in values if isinstance(value, str))
 
 
-def longest_of(lengths: Sequence[float], count: int, limit: float) -> float:
-    """Expected length of the longest of `count` rows drawn from a sample, each cut to `limit`: a padded batch's."""
-    shares = [(rank / len(lengths)) ** count for rank in range(len(lengths) + 1)]
-    parts = zip(lengths, shares, shares[1:], strict=False)
-    return sum(min(length, limit) * (share_up_to - share_below) for length, share_below, share_up_to in parts)
+def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
+    """Positions that a row takes on average where the rows of a step are sorted by length and cut into micro-batches,
+    each padded to its longest.
+
+    Args:
+        lengths: of a sample that the rows are drawn from, sorted; each is cut to `limit`.
+        rows, micro: of a step, of a micro-batch.
+    """
+    shares = shares_of_longest(len(lengths), rows, micro)
+    return sum(share * min(length, limit) for share, length in zip(shares, lengths, strict=True))
+
+
+@lru_cache(maxsize=256)
+def shares_of_longest(count: int, rows: int, micro: int) -> tuple[float, ...]:
+    """For each of `count` sorted values the share of micro-batches of which it is the longest, where a step's `rows`
+    are drawn from them and sorted: differences of binomial tails."""
+
+    def up_to(share: float) -> float:
+        chances = [math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(rows + 1)]
+        return statistics.fmean(sum(chances[longest:]) for longest in range(micro, rows + 1, micro))
+
+    edges = [up_to(number / count) for number in range(count + 1)]
+    return tuple(upper - lower for lower, upper in pairwise(edges))

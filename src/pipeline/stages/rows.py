@@ -36,7 +36,6 @@ from pipeline.merge.methods import METHODS, sweep_of
 from pipeline.runs.run import Parent, Run
 from pipeline.stages import analysis, data, evaluation, merge, selection, training
 from pipeline.stages.resolver import Draft, Resolver
-from pipeline.train.disk import bytes_of_training
 
 
 def no_disk_needed(run: Run) -> dict[str, int]:
@@ -56,7 +55,7 @@ class RunRow:
 
     version: raised when the code changes the stage's results; it enters the hash. make: the module of
     `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with NumPy in threads of
-    their own. bytes_needed: purpose -> bytes that a run will write.
+    their own. bytes_needed: purpose -> bytes that a run will write; of trainings estimate/gpu_budget.py knows them.
     """
 
     config: type[RunStage]
@@ -94,8 +93,8 @@ class MergeSweepStage(SweepStage):
 
 RUN_STAGES = {
     "data": RunRow(DataStage, 5, "pipeline.data.stage", data.build, torch=False),
-    "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
-    "sft": RunRow(TrainStage, 3, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
+    "cpt": RunRow(TrainStage, 3, "pipeline.train.stage", training.build),
+    "sft": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
     "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
     "eval": RunRow(EvalStage, 5, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),

@@ -71,9 +71,10 @@ def check_method(config: TrainStage) -> None:
         )
     if sft.validate_at_start and not config.data.validation:
         raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
-    if sft.prompt_weight and (sft.packing or sft.loss_on != "response"):
-        why = "packed rows have no prompts" if sft.packing else f"sft.loss_on={sft.loss_on} sets what is trained on"
-        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
+    if sft.padding_free and sft.packing:
+        raise PipelineError(
+            "sft.padding_free=true: packed rows have no padding; leave it out, or give sft.packing=false"
+        )
     if sft.loss_on == "assistant_turns" and sft.template != "chat":
         raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
     if sft.template == "chat":
@@ -88,10 +89,6 @@ def check_method(config: TrainStage) -> None:
     if sft.adapter == "lora" and config.partition is not None and config.partition.outside != "frozen":
         raise PipelineError(
             f"partition.outside={config.partition.outside}: adapters sit on attention and MLP alone; leave it frozen"
-        )
-    if sft.adapter == "lora" and sft.optimizer == "muon_adamw":
-        raise PipelineError(
-            "sft.optimizer=muon_adamw trains bases from random weights: use sft.optimizer=adamw with adapters"
         )
 
 

@@ -7,8 +7,12 @@ from pathlib import Path
 
 from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
-from pipeline.runs.model_card import data_section, origin_from_config, render_card
+from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
+
+
+def write_card(run: Run[TrainStage], folder: Path) -> None:
+    (folder / CARD).write_text(card_of(run), encoding="utf-8")
 
 
 def card_of(run: Run[TrainStage]) -> str:

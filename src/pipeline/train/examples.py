@@ -1,9 +1,12 @@
-"""Examples as the trainer takes them: columns, chat template, sides; and their lengths, counted before training."""
+"""Examples in the trainer's columns, and what is checked of them before and after TRL has tokenized them."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,10 @@ from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
-from pipeline.train.chat import assistant_turns, render_rows, response_start, tokenize_chats
+
+CHECKED = 20  # rows that a chat template is tried on before the base is loaded
+SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
+ROWS = "rows.jsonl"
 
 
 def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
@@ -31,14 +37,14 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     return {"prompt": messages[:-1], "completion": messages[-1:]}
 
 
-def make_dataset(examples: list[Example], sft: Sft) -> Any:
+def make_dataset(examples: Sequence[Example], sft: Sft) -> Any:
     from datasets import Dataset
 
     rows = [trainer_columns(row, sft) for row in examples]
     return Dataset.from_list(rows, on_mixed_types="use_json")  # else messages get the keys of others, as nulls
 
 
-def datasets_by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
+def datasets_by_side(examples: Sequence[Example], sft: Sft) -> dict[str, Any]:
     """Side -> its set of a joint expert, in the data run's order. Raises PipelineError where a row has no side."""
     examples_by_side: dict[str, list[Example]] = {"math": [], "language": []}
     for number, row in enumerate(examples, 1):
@@ -54,8 +60,10 @@ def datasets_by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
     return {side: make_dataset(rows, sft) for side, rows in examples_by_side.items()}
 
 
-def validation_sets(validation: list[Example], sft: Sft) -> dict[str, Any]:
-    """Side -> its validation set. Raises PipelineError where the two have different numbers of rows."""
+def validation_sets(validation: Sequence[Example], sft: Sft) -> Any:
+    """The validation set; of joint experts side -> its set. Raises PipelineError where they are not equally large."""
+    if sft.method not in ("mixed", "simultaneous"):
+        return make_dataset(validation, sft)
     counts = Counter(row.get("side") for row in validation)
     if counts["math"] != counts["language"]:  # a data run from before they were halved keeps its hash
         raise PipelineError(
@@ -65,72 +73,169 @@ def validation_sets(validation: list[Example], sft: Sft) -> dict[str, Any]:
     return datasets_by_side(validation, sft)
 
 
-def measure_lengths(
-    examples: list[Example], tokenizer: Any, sft: Sft, base: Path | None = None, validation: Sequence[Example] = ()
-) -> dict[str, Any]:
-    """Tokens of the set, and how many rows seq_length cuts (truncated) or leaves without any loss (dropped).
+# ---------------------------------------------------------------------------------------------------- before loading
 
-    For chats also the faults of their template in some rows; on `validation` it is only checked not to raise.
-    `base`: the folder of the base.
+
+def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None) -> None:
+    """Raise PipelineError for rows that the template cannot express, judged by the first of them; warn of some.
+
+    Args:
+        base: the folder of the base, whose generation config may name more ends of a response than the tokenizer.
     """
-    if sft.prompt_weight and "text" in examples[0]:
-        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: plain text has no prompts; leave it at 0")
-    rows, faults = tokens_of(examples, tokenizer, sft, base, validation)
-    lengths = [len(ids) for ids, _ in rows]
-    if sft.packing and "text" in examples[0]:  # cuts what it has strung together, and loses none
+    if "text" in examples[0]:
+        return
+    if sft.template == "plain":
+        roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
+        if roles["tool"]:
+            raise PipelineError(
+                "sft.template=plain: rows hold tool turns, which plain text cannot express: use sft.template=chat"
+            )
+        if roles["system"]:
+            warn(f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat keeps")
+        return
+    if not tokenizer.chat_template:
+        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
+    if sft.loss_on == "assistant_turns":
+        check_marks(tokenizer)
+        return
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in end_tokens(tokenizer, base)}
+    rows = [trainer_columns(row, sft) for row in examples[:CHECKED]]
+    faults = [fault for number, row in enumerate(rows, 1) if (fault := fault_of(row, number, tokenizer, sft, ends))]
+    if faults:
+        words = f"the chat template of {template_file(tokenizer)} {faults[0]}"
+        if len(faults) == len(rows):
+            raise PipelineError(f"{words}: correct it, or use sft.template=plain")
+        warn(f"{words}, in {len(faults)} of the first {len(rows)} rows")
+
+
+def fault_of(row: dict[str, Any], number: int, tokenizer: Any, sft: Sft, ends: set[str]) -> str | None:
+    """What is wrong with a row as the template writes it, by its text; None if nothing is.
+
+    After the response only marks, the last one of `ends`, and whitespace are allowed. What the template writes before
+    it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message may be
+    missing, as many templates strip them.
+    """
+    try:
+        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False)
+    except Exception as error:  # a template is a program, and raises what it likes
+        raise template_error(tokenizer, f"row {number}", error) from error
+    messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
+    if any(message not in text for message in messages):
+        return "leaves out the prompt or the response"
+    if sft.loss_on == "response" and not text.startswith(prompt):
+        return "writes a prompt that its conversation does not begin with, so that the loss falls on other tokens"
+    before, response, after = text.rpartition(messages[-1])
+    if sft.loss_on == "response" and len(before) + len(response) <= len(prompt):
+        return "leaves out the prompt or the response"
+    if not any(end in after for end in ends):
+        return f"ends a response without {' or '.join(sorted(ends))}, so that the model never learns to stop"
+    words = after
+    for mark in sorted({*ends, *tokenizer.added_tokens_encoder}, key=len, reverse=True):
+        words = words.replace(mark, "")
+    if words.strip() or not after.rstrip().endswith(tuple(ends)):
+        return "writes other text after a response than its end, which would be trained on"
+    return None
+
+
+def check_marks(tokenizer: Any) -> None:
+    """Raise PipelineError for a template that does not mark what the assistant says, with its end, and that TRL has no
+    such copy of."""
+    from trl.chat_template_utils import (
+        get_training_chat_template,
+        has_generation_markers,
+        is_chat_template_stop_token_trained,
+    )
+
+    file, template = template_file(tokenizer), None
+    try:
+        if not has_generation_markers(tokenizer.chat_template):
+            template = get_training_chat_template(tokenizer)
+        ends_trained = is_chat_template_stop_token_trained(tokenizer, chat_template=template)
+    except ValueError as error:
+        raise PipelineError(
+            f"sft.loss_on=assistant_turns: the chat template of {file} does not mark what the assistant says: put it "
+            "between {% generation %} and {% endgeneration %}, or use sft.loss_on=response"
+        ) from error
+    if not ends_trained:
+        raise PipelineError(
+            f"sft.loss_on=assistant_turns: the chat template of {file} leaves the end of a turn out of "
+            "{% generation %}, so that the model never learns to stop: put it inside, or use sft.loss_on=response"
+        )
+
+
+def template_error(tokenizer: Any, where: str, error: Exception) -> PipelineError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return PipelineError(
+        f"the chat template of {template_file(tokenizer)} raises on {where} ({reason}): correct it, or use "
+        "sft.template=plain"
+    )
+
+
+@contextmanager
+def naming_the_template(tokenizer: Any) -> Iterator[None]:
+    """Inside, an error that a chat template raises on a row is one sentence."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except TemplateError as error:
+        raise template_error(tokenizer, "a row", error) from error
+
+
+def end_tokens(tokenizer: Any, base: Path | None) -> set[int]:
+    """Tokens at which generation stops: the tokenizer's end of sequence, and those of the base's generation config (of
+    its config.json if it has none)."""
+    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
+    file = next((file for file in files if file.is_file()), None)
+    try:
+        ends = json.loads(file.read_bytes()).get("eos_token_id") if file else None
+    except (ValueError, AttributeError) as error:
+        raise PipelineError(f"{file} is not a JSON object ({error}): copy it again") from error
+    return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends] if ends is not None else [])}
+
+
+def template_file(tokenizer: Any) -> Path | str:
+    """The file that holds the template."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = Path(tokenizer.name_or_path) / name
+        if file.is_file():
+            return file
+    return "the tokenizer"
+
+
+# ---------------------------------------------------------------------------------------------------- as tokenized
+
+
+def count_tokens(count: int, sets: dict[str, Any], sft: Sft) -> dict[str, int]:
+    """Tokens of the trainer's sets, and how many rows sft.seq_length cuts, of which TRL dropped those without a loss.
+
+    Args:
+        count: number of rows before TRL tokenized them.
+        sets: side (or any name) -> the trainer's rows.
+
+    Raises:
+        PipelineError: no row of a side has a loss.
+    """
+    lengths = [len(ids) for rows in sets.values() for ids in rows["input_ids"]]
+    if sft.packing:  # cuts what it has strung together, and loses none
         return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
-    lost = [not sft.prompt_weight and not any(mask[: sft.seq_length]) for _, mask in rows]
-    for side in dict.fromkeys(row.get("side") for row in examples):
-        if all(is_lost for is_lost, row in zip(lost, examples, strict=True) if row.get("side") == side):
-            of = f" of side {side}" if side else ""
+    for side, rows in sets.items():
+        if not len(rows["input_ids"]):
+            of = f" of side {side}" if len(sets) > 1 else ""
             raise PipelineError(
                 f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
             )
-    return count_tokens(lengths, sum(lost), sft) | ({"template_faults": faults} if faults else {})
-
-
-def tokens_of(
-    examples: list[Example], tokenizer: Any, sft: Sft, base: Path | None = None, validation: Sequence[Example] = ()
-) -> tuple[list[tuple[list[int], bytes]], dict[str, int]]:
-    """(tokens, loss mask of a byte per token, 1 where the loss is) of each row before truncation, and the number of
-    rows with each fault of a chat template. The trainer's rule, applied to all rows before a step."""
-    if "text" in examples[0]:
-        texts = tokenizer([row["text"] for row in examples]).input_ids
-        return [([*ids, tokenizer.eos_token_id], b"\1" * (len(ids) + 1)) for ids in texts], {}
-    if sft.template == "plain":
-        warn_of_messages(examples)
-    rows, held_out = ([trainer_columns(row, sft) for row in part] for part in (examples, validation))
-    if sft.loss_on == "assistant_turns":
-        return assistant_turns([*rows, *held_out], tokenizer)[: len(rows)], {}
-    faults: dict[str, int] = {}
-    if sft.template == "chat":
-        prompts, conversations, faults = tokenize_chats(rows, tokenizer, sft, base)
-        render_rows(held_out, 0, tokenizer)
-    else:
-        prompts = tokenizer([row["prompt"] for row in rows]).input_ids
-        joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
-        conversations = [[*ids, tokenizer.eos_token_id] for ids in joined]
-    starts = [0] * len(conversations) if sft.loss_on == "all" else map(response_start, prompts, conversations)
-    pairs = zip(conversations, starts, strict=True)
-    return [(ids, bytes(start) + b"\1" * (len(ids) - start)) for ids, start in pairs], faults
-
-
-def warn_of_messages(examples: Sequence[Example]) -> None:
-    """Warn of system messages, which text without turns omits; raise PipelineError for tool turns."""
-    roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
-    if roles["tool"]:
-        raise PipelineError(
-            "sft.template=plain: rows hold tool turns, which plain text cannot express: use sft.template=chat"
-        )
-    if roles["system"]:
-        warn(f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat keeps")
-
-
-def count_tokens(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:
-    """Tokens of rows of these lengths after truncation, and the numbers of rows cut, and dropped for lack of a loss."""
-    truncated = sum(length > sft.seq_length for length in lengths)
+    dropped = count - len(lengths)
+    truncated = dropped + lengths.count(sft.seq_length)
     if truncated:
         without_loss = f", {dropped:,} of them before any response: these are dropped" if dropped else ""
-        warn(f"sft.seq_length={sft.seq_length} truncates {truncated:,} of {len(lengths):,} rows{without_loss}")
-    tokens = sum(min(length, sft.seq_length) for length in lengths)
-    return {"dataset_tokens": tokens, "truncated": truncated, "dropped": dropped}
+        warn(f"sft.seq_length={sft.seq_length} truncates {truncated:,} of {count:,} rows{without_loss}")
+    return {"dataset_tokens": sum(lengths), "truncated": truncated, "dropped": dropped}
+
+
+def write_rows(sets: dict[str, Any], file: Path) -> None:
+    """Write the first rows of the trainer's sets: their tokens, and the labels, -100 where there is no loss."""
+    shown = chain.from_iterable(rows.select(range(min(SHOWN, len(rows)))) for rows in sets.values())
+    lines = (json.dumps({"input_ids": row["input_ids"], "labels": row["labels"]}) for row in shown)
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import import_utils
 
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
+from pipeline.hub.lock import cached_snapshot
 from pipeline.hub.models import local_folder
 from pipeline.models import load
 from pipeline.models.skeleton import build_skeleton
@@ -67,6 +71,49 @@ def check_base(base: Path, tokenizer: Any) -> None:
         )
 
 
+def check_kernels(config: TrainStage) -> None:
+    """Raise PipelineError for kernels that are not installed here, or that this machine cannot run."""
+    sft, attention, cuda = config.sft, config.model.attn_implementation, torch.cuda.is_available()
+    given = f"model.attn_implementation={attention}"
+    of_hub, flash = attention.startswith("kernels-community/"), attention.startswith("flash_attention_")
+    if (flash or of_hub) and not cuda:
+        raise PipelineError(f"{given} needs a GPU: give model.attn_implementation=sdpa")
+    if flash and not getattr(import_utils, f"is_flash_attn_{attention[-1]}_available")():
+        raise PipelineError(
+            f"{given}: that FlashAttention is not installed: pip install flash-attn, give "
+            "model.attn_implementation=sdpa, or name a kernel, kernels-community/flash-attn2@COMMIT"
+        )
+    if of_hub:
+        check_hub_kernel(attention)
+    if sft.padding_free and cuda and not (flash or of_hub):
+        raise PipelineError(
+            f"sft.padding_free=true with {given} would attend through a mask over all rows, slower than with padding: "
+            "give model.attn_implementation=flash_attention_2, or leave it out"
+        )
+    if sft.precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
+        raise PipelineError("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32")
+    if sft.liger and not find_spec("liger_kernel"):
+        raise PipelineError("sft.liger=true: Liger is not installed: pip install 'cross-lingual-merging[liger]'")
+    if sft.liger and not cuda:
+        raise PipelineError("sft.liger=true needs a GPU: leave it out")
+    if sft.compile and not (find_spec("triton") if cuda else which("c++") or which("g++") or which("clang++")):
+        needed = "Triton (pip install triton)" if cuda else "a C++ compiler (apt-get install g++)"
+        raise PipelineError(f"sft.compile=true needs {needed}: install it, or leave sft.compile out")
+
+
+def check_hub_kernel(name: str) -> None:
+    """Raise PipelineError unless the kernel kernels-community/NAME@COMMIT is in the Hub's cache, as a job may have no
+    network, and what runs is what the hash names."""
+    repository, _, commit = name.partition("@")
+    if not find_spec("kernels"):
+        raise PipelineError(f"model.attn_implementation={name} needs the package kernels: pip install kernels")
+    if not cached_snapshot("model", repository, commit).is_dir():
+        raise PipelineError(
+            f"model.attn_implementation={name} is not in the Hub's cache: fetch it on a node that reaches the Hub, "
+            f"kernels download, or hf download {repository} --revision {commit}"
+        )
+
+
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     """A byte-level BPE of `vocab_size` pieces, three of them special, trained on the training text in its order."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -89,6 +136,14 @@ def texts_of(example: Example) -> list[str]:
     if "messages" in example:
         return [str(message["content"]) for message in example["messages"]]
     return [example[key] for key in ("prompt", "completion", "text") if key in example]
+
+
+def load_skeleton(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
+    """The model that will be trained, without memory for its weights."""
+    if base is not None:
+        return build_skeleton(base, "model.path")
+    with torch.device("meta"):
+        return load_model(run, tokenizer, None)
 
 
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:

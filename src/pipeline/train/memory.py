@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 from pipeline.config.training import Partition, Sft
@@ -33,7 +34,7 @@ from pipeline.models.shape import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 BYTES = {  # (weights, optimizer) -> bytes per trained parameter
-    ("float32", "adamw"): 16, ("float32", "muon_adamw"): 12, ("float32", "adamw_8bit"): 10,
+    ("float32", "adamw"): 16, ("float32", "adamw_8bit"): 10,
     ("bfloat16", "adamw"): 8, ("bfloat16", "adamw_bf16"): 8, ("bfloat16", "adamw_8bit"): 6,
 }  # fmt: skip
 
@@ -42,6 +43,9 @@ BYTES = {  # (weights, optimizer) -> bytes per trained parameter
 # rounded to nearest, as in adamw_bf16, never falls. Once gradients are a tenth of what they were, weights move 0.98 as
 # far as in fp32 at 0.99, and 0.4 at 0.997 (results/bench/precision.json).
 MOST_BETA2 = 0.99
+
+
+LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
 
 
 def bytes_per_parameter(sft: Sft) -> int:
@@ -71,20 +75,18 @@ def rounds_stochastically(sft: Sft) -> bool:
 
 def micro_batches(sft: Sft) -> tuple[int, int]:
     """(sequences per process and pass, passes per step). Raises PipelineError where sft.batch_size does not divide."""
-    micro = sft.micro_batch_size or max(1, sft.batch_size // sft.processes)
-    if sft.batch_size % (micro * sft.processes):
-        divisor, knob = f"sft.micro_batch_size={micro}", "sft.micro_batch_size"
-        if sft.batch_size % sft.processes:  # whatever the micro-batch, which a default may have given
-            most = max(count for count in range(1, sft.processes) if sft.batch_size % count == 0)
-            divisor, knob = f"sft.processes={sft.processes}", f"sft.processes, {most} for example"
-        elif sft.processes > 1:
-            divisor += f" x sft.processes={sft.processes}"
-        unit = sft.processes * (sft.micro_batch_size or 1)
+    share = max(1, sft.batch_size // sft.processes)
+    micro = sft.micro_batch_size or max(size for size in range(1, LARGEST + 1) if share % size == 0)
+    unit = sft.processes * (sft.micro_batch_size or 1)
+    if sft.batch_size % unit:
+        parts = {"sft.micro_batch_size": sft.micro_batch_size or 1, "sft.processes": sft.processes}
+        divisor = " x ".join(f"{knob}={value}" for knob, value in parts.items() if value > 1)
         below = sft.batch_size // unit * unit
         sizes = " or ".join(str(size) for size in (below, below + unit) if size)
+        most = max(count for count in range(1, sft.processes + 1) if sft.batch_size % count == 0)
+        other = f"sft.processes={most}" if most < sft.processes else "another sft.micro_batch_size"
         raise PipelineError(
-            f"sft.batch_size={sft.batch_size} is not a multiple of {divisor}: give sft.batch_size={sizes}, or "
-            f"another {knob}"
+            f"sft.batch_size={sft.batch_size} is not a multiple of {divisor}: give sft.batch_size={sizes}, or {other}"
         )
     return micro, sft.batch_size // (micro * sft.processes)
 
@@ -254,35 +256,27 @@ def step_moments(
 
 # ---------------------------------------------------------------------------------------------------- remedies
 
-PASSES = {"micro_batch_size": 1, "gradient_checkpointing": True}
+CHECKPOINTING, ONE_ROW = {"gradient_checkpointing": True}, {"micro_batch_size": 1}
+PASSES: tuple[dict[str, Any], ...] = ({}, CHECKPOINTING, ONE_ROW, {**ONE_ROW, **CHECKPOINTING})
+SHARDS: list[dict[str, Any]] = [{"parallel": "fsdp2", "processes": count} for count in (2, 4, 8)]
 FEWER_BYTES = {"weights": "bfloat16", "optimizer": "adamw_8bit"}  # of a weight, its gradient and moments: 6
+FAMILIES: list[list[dict[str, Any]]] = [[{}], SHARDS, [FEWER_BYTES], [{**FEWER_BYTES, **knobs} for knobs in SHARDS]]
 
 
 def remedies(fits: Callable[[Mapping[str, Any]], bool]) -> list[Mapping[str, Any]]:
-    """Knobs of sft that make a training fit, tried in the order of how much they change: smaller passes, else more
-    GPUs, fewer bytes per parameter, or both. `fits`: whether the training fits with given knobs."""
-    more_gpus: list[dict[str, Any]] = [{"parallel": "fsdp2", "processes": count} for count in (2, 4, 8)]
-    fewer_bytes_too = [{**FEWER_BYTES, **knobs} for knobs in more_gpus]
-    families: list[list[dict[str, Any]]] = [[{}], more_gpus, [FEWER_BYTES], fewer_bytes_too]
+    """Knobs of sft that make a training fit, tried in the order of how much they change: smaller passes, else two of
+    more GPUs, fewer bytes per parameter, or both. `fits`: whether the training fits with given knobs."""
     fitting: list[Mapping[str, Any]] = []
-    for family in families:
-        candidates = [{**PASSES, **knobs} for knobs in family]
-        fitting += [drop_unneeded_passes(knobs, fits) for knobs in candidates if fits(knobs)][:1]
-        if fitting and (family == [{}] or len(fitting) == 2):
+    for family in FAMILIES:
+        tries = ({**passes, **knobs} for knobs in family for passes in PASSES)
+        fitting += islice(filter(fits, tries), 1)
+        if family is FAMILIES[0] and fitting:
             break
-    return fitting
+    return fitting[:2]
 
 
 def overrides(knobs: Mapping[str, Any], prefix: str = "") -> str:
     return " ".join(f"{prefix}sft.{key}={str(value).lower()}" for key, value in knobs.items())
-
-
-def drop_unneeded_passes(knobs: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
-    """The knobs without those of PASSES that are not needed to fit."""
-    for key in PASSES:
-        fewer = {name: value for name, value in knobs.items() if name != key}
-        knobs = fewer if fits(fewer) else knobs
-    return knobs
 
 
 def with_knobs(sft: Sft, knobs: Mapping[str, Any]) -> Sft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -11,32 +12,46 @@ from transformers import TrainerCallback
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 from pipeline.runs.state import record_step
+from pipeline.train.steps import side_of_step
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
     from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
+LOG = "log.jsonl"
 NAMES = {  # the trainer's name -> ours
-    "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm",
-    "num_tokens": "tokens", "eval_loss": "validation_loss",
-    "update_norm": "update_norm", "updates_lost": "updates_lost", "updates_unchanged": "updates_unchanged",
+    "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm", "num_tokens": "tokens",
+    "eval_loss": "validation_loss", "eval_math_loss": "validation_loss_math",
+    "eval_language_loss": "validation_loss_language",
 }  # fmt: skip
-for _name in ("loss", "grad_norm", "update_norm", "updates_lost", "updates_unchanged", "eval_{}_loss"):
-    for _side in ("math", "language"):
-        _key = _name.format(_side) if "{}" in _name else f"{_name}_{_side}"
-        NAMES[_key] = f"validation_loss_{_side}" if "{}" in _name else _key
 
 
 class Progress(TrainerCallback):
-    """The log file, the tracker, a bar with loss and tokens per second. Raises PipelineError at a non-finite loss."""
+    """The log, a row for each step, which of simultaneous training names its side; the tracker; a bar.
 
-    def __init__(self, run: Run[TrainStage], tracker: Tracker, steps: int) -> None:
-        self.run, self.tracker, self.sft, self.tokens = run, tracker, run.config.sft, 0
-        self.log_file = run.work / "log.jsonl"
-        self.first: tuple[int, float] | None = None  # tokens and seconds at this attempt's first log
+    Raises PipelineError at a loss or gradient that is not finite. resumed: the folder of the resume point, whose log
+    is continued, in the tracker too, as its files ended with the earlier attempt.
+    """
+
+    def __init__(self, run: Run[TrainStage], tracker: Tracker, steps: int, resumed: Path | None = None) -> None:
+        self.run, self.tracker, self.sft = run, tracker, run.config.sft
+        self.log_file = run.work / LOG
+        self.log_file.unlink(missing_ok=True)
+        self.tokens, self.losses = 0.0, 0.0  # of all steps
+        self.begun: tuple[float, float] | None = None  # tokens and seconds at this attempt's first log
         self.rate = 0.0  # tokens a second since then
         self.bar = Bar(run.name, steps, "step", stays=True)
+        for line in (resumed / LOG).read_text(encoding="utf-8").splitlines() if resumed else ():
+            self.write(json.loads(line))
+        self.earlier_tokens = self.tokens  # the trainer counts those of this attempt
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.tokens, self.losses = row.get("tokens", self.tokens), self.losses + row.get("loss", 0.0)
+        with open(self.log_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        numbers = {f"train/{key}": value for key, value in row.items() if key not in ("step", "side")}
+        self.tracker.log(numbers, step=row["step"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.start(state.global_step)
@@ -49,32 +64,30 @@ class Progress(TrainerCallback):
         record_step(self.run.workplace, state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        row = {"step": state.global_step}
-        logs = logs or {}
-        row |= {name: logs[key] for key, name in NAMES.items() if key in logs}
+        step, logs = state.global_step, logs or {}
+        row: dict[str, Any] = {"step": step, **{name: logs[key] for key, name in NAMES.items() if key in logs}}
         if not {"loss", "validation_loss"} & row.keys():
             return
         for kind in ("loss", "validation_loss", "grad_norm"):
             if not math.isfinite(row.get(kind, 0.0)):
                 raise PipelineError(
-                    f"{kind} became {row[kind]} at step {state.global_step}: lower sft.learning_rate "
+                    f"{kind} became {row[kind]} at step {step}: lower sft.learning_rate "
                     f"(now {self.sft.learning_rate}) or sft.max_grad_norm (now {self.sft.max_grad_norm})"
                 )
-        self.tokens = int(row.get("tokens", self.tokens))
         if "loss" in row:  # not a validation
-            self.bar.note = f"loss {row['loss']:.3f}{self.token_rate()}"
-        with open(self.log_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)
+            row["tokens"] += self.earlier_tokens
+            if self.sft.method == "simultaneous":
+                row["side"] = side_of_step(step - 1, self.sft.steps_per_switch)
+            self.bar.note = f"loss {row['loss']:.3f}{self.token_rate(row['tokens'])}"
+        self.write(row)
 
-    def token_rate(self) -> str:
+    def token_rate(self, tokens: float) -> str:
         """Tokens per second since the first log, which excludes warm-up costs and the tokens of earlier attempts."""
         seconds = self.bar.elapsed
-        if self.first is None:
-            self.first = self.tokens, seconds
+        if self.begun is None:
+            self.begun = tokens, seconds
             return ""
-        tokens, begun = self.first
-        self.rate = (self.tokens - tokens) / max(seconds - begun, 1e-9)
+        self.rate = (tokens - self.begun[0]) / max(seconds - self.begun[1], 1e-9)
         return f", {self.rate:,.0f} tokens/s"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -17,30 +17,28 @@ from transformers import TrainerCallback
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.train.steps import SIDES, side_of_step
-from pipeline.train.trainer import InOrder, Trainer, pass_order
+from pipeline.train.trainable import Parts
+from pipeline.train.trainer import Trainer, pass_order
 
 
 class Alternating(Trainer):
     """Trainer whose steps take turns between two sets and the parts that learn from them."""
 
-    def __init__(self, *args: Any, train_dataset: dict[str, Any], **keywords: Any) -> None:
+    def __init__(self, *args: Any, train_dataset: dict[str, Any], parts: Parts, **keywords: Any) -> None:
         """`train_dataset`: side -> its examples, kept separate also when rows are packed."""
         first, second = SIDES
         super().__init__(*args, train_dataset=train_dataset[first], **keywords)
-        refuse_parallel(self)
+        refuse_flat_shards(self)
         config: Any = self.args
         tokenizer: Any = self.processing_class
         second_set = self._prepare_dataset(train_dataset[second], tokenizer, config, config.packing, None, second)
-        self.sets = {first: self.train_dataset, second: second_set}
-        self.active: dict[str, list[torch.nn.Parameter]] = {}
+        self.sets, self.parts = {first: self.train_dataset, second: second_set}, parts
         self.add_callback(Toggle(self))
 
-    def part_of(self, step: int) -> str:
-        return side_of_step(step, self.sft.steps_per_switch)
-
-    def own_step(self, step: int) -> int:
-        turn = self.sft.steps_per_switch
-        return step // (len(SIDES) * turn) * turn + step % turn
+    def parameters_of(self, side: str) -> list[torch.nn.Parameter]:
+        assert self.model is not None
+        parameters = dict(self.model.named_parameters())
+        return [parameters[name] for name in self.parts[side]]
 
     def create_optimizer(self, model: Any = None) -> Any:
         """One optimizer over both sides, including the one that is frozen."""
@@ -54,9 +52,7 @@ class Alternating(Trainer):
 
         joined = concatenate_datasets([self._remove_unused_columns(self.sets[side]) for side in SIDES])
         rows = {side: len(self.sets[side]) for side in SIDES}
-        args = self.args
-        batches = Turns(rows, self.sft, args.per_device_train_batch_size, args.max_steps, args.seed)
-        return self.make_loader(joined, batches)
+        return self.loader(joined, order_of_turns(rows, self.sft, self.args.max_steps, self.args.seed))
 
 
 class Toggle(TrainerCallback):
@@ -64,47 +60,33 @@ class Toggle(TrainerCallback):
 
     def __init__(self, trainer: Alternating) -> None:
         self.trainer = trainer
+        self.parameters: dict[str, list[torch.nn.Parameter]] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.active = {side: self.trainer.parameters_of(side) for side in SIDES}
+        self.parameters = {side: self.trainer.parameters_of(side) for side in SIDES}
         if self.trainer.is_fsdp_enabled:
             # before a side is frozen: FSDP2 settles the dtype of a shard's gradients once, if it is trained then
             model: Any = self.trainer.model
             model._get_fsdp_state()._lazy_init()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        turn = self.trainer.part_of(state.global_step)
-        for side, parameters in self.trainer.active.items():
+        turn = side_of_step(state.global_step, self.trainer.sft.steps_per_switch)
+        for side, parameters in self.parameters.items():
             for parameter in parameters:
                 parameter.requires_grad_(side == turn)
 
 
-class Turns(InOrder):
-    """Micro-batches of row numbers: those of a step all from one side's set. A pure function of seed and step.
+def order_of_turns(rows: dict[str, int], sft: Sft, steps: int, seed: int) -> list[int]:
+    """Row numbers of the steps, a pure function of seed and step: those of a step are all from one side's set.
 
-    Row numbers count the math set first, then the language set. Each set is shuffled by the seed, anew for each pass.
+    They count the math set first, then the language set. Each set is shuffled by the seed, anew for each pass.
     """
-
-    def __init__(self, rows: dict[str, int], sft: Sft, micro: int, steps: int, seed: int) -> None:
-        orders = {}
-        for number, side in enumerate(SIDES):
-            first = rows[SIDES[0]] if number else 0
-            orders[side] = iter([first + row for row in pass_order(rows[side], sft, seed * len(SIDES) + number)])
-        turns = [side_of_step(step, sft.steps_per_switch) for step in range(steps)]
-        super().__init__([row for side in turns for row in islice(orders[side], sft.batch_size)], micro)
-
-
-def refuse_parallel(trainer: Trainer) -> None:
-    """Raise PipelineError for multi-process settings under which turns go wrong, mostly silently."""
-    args = trainer.args
-    refuse_flat_shards(trainer)
-    if args.world_size > 1 and not trainer.is_fsdp_enabled and not args.ddp_find_unused_parameters:
-        raise PipelineError(
-            "sft=simultaneous with several processes needs ddp_find_unused_parameters=True: without it the first step "
-            "uses gradients that were not averaged"
-        )
-    if args.ddp_static_graph:
-        raise PipelineError("sft=simultaneous needs ddp_static_graph=False: each switch changes the graph")
+    orders = {}
+    for number, side in enumerate(SIDES):
+        first = rows[SIDES[0]] if number else 0
+        orders[side] = iter([first + row for row in pass_order(rows[side], sft, seed * len(SIDES) + number)])
+    turns = (side_of_step(step, sft.steps_per_switch) for step in range(steps))
+    return [row for side in turns for row in islice(orders[side], sft.batch_size)]
 
 
 def refuse_flat_shards(trainer: Trainer) -> None:

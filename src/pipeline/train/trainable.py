@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pipeline.config.training import Partition, Sft
@@ -47,42 +48,21 @@ def add_adapters(model: Any, sft: Sft, names: list[str]) -> Any:
     """The model with an adapter on each module of the parameters `names` that sft.lora_targets selects."""
     from peft import LoraConfig, get_peft_model
 
-    layer_modules = [name.removesuffix(".weight") for name in names if ".layers." in name and name.endswith(".weight")]
-    modules = [module for module in layer_modules if module.rpartition(".")[2] in sft.lora_targets]
-    projections = {module.rpartition(".")[2] for module in layer_modules if module.endswith("_proj")}
-    for target in sft.lora_targets:
-        if target not in projections:
-            module_names = {
-                name.split(".")[-2] for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name
-            }
-            if target not in module_names:
-                raise PipelineError(
-                    f"sft.lora_targets: {target} matches nothing; there are {', '.join(sorted(module_names))}"
-                )
+    matrices = [name for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
+    there = {name.split(".")[-2] for name in matrices}
+    if unknown := [target for target in sft.lora_targets if target not in there]:
+        raise PipelineError(f"sft.lora_targets: {unknown[0]} matches nothing; there are {', '.join(sorted(there))}")
+    trained = set(matrices) & set(names)
+    modules = [name.removesuffix(".weight") for name in matrices if name in trained]
+    modules = [module for module in modules if module.rpartition(".")[2] in sft.lora_targets]
     if not modules:
-        raise PipelineError(
-            f"sft.lora_targets={sft.lora_targets} match nothing that is trained; there are {projections}"
-        )
+        raise PipelineError(f"sft.lora_targets={sft.lora_targets} match nothing that is trained; there are {there}")
     config = LoraConfig(
         r=sft.lora_rank, lora_alpha=sft.lora_alpha, lora_dropout=sft.lora_dropout, use_rslora=True,  # type: ignore[arg-type]
-        task_type="CAUSAL_LM", target_modules=module_pattern(modules),
+        task_type="CAUSAL_LM", target_modules="|".join(map(re.escape, modules)),  # a list would become a set, unordered
     )  # fmt: skip
     wrapped = get_peft_model(model, config)
     adapted = {name.removeprefix("base_model.model.") for name in wrapped.targeted_module_names}
     if adapted != set(modules):
         raise RuntimeError(f"adapters were requested on {sorted(modules)} and put on {sorted(adapted)}")
     return wrapped
-
-
-def module_pattern(modules: list[str]) -> str:
-    """A regular expression that matches exactly these modules of layers.
-
-    A pattern and not a list, as PEFT stores a list as a set, whose order changes between processes.
-    """
-    layers: dict[str, list[str]] = {}  # module in a layer -> layers
-    for module in modules:
-        prefix, _, suffix = module.partition(".layers.")
-        layer, _, inner = suffix.partition(".")
-        layers.setdefault(f"{prefix}.layers.#.{inner}", []).append(layer)
-    dotted = {inner.replace(".", r"\."): "|".join(numbers) for inner, numbers in layers.items()}
-    return "|".join(inner.replace("#", f"({numbers})") for inner, numbers in dotted.items())

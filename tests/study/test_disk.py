@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.estimate.gpu_budget import bytes_of_training
+from pipeline.models.shape import SHAPES
 from pipeline.runs.disk import check_disk
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import External, Run
-from pipeline.train.disk import bytes_of_training
 
-LAYERS, WIDTH = 4, 4
-PARAMETERS = 6 * WIDTH + LAYERS * (WIDTH * WIDTH + 2 * WIDTH)  # embeddings; an attention matrix and two norms a layer
+LAYERS, WIDTH, INNER, WORDS = 4, 4, 6, 10
+LAYER = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER + 2 * WIDTH  # attention of four matrices, an MLP of three, two norms
+PARAMETERS = WORDS * WIDTH + LAYERS * LAYER + WIDTH
+CONFIG = {
+    "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": WORDS, "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
 
 
 @pytest.fixture
 def parents(tmp_path: Path) -> dict[str, Any]:
-    """A base in bfloat16, and a data run of 40 rows."""
+    """A base, and a data run of 40 rows."""
     model, data = tmp_path / "model", tmp_path / "data"
     model.mkdir(), data.mkdir()
-    shapes = {"model.embed_tokens.weight": (6, WIDTH)}
-    for layer in range(LAYERS):
-        shapes[f"model.layers.{layer}.self_attn.q_proj.weight"] = (WIDTH, WIDTH)
-        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (WIDTH,)
-        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = (WIDTH,)
-    weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    (model / "config.json").write_text('{"tie_word_embeddings": true}')
+    (model / "config.json").write_text(json.dumps(CONFIG))
     (data / "manifest.json").write_text(Manifest("data", "d", {"stage": "data"}, {"counts": {"train": 40}}).as_json())
     return {"model": External("model", "m", model), "data": External("data", "d", data)}
 
@@ -53,10 +52,10 @@ def test_weights_in_fp32_and_two_resume_points_with_both_moments(tmp_path: Path,
 
 def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, parents: dict[str, Any]) -> None:
     own = "sft.side=math partition=own partition.bottom_layers=1 partition.top_layers=0".split()
-    side = (LAYERS - 1) * (WIDTH * WIDTH + 2 * WIDTH)  # all layers but the first
+    side = (LAYERS - 1) * LAYER  # all layers but the first
     needs = bytes_of_training(training(tmp_path, parents, "sft=partial", *own))
     assert needs["weights"] == 4 * PARAMETERS and needs["resume points"] == 2 * (4 * PARAMETERS + 8 * side)
-    adapters = LAYERS * 2 * (WIDTH + WIDTH)  # two matrices of rank 2 on each
+    adapters = LAYERS * 2 * (4 * (WIDTH + WIDTH) + 3 * (WIDTH + INNER))  # two factors of rank 2 at each matrix
     needs = bytes_of_training(training(tmp_path, parents, "sft=lora", "sft.lora_rank=2"))
     assert needs == {"weights": 4 * adapters, "resume points": 2 * 12 * adapters, "snapshots": 0}
 
@@ -64,9 +63,9 @@ def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, pa
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        ("sft.snapshot_every=8", 5),  # 40 rows
+        ("sft.snapshot_every=8 sft.steps=10", 5),  # 40 rows
         ("sft.snapshot_every=8 sft.steps=4", 2),  # 16 rows
-        ("sft.snapshot_every=8 sft.snapshot_keep=2", 3),  # the next is there before one goes
+        ("sft.snapshot_every=8 sft.steps=10 sft.snapshot_keep=2", 3),  # the next is there before one goes
     ],
 )
 def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, Any]) -> None:
@@ -78,8 +77,8 @@ def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, An
 def test_what_does_not_fit_is_refused_with_what_it_is_for(
     tmp_path: Path, parents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.train.disk.parameter_counts", lambda run: (8 * 10**9, 8 * 10**9))
+    monkeypatch.setattr("pipeline.estimate.gpu_budget.shape_for", lambda run: SHAPES["llama3.1_8b"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
-    with pytest.raises(PipelineError, match=r"100.0 GB free, about 208.7 GB needed \(29.8 weights, 178.8 resume poi"):
+    with pytest.raises(PipelineError, match=r"100.0 GB free, about 209.5 GB needed \(29.9 weights, 179.5 resume poi"):
         run = training(tmp_path, parents)
         check_disk(run, bytes_of_training(run))

@@ -1,0 +1,132 @@
+"""The trainer of a recipe: TRL's arguments, the steps, and what is known of the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback
+from trl import SFTConfig
+
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
+from pipeline.progress import warn
+from pipeline.train import examples, memory, optim, steps
+from pipeline.train.simultaneous import Alternating, refuse_flat_shards
+from pipeline.train.trainable import Parts
+from pipeline.train.trainer import Trainer
+
+LOW_RATE = 1e-5  # below which adapters hardly move, and most updates of weights that are rounded to bfloat16 are lost
+
+
+def trainer_of(
+    config: TrainStage, model: Any, parts: Parts, tokenizer: Any, rows: Any, validation: Any, output: Path
+) -> tuple[Trainer, dict[str, Any]]:
+    """The trainer of this method, its steps planned, and facts about its rows."""
+    sft, both = config.sft, config.sft.method == "simultaneous"
+    given = examples.datasets_by_side(rows, sft) if both else examples.make_dataset(rows, sft)
+    shared: dict[str, Any] = {
+        "model": model, "args": trainer_arguments(config, "text" in rows[0], bool(validation), output),
+        "eval_dataset": examples.validation_sets(validation, sft) if validation else None,
+        "processing_class": tokenizer, "sft": sft,
+        "optimizer_cls_and_kwargs": None if sft.optimizer == "adamw" else optim.torchao_optimizer(sft),
+    }  # fmt: skip
+    with examples.naming_the_template(tokenizer):
+        trainer: Any = (
+            Alternating(train_dataset=given, parts=parts, **shared) if both else Trainer(train_dataset=given, **shared)
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
+    if config.partition is not None:
+        refuse_flat_shards(trainer)
+    sets = sets_of(trainer)
+    counts: dict[str, Any] = examples.count_tokens(len(rows), sets, sft)
+    lengths = {side: len(rows) for side, rows in sets.items()}
+    if both:
+        turns, unused = steps.steps_of_sides(sft, lengths)
+        plan_steps(trainer.args, sft, sum(turns.values()))
+        return trainer, {**counts, "steps_a_side": turns, "rows_left_out": unused}
+    number = sum(lengths.values())
+    plan_steps(trainer.args, sft, steps.steps_of(sft, number))
+    return trainer, {**counts, "rows_left_out": number * sft.epochs - trainer.args.max_steps * sft.batch_size}
+
+
+def sets_of(trainer: Trainer) -> dict[str, Any]:
+    """Name -> the rows that TRL made of a set: of simultaneous training those of each side."""
+    return trainer.sets if isinstance(trainer, Alternating) else {"all": trainer.train_dataset}
+
+
+def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
+    """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
+    sft, seed = config.sft, config.seed
+    assert sft.learning_rate is not None
+    micro, passes = memory.micro_batches(sft)
+    return SFTConfig(
+        output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none", logging_steps=1,
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=passes,
+        learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
+        adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
+        max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
+        assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
+        completion_only_loss=None if text else sft.loss_on == "response",
+        bf16=sft.precision == "bf16", tf32=True if sft.precision == "tf32" else None,
+        torch_compile=sft.compile, use_liger_kernel=sft.liger, use_cpu=not torch.cuda.is_available(),
+        activation_checkpointing=sft.gradient_checkpointing,
+        train_sampling_strategy="random" if sft.shuffle else "sequential",
+        eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
+        ddp_find_unused_parameters=sft.method == "simultaneous", **fsdp_arguments(sft),
+    )  # fmt: skip
+
+
+def fsdp_arguments(sft: Sft) -> dict[str, Any]:
+    """FSDP2 as arguments of the trainer. Raises PipelineError where accelerate would silently use DDP instead."""
+    if sft.parallel != "fsdp2" or sft.processes == 1:
+        return {}
+    if not torch.cuda.is_available():
+        raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
+    # not FSDP's own checkpointing, which renames the parameters
+    return {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+
+
+def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
+    """Set what depends on the number of steps, known after packing: the schedule, and when to validate."""
+    args.max_steps = number
+    if sft.warmup_steps >= number and args.process_index == 0:
+        share = (number - 1) / sft.warmup_steps  # the first step has rate 0
+        warn(
+            f"sft.warmup_steps={sft.warmup_steps} of {number} steps: the rate ends at {share:.0%} of "
+            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
+        )
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = optim.trainer_schedule(sft.schedule, number, sft.decay_share)
+    args.eval_steps = max(1, number // 4)
+
+
+def size_of(model: Any, sft: Sft) -> dict[str, int]:
+    """Numbers of parameters and of trained ones, and the bytes of weights, gradients and moments."""
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()), "trained_parameters": trained,
+        "training_bytes": trained * memory.bytes_per_parameter(sft) + frozen,
+    }  # fmt: skip
+
+
+def warn_of_rate(sft: Sft) -> None:
+    """Warn of a rate at which what is trained hardly moves: adapters, of which one factor starts from zero, and
+    bfloat16 weights that are rounded to nearest."""
+    if sft.learning_rate is None or sft.learning_rate >= LOW_RATE:
+        return
+    if sft.adapter == "lora":
+        warn(
+            f"sft.learning_rate={sft.learning_rate:g} is a rate of full training: adapters hardly move below "
+            f"{LOW_RATE:g}, the papers' have 6e-5 (recipe=unreasonable_lora); give sft.learning_rate=6e-5"
+        )
+    elif sft.weights == "bfloat16" and not memory.rounds_stochastically(sft):
+        warn(
+            f"sft.learning_rate={sft.learning_rate:g} with sft.weights=bfloat16 and sft.optimizer={sft.optimizer} "
+            f"loses most updates in rounding, 84 % of them at {LOW_RATE:g} and 98 % at 1e-6: use "
+            "sft.weights=float32, or sft.optimizer=adamw_bf16 or adamw_8bit"
+        )
