@@ -13,10 +13,12 @@ import yaml
 from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.benchmarks import primary_metric
-from pipeline.commands.table import published_lines
+from pipeline.commands.table import empty_spbleu, published_lines
+from pipeline.config.compose import compose
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.tables.plan import TablePlan
+from pipeline.tables.planned_runs import Planning
 from pipeline.train.steps import SIDES, steps_of_sides
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -102,6 +104,16 @@ def test_what_a_paper_does_not_print_is_empty_and_named_by_the_plan() -> None:
     (told,) = [line for line in published_lines(made) if "table_a8" in line]
     assert told.startswith("published: unreasonable.table_a8 for 48 cells; not printed there, so left empty: ")
     assert told.endswith("falcon3_7b_instruct mgsm_ja")
+
+
+def test_cells_without_a_model_for_spbleu_are_named_by_the_plan(tmp_path: Path) -> None:
+    """Four languages, both directions, of three rows."""
+    words = ["stage=plan", "table=layer_swapping_table5"]
+    (told,) = empty_spbleu(Planning.of(compose(words)))  # type: ignore[arg-type]
+    assert told.startswith("24 cells of spBLEU will be empty: give every.eval.spm_model=FILE")
+    (tmp_path / "spm.model").write_bytes(b"pieces")
+    given = f"every.eval.spm_model={tmp_path / 'spm.model'}"
+    assert empty_spbleu(Planning.of(compose([*words, given]))) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from pipeline.launch.local_pool import workers_of
 from pipeline.launch.preflight import evaluation_problems, training_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.render.text import align_columns, pluralize
+from pipeline.results.cell_values import SPM_MODEL
 from pipeline.results.contrasts import detectable_differences
 from pipeline.results.placed_claims import check_claims
 from pipeline.results.report_state import Reported
@@ -73,6 +74,7 @@ def show_plan(config: PlanStage) -> str:
         *count_kinds(planning, runs, reasons),
         *describe_every_keys(planning),
         *published_lines(planning.plan),
+        *empty_spbleu(planning),
         *detectable_differences(planning),
     ]
     lines += claim_odds(planning, config.plan.worlds)
@@ -186,6 +188,17 @@ def memory_lines(runs: Sequence[Run]) -> list[str]:
         if estimates
         else []
     )
+
+
+def empty_spbleu(planning: Planning) -> list[str]:
+    """A line for the cells that stay empty for want of spBLEU's SentencePiece model."""
+    empty = 0
+    for cell in planning.plan.cells.values():
+        scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
+        how = (planning.evaluation_of, planning.representative_evaluation)
+        runs = [run for score in scores for plan in how if cell.metric == "spbleu" and (run := plan(score))]
+        empty += any(run.config.eval.spm_model is None for run in runs)
+    return [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"] if empty else []
 
 
 def count_kinds(planning: Planning, runs: Sequence[Run], reasons: Mapping[str, str]) -> list[str]:
