@@ -91,29 +91,22 @@ def test_a_merge_to_take_away(
     assert primary.dataset_type == "mgsm"  # of a data_root, and so of no repository on the Hub
 
 
-def test_a_cast_says_what_it_costs(
-    export: Callable[..., SimpleNamespace], math_expert: Path, base: Path, tmp_path: Path
-) -> None:
+def test_a_cast_says_what_it_costs(export: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = export(math_expert, "export.dtype=bfloat16")
     assert told.status == 0, told.err
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
-    errors, sizes, changes, largest = 0.0, 0.0, 0.0, 0.0
-    was, start, now = Checkpoint.open(math_expert), Checkpoint.open(base), Checkpoint.open(out)
+    errors, sizes = 0.0, 0.0
+    was, now = Checkpoint.open(math_expert), Checkpoint.open(out)
     for name in was.names:
         exact = was.tensor(name).double()
         assert torch.equal(now.tensor(name), was.tensor(name).to(torch.bfloat16)), name
         error = now.tensor(name).double() - exact
         errors, sizes = errors + float((error**2).sum()), sizes + float((exact**2).sum())
-        changes += float(((exact - start.tensor(name).double()) ** 2).sum())
-        largest = max(largest, float(error.abs().max()))
-    expected = [f"relative error {(errors / sizes) ** 0.5:.2g}", f"largest {largest:.2g} in"]
-    expected.append(f"{(errors / changes) ** 0.5:.2g} times as long as what training changed")
+    expected = f"cast from F32 to BF16: relative error {(errors / sizes) ** 0.5:.2g}"
     for text in (told.err, (out / "README.md").read_text()):
-        assert "cast from F32 to BF16" in text
-        for words in expected:
-            assert words in text, text
+        assert expected in text, text
 
 
 def test_widening_costs_nothing_and_says_nothing(

@@ -22,8 +22,8 @@ from pipeline.config.harness_tasks import merge_includes
 from pipeline.evaluate.records import TaskResult
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local_folder
-from pipeline.merge.adapters import write_adapter
-from pipeline.merge.digests import SourceDigests, recorded_key
+from pipeline.merge.adapters import recorded_key, write_adapter
+from pipeline.merge.digests import SourceDigests
 from pipeline.merge.write import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING

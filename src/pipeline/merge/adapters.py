@@ -24,8 +24,17 @@ from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
 from pipeline.models.anatomy import plain_name
 from pipeline.models.arrays import matrix
-from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest_tensor, header_bytes, read_header
+from pipeline.models.checkpoint import (
+    Checkpoint,
+    TensorInfo,
+    digest_tensor,
+    digests_in,
+    header_bytes,
+    read_header,
+    weights_root,
+)
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from pipeline.models.identity import folder_digest
 from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
 
@@ -227,6 +236,24 @@ def _read_factors(
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
     """PEFT's rule: the first pattern that matches the end of the module's name."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def recorded_key(folder: Path) -> str | None:
+    """What the weights of a run are known by: the key of a merge, else the root over its tensors; None of no run."""
+    manifest = read_manifest(folder)
+    return (manifest.weights.get("made_of") or manifest.weights_root) if manifest else None
+
+
+def adapter_root(source: Adapted) -> str:
+    """The root over an adapter's own tensors, as recorded, else hashed."""
+    return recorded_key(source.folder) or weights_root(digests_in(source.folder / ADAPTER_WEIGHTS))
+
+
+def content_of(source: Source) -> str:
+    """What a source's content is known by, whatever its folder: a run's recorded key, else a digest over its files."""
+    if isinstance(source, Adapted):
+        return f"{content_of(source.base)} {adapter_root(source)}"
+    return recorded_key(source.folder) or folder_digest(source.folder, list(source.files))
 
 
 # ---------------------------------------------------------------------------------------------------- adapter out

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
@@ -23,14 +23,11 @@ from pipeline.merge.formulas import Rows
 from pipeline.models.checkpoint import DTYPES, Checkpoint
 from pipeline.runs.provenance import environment_for
 
-if TYPE_CHECKING:
-    from pipeline.merge.methods.mergekit import Mergekit
-
 
 class Result:
     """What mergekit makes of sources, by role; nothing before `compute`."""
 
-    def __init__(self, config: Mergekit, sources: Mapping[str, Source]) -> None:
+    def __init__(self, config: Any, sources: Mapping[str, Source]) -> None:
         self.config, self.sources = config, sources
         self.folder: Any = None
         self.checkpoint: Checkpoint | None = None

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.files import FileState, cache_digests, cached_digests
-from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.adapters import Adapted, Source, adapter_root, recorded_key
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import KIND, Checkpoint, digest_tensor, digests_in, weights_root
-from pipeline.models.files import ADAPTER_WEIGHTS
-from pipeline.models.identity import folder_digest
+from pipeline.models.checkpoint import KIND, Checkpoint, digest_tensor, weights_root
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -99,21 +97,3 @@ class SourceDigests:
 def _digest(checkpoint: Checkpoint, name: str) -> str:
     info = checkpoint.info(name)
     return digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
-
-
-def recorded_key(folder: Path) -> str | None:
-    """What the weights of a run are known by: the key of a merge, else the root over its tensors; None of no run."""
-    manifest = read_manifest(folder)
-    return (manifest.weights.get("made_of") or manifest.weights_root) if manifest else None
-
-
-def adapter_root(source: Adapted) -> str:
-    """The root over an adapter's own tensors, as recorded, else hashed."""
-    return recorded_key(source.folder) or weights_root(digests_in(source.folder / ADAPTER_WEIGHTS))
-
-
-def content_of(source: Source) -> str:
-    """What a source's content is known by, whatever its folder: a run's recorded key, else a digest over its files."""
-    if isinstance(source, Adapted):
-        return f"{content_of(source.base)} {adapter_root(source)}"
-    return recorded_key(source.folder) or folder_digest(source.folder, list(source.files))

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source
-from pipeline.merge.digests import content_of
+from pipeline.merge.adapters import Adapted, Source, content_of
 from pipeline.models.arrays import in_threads, keep_freed_memory, matrix, pieces
 from pipeline.models.files import ADAPTER_WEIGHTS
 
@@ -62,8 +61,11 @@ def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def onto(origin: np.ndarray, change: np.ndarray, scale: float) -> np.ndarray:
-    """origin + scale x change."""
-    return origin + (change if scale == 1 else change * np.float32(scale))
+    """origin + scale x change, in the place of `change`."""
+    if scale != 1:
+        change *= np.float32(scale)
+    change += origin
+    return change
 
 
 def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:

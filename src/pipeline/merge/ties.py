@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from pipeline.merge.adapters import Source
 from pipeline.merge.formulas import Rows, Sources, add_up, by_size, onto, refuse_not_finite, task_vectors
 from pipeline.merge.weights import expert_weights
 from pipeline.models.arrays import in_threads, matrix, pieces
-
-if TYPE_CHECKING:
-    from pipeline.merge.methods.ties import Ties
 
 Vectors = list[np.ndarray]
 _NOT_FINITE = 0x7F80  # the upper half of the bits of infinity; those of NaNs are above
@@ -123,12 +120,12 @@ def exactly_kept(magnitudes: np.ndarray, density: float) -> np.ndarray:
 
 
 class TiesMerge:
-    """TIES of experts. Thresholds of the whole model, and its majority sign, are found by `prepare`.
+    """TIES of experts, by the knobs of methods/ties.py. `prepare` finds thresholds and the majority of the whole model.
 
     `kept`: tensor -> entries of each expert that are not 0 after the trim, counted while the tensor is computed.
     """
 
-    def __init__(self, config: Ties, sources: Sources, base: Source) -> None:
+    def __init__(self, config: Any, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
         self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
         self.limits: list[float] | None = None

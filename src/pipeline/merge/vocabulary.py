@@ -28,7 +28,7 @@ class Vocabulary:
 
     @property
     def rows(self) -> int:
-        return self.giver.info(self.names[0]).shape[0]
+        return self.giver.info(self.names[0]).shape[0] if self.names else self.common
 
     def describe(self) -> list[dict[str, object]]:
         """The plan's row for the further rows."""
@@ -49,12 +49,16 @@ def align_vocabularies(
     names a source of another number of rows.
     """
     everyone = {**sources, **({"base": base} if base else {})}
-    names = differing_rows(everyone)
-    if not names or any(isinstance(source, Adapted) for source in everyone.values()):
+    names = () if any(isinstance(source, Adapted) for source in everyone.values()) else differing_rows(everyone)
+    if not names and wanted is None:
         return dict(sources), base, None
-    rows = {role: source.info(names[0]).shape[0] for role, source in sources.items()}
+    rows = {role: source.info(names[0]).shape[0] if names else 0 for role, source in sources.items()}
     order = {role: (len(added_tokens(source)), rows[role]) for role, source in sources.items()}
+    if wanted and len(set(order.values())) == 1:
+        raise PipelineError(f"merge.vocabulary={wanted}: the experts have one vocabulary: leave it out")
     role = (min if wanted == "common" else max)(order, key=order.__getitem__)
+    if not names:
+        return dict(sources), base, Vocabulary(0, role, (), everyone)
     if files_from is not None and rows.get(files_from, rows[role]) != rows[role]:
         raise PipelineError(
             f"merge.files_from={files_from}: its vocabulary has {rows[files_from]} rows, the merge {rows[role]}: leave "

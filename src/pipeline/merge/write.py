@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from pipeline.models.checkpoint import PIECE_BYTES, digest_tensor, header_bytes
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
-if TYPE_CHECKING:
-    from pipeline.merge.merge import Merging
-
+Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
 Digest = tuple[str, str]  # tensor, digest
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail

@@ -8,18 +8,23 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import is_finite
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 PIECE = 2**17  # entries worked on together: a handful of such arrays stays in a core's cache
 STORED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
+    "F64": ("<u8", 0x7FF0000000000000),
+    "F32": ("<u4", 0x7F800000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+}
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
 
 
@@ -44,6 +49,13 @@ def pieces(shape: tuple[int, ...], entries: int | None = None) -> Iterator[tuple
     rows, columns = matrix(shape)
     step = max(1, (entries or PIECE) // max(1, columns))
     return ((start, min(rows, start + step)) for start in range(0, rows if columns else 0, step))
+
+
+def is_finite(stored: Any, dtype: str) -> bool:
+    """Whether no value of an array, or of a piece of a tensor's bytes, is NaN or infinite: has an exponent of ones."""
+    item, ones = _EXPONENT.get(dtype, ("u1", None))
+    bits = np.frombuffer(stored.reshape(-1).view("u1") if isinstance(stored, np.ndarray) else stored, item)
+    return ones is None or not bits.size or bool((bits & ones).max() != ones)
 
 
 def narrow(values: np.ndarray, dtype: str, name: str) -> np.ndarray:

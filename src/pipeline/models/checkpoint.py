@@ -28,12 +28,6 @@ DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # torch's nam
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
-    "F64": ("<u8", 0x7FF0000000000000),
-    "F32": ("<u4", 0x7F800000),
-    "F16": ("<u2", 0x7C00),
-    "BF16": ("<u2", 0x7F80),
-}
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
 KIND = "blake3"  # what digests begin with; those of the first versions begin with sha256 and are never compared
 TIED_BY_CLASS = ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text")  # where config.json does not say it
@@ -287,17 +281,10 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def is_finite(stored: Any, dtype: str) -> bool:
-    """Whether no value of an array, or of a piece of a tensor's bytes, is NaN or infinite: has an exponent of ones."""
-    import numpy
-
-    item, ones = _EXPONENT.get(dtype, ("u1", None))
-    bits = numpy.frombuffer(stored.reshape(-1).view("u1") if hasattr(stored, "reshape") else stored, item)
-    return ones is None or not bits.size or bool((bits & ones).max() != ones)
-
-
 def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview]) -> tuple[str, bool]:
     """`blake3:...` over bytes, dtype and shape of a tensor, and whether all values are finite: one read serves both."""
+    from pipeline.models.arrays import is_finite
+
     result, finite = blake3(), True
     for piece in pieces:
         result.update(piece)
