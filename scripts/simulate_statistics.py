@@ -26,8 +26,8 @@ from pipeline.report.stats.statistics import (
     resampled_means,
     share_interval,
 )
+from pipeline.results.expression import reduce_sides
 from pipeline.results.placed_claims import claims_of
-from pipeline.results.questions import pick_largest
 from pipeline.results.verdicts import judge_claims
 from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
@@ -70,7 +70,7 @@ def seeds(sizes: tuple[int, ...] = (2, 3, 5, 10, 20, 30), worlds: int = 400, cou
 def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
     """(draws,) of the candidate that is best in each draw (draws, K): what is shown of it."""
     shown = choosing if scoring is None else scoring
-    return pick_largest(list(zip(choosing.T, shown.T, strict=True)))[1]
+    return reduce_sides("max", list(zip(choosing.T, shown.T, strict=True)))[1]
 
 
 class Cell(NamedTuple):

@@ -22,12 +22,13 @@ from pipeline.report.stats.statistics import DRAWS, contrast
 from pipeline.report.stats.translations import metric_of
 from pipeline.results.cell_values import NoScore, Number, Outcome
 from pipeline.results.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
+from pipeline.results.expression import evaluate
 from pipeline.results.intervals import cell_result, estimate_interval
 from pipeline.results.placed_claims import PlacedClaim, claims_of
 from pipeline.results.questions import answers_of
 from pipeline.results.verdicts import Sides, judge_claims, place_values
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import ScoreRef, TablePlan, cell_value
+from pipeline.tables.plan import ScoreRef, TablePlan
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
 CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
@@ -305,7 +306,7 @@ def test_a_sides_value_is_the_cells(table):
         names = (line["left"], line["right"])
         columns = names[0] in there.columns
         keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
-        wanted = [100 * cell_value(there, there.cells[key], of) for key in keys]
+        wanted = [100 * evaluate(there, there.cells[key], *[lambda _, score: of(score)] * 2)[1] for key in keys]
         assert [line["left_value"], line["right_value"]] == pytest.approx(wanted), line
 
 
@@ -326,7 +327,7 @@ def test_a_contrast_by_hand():
 
     swap, math = answers("layer_swap_default"), answers("math_expert")
     wanted = np.array([[swap[m, k] - math[m, None] for k in (1, 2, 3)] for m in (1, 2, 3)])
-    assert np.allclose(sides.differences(("m", "l")), wanted)
+    assert np.allclose(sides.differences(), wanted)
     assert sides.contrast() == contrast(wanted)
 
 
@@ -367,9 +368,11 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
 
 def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
     outcome = Outcome(BoundTable(there, {}, {}, dict.fromkeys(there.choices), {}))
-    plain = 100 * cell_value(
-        there, there.cells[row, column], lambda score: mean(list(made.scores_by_question(score, "", None).values()))
-    )
+
+    def value(_: Any, score: ScoreRef) -> float:
+        return mean(list(made.scores_by_question(score, "", None).values()))
+
+    plain = 100 * evaluate(there, there.cells[row, column], value, value)[1]
     outcome.cells[row, column] = Number(plain, 1)
     return cell_result(outcome, (row, column), made)
 

@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
 from pipeline.report.load.scores import percent_factor
+from pipeline.results.expression import evaluate, leaf_cells
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import (
-    REDUCERS,
-    ROWS_CHANGED,
-    Candidate,
-    Cell,
-    ScoreRef,
-    Values,
-    cell_value,
-    difference_of,
-    item_value,
-    reduce_items,
-)
+from pipeline.tables.plan import ROWS_CHANGED, Candidate, Cell, ScoreRef, TablePlan, difference_of
 from pipeline.tables.planned_runs import primary_value, reason_left_out, score_rows
 
 SPM_MODEL = (
@@ -100,47 +91,33 @@ class Outcome:
             folders = tuple(run.folder for run in models if run)
             return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
         try:
-            number, n = self.reduce_cell(cell, runs)
-            return Number(number, n, printed, suspect, "", tuple(runs))
+            number = self.evaluate(cell, runs)
+            return Number(float(number), count_numbers(self.table.plan, cell), printed, suspect, "", tuple(runs))
         except NoScore as error:
             return Number(None, 0, printed, suspect, str(error), tuple(runs))
 
-    def reduce_cell(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
-        """(number of a cell, how many it was reduced from); their folders are added to `runs`."""
-        plan = self.table.plan
-        if cell.of:
-            parts = [self.reduce_cell(plan.cells[row, cell.column], runs) for row in cell.of]
-            return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
-        values = self.score_numbers(cell, runs)
-        for item in cell.items:  # the first missing one raises its reason
-            item_value(plan, item, values)
-        return cell_value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+    def evaluate(self, cell: Cell, runs: dict[Path, None], axes: Sequence[str] = ()) -> Any:
+        """The number of a cell, or (levels ...) numbers at each value of `axes`; adds the folders that were read."""
 
-    def values_along(self, cell: Cell, axis: str) -> list[float]:
-        """The number of a cell at each value of an axis that it is reduced over, all else reduced as it is."""
-        plan = self.table.plan
-        if cell.of:
-            rows = [self.values_along(plan.cells[row, cell.column], axis) for row in cell.of]
-            return [REDUCERS[cell.reduce[0][0]](parts) for parts in zip(*rows, strict=True)]
-        values = self.score_numbers(cell, {})
-        numbers = reduce_items(
-            cell, lambda _, item: item_value(plan, item, values), lambda how, parts: REDUCERS[how](parts), [axis]
-        )
-        return [number for at, number in numbers if axis in at]
+        own = {
+            (leaf.row, leaf.column): {score for item in leaf.items for one in item.readings for score in one.values()}
+            for leaf in leaf_cells(self.table.plan, cell)
+        }  # fmt: skip
 
-    def score_numbers(self, cell: Cell, runs: dict[Path, None]) -> Values:
-        """Function from a score (or a spec with a fact) under a cell to its number; adds the folders read to `runs`."""
-        own_scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
+        def number(at: Cell, key: ScoreRef | str) -> float:
+            return self.number_of(at, key, runs, key in own[at.row, at.column])
 
-        def read_number(key: ScoreRef | str) -> float:
-            if isinstance(key, str):
-                return self.read_fact(key, self.table.training_of(key), cell.fact or "", runs)
-            if cell.fact is not None and key in own_scores:  # a merge in memory
-                return self.read_fact(key, self.table.evaluations.get(key), cell.fact, runs)
-            metric, pair = (cell.metric, cell.pair) if key in own_scores else (None, None)
-            return self.read_score(key, metric, pair, runs if key in own_scores else {})
+        return evaluate(self.table.plan, cell, number, number, axes)[1]
 
-        return read_number
+    def number_of(self, cell: Cell, key: ScoreRef | str, runs: dict[Path, None], is_own: bool = True) -> float:
+        """The number of a score (or a spec with a fact) under a cell; adds the folder read to `runs`. is_own: the cell
+        shows it; else a choice uses it."""
+        if isinstance(key, str):
+            return self.read_fact(key, self.table.training_of(key), cell.fact or "", runs)
+        if cell.fact is not None and is_own:  # a merge in memory
+            return self.read_fact(key, self.table.evaluations.get(key), cell.fact, runs)
+        metric, pair = (cell.metric, cell.pair) if is_own else (None, None)
+        return self.read_score(key, metric, pair, runs if is_own else {})
 
     def read_score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
         """One score: of a choice's candidate or of a cell. Raises NoScore if it is missing."""
@@ -181,6 +158,11 @@ class Outcome:
         if not isinstance(value, int | float):
             raise NoScore(f"{run.name} records no {fact}")
         return float(value)
+
+
+def count_numbers(plan: TablePlan, cell: Cell) -> int:
+    """How many numbers a cell is reduced from."""
+    return sum(max(1, len(item.readings)) for leaf in leaf_cells(plan, cell) for item in leaf.items)
 
 
 def validation_loss(run: Run, fact: str) -> float | None:

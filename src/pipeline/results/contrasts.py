@@ -21,8 +21,9 @@ from pipeline.report.stats.statistics import (
 )
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.cell_values import NoScore
+from pipeline.results.expression import leaf_cells
 from pipeline.results.placed_claims import PlacedClaim, metrics_of, tasks_of, trainings_of
-from pipeline.results.questions import StoredAnswers, leaf_cells
+from pipeline.results.questions import StoredAnswers
 from pipeline.results.verdicts import Sides
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
@@ -245,7 +246,7 @@ def measure_pair(
     if any(trainings_of(plan, score.model) for score, _ in sides.questions.needed_scores):
         line["trainings"] = "a sample" if sides.varied_axes else "these"
     try:
-        contrast, (left, right) = sides.contrast(), sides.observed_means
+        contrast, (left, right) = sides.contrast(), sides.values
         line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": sides.describe_detail()}
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)

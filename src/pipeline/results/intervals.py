@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import is_measure
@@ -13,8 +14,9 @@ from pipeline.report.stats.statistics import replication_reach
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.cell_values import VALIDATIONS, NoScore, Outcome
 from pipeline.results.contrasts import sampled_axes
+from pipeline.results.expression import is_plain_mean, leaf_cells
 from pipeline.results.placed_claims import metrics_of, tasks_of
-from pipeline.results.questions import StoredAnswers, cell_draws, is_plain_mean, leaf_cells, questions_of
+from pipeline.results.questions import StoredAnswers, questions_of
 from pipeline.runs.run import Run, parent_runs
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, TablePlan
@@ -92,7 +94,7 @@ def estimate_interval(
     try:
         value, variance = questions.mean_and_variance(cell)
         if is_chosen:
-            value, draws = questions.split_half(lambda choosing, shown: cell_draws(plan, cell, choosing, shown)[1])
+            value, draws = questions.split_half(partial(questions.cell, cell))
             variance = float(np.var(draws, ddof=1))
         low, high = questions.interval(value, variance)
     except NoScore:
@@ -113,8 +115,8 @@ def expert_reach(outcome: Outcome, cell: Cell) -> float | None:
     plan, axis_numbers = outcome.table.plan, []
     steps = {axis: how for leaf in leaf_cells(plan, cell) for how, axes in leaf.reduce for axis in axes}
     for axis in sampled_axes(plan):
-        if axis in steps and len(numbers := outcome.values_along(cell, axis)) > 1:
-            axis_numbers.append((numbers, steps[axis] == "mean"))
+        if axis in steps and len(numbers := outcome.evaluate(cell, {}, [axis])) > 1:
+            axis_numbers.append((list(numbers), steps[axis] == "mean"))
     return replication_reach(axis_numbers) if axis_numbers else None
 
 

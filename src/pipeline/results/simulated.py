@@ -31,8 +31,9 @@ from pipeline.report.stats.claims import (
 )
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.contrasts import DISCORDANT, task_and_questions
+from pipeline.results.expression import leaf_cells
 from pipeline.results.placed_claims import RANKED, PlacedClaim, claims_of
-from pipeline.results.questions import StoredAnswers, Vector, leaf_cells
+from pipeline.results.questions import StoredAnswers, Vector
 from pipeline.results.verdicts import Sides, judge, ranked_pairs
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning

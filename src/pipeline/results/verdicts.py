@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,29 +26,12 @@ from pipeline.report.stats.claims import (
     not_made,
     not_testable,
 )
-from pipeline.report.stats.statistics import (
-    Contrast,
-    contrast,
-    contrast_of_trainings,
-    corpus_contrast,
-    measure_contrast,
-)
+from pipeline.report.stats.statistics import Contrast, contrast_of_trainings
 from pipeline.results.cell_values import NoScore
+from pipeline.results.expression import average, evaluate, is_plain_mean, leaf_cells
 from pipeline.results.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
-from pipeline.results.questions import (
-    Corpora,
-    Measures,
-    Questions,
-    StoredAnswers,
-    average_draws,
-    by_level,
-    by_question,
-    cell_draws,
-    is_plain_mean,
-    leaf_cells,
-    questions_of,
-)
-from pipeline.tables.plan import Cell, Item, TablePlan, item_value
+from pipeline.results.questions import Questions, StoredAnswers, questions_of
+from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,40 +66,36 @@ class Sides:
         """Whether nothing is chosen on these questions."""
         return all(is_plain_mean(self.placed.plan, cell) for cell in self.placed.all_cells)
 
-    def draw_means(self, choosing: dict, shown: dict) -> tuple[np.ndarray, np.ndarray]:
-        """(left, right) means over places in each draw."""
-
-        plan, sides = self.placed.plan, (self.placed.left, self.placed.right)
-        left, right = (
-            average_draws([cell_draws(plan, cell, choosing, shown) for cell in cells])[1] for (cells,) in sides
-        )
-        return left, right
-
-    @cached_property
-    def observed_means(self) -> tuple[float, float]:
-        left, right = self.draw_means(self.questions.observed_means, self.questions.observed_means)
-        return float(left[0]), float(right[0])
-
-    @cached_property
-    def split_half_means(self) -> tuple[float, float]:
-        """(left, right), each chosen on one half of the problems and scored on the other; the mean of both ways."""
-        half = self.questions.means_by_half
-        left, right = self.draw_means(half, {key: means[::-1] for key, means in half.items()})
-        return float(left.mean()), float(right.mean())
-
-    def side_answers(self, side: Sequence[Sequence[Cell]], axes: Sequence[str]) -> np.ndarray:
-        """(levels of each axis ..., N): the mean over places."""
-        import numpy as np
-
+    def side(self, side: Sequence[Sequence[Cell]], choose: Any, show: Any, axes: Sequence[str] = ()) -> Any:
+        """The mean of a side over places, in `show` with the choices that `choose` makes; axes: those that are kept."""
         (cells,) = side
-        return np.mean(np.broadcast_arrays(*(by_question(self.questions, cell, axes) for cell in cells)), axis=0)
+        return average([self.questions.cell(cell, choose, show, axes) for cell in cells])
 
-    def differences(self, axes: Sequence[str]) -> np.ndarray:
-        """Left minus right by question; an axis of one value on both sides is dropped."""
-        sides = self.side_answers(self.placed.left, axes), self.side_answers(self.placed.right, axes)
-        difference = self.subtract_right(sides)
-        if than := self.placed.than:
-            difference = difference - self.side_answers(than.left, axes) + self.side_answers(than.right, axes)
+    def difference(self, choose: Any, show: Any, axes: Sequence[str] = ()) -> Any:
+        """Left minus right, less the same at the places of `than`."""
+        placed, than = self.placed, self.placed.than
+        left, right = (self.side(side, choose, show, axes) for side in (placed.left, placed.right))
+        difference = left - self.right_weight * right
+        if than:
+            difference = (
+                difference - self.side(than.left, choose, show, axes) + self.side(than.right, choose, show, axes)
+            )
+        return difference
+
+    @cached_property
+    def values(self) -> tuple[float, float]:
+        """(left, right) as observed; of a gain the differences at its places and at those of `than`."""
+        means, than = self.questions.means, self.placed.than
+        left, right = (float(self.side(side, means, means)) for side in (self.placed.left, self.placed.right))
+        if not than:
+            return left, right
+        sides = [float(self.side(side, means, means)) for side in (than.left, than.right)]
+        return left - right, sides[0] - sides[1]
+
+    def differences(self) -> np.ndarray:
+        """Left minus right by question, (levels of each sampled axis ..., N); an axis of one value is dropped."""
+        questions = self.questions
+        difference = self.difference(questions.means, questions.vectors, self.placed.axes)
         return difference.reshape([*(size for size in difference.shape[:-1] if size > 1), difference.shape[-1]])
 
     @property
@@ -129,51 +108,30 @@ class Sides:
             if any(len({item.at[axis] for item in leaf.items if axis in item.at}) > 1 for leaf in leaves)
         ]
 
-    def subtract_right(self, values: tuple[Any, Any]) -> Any:
-        return values[0] - self.right_weight * values[1]
-
     def contrast(self) -> Contrast:
         """The contrast of left minus right. What is chosen is scored on the half that it was not chosen on."""
-        array = self.differences(self.placed.axes)
-        if self.is_plain:
-            return self.contrast_of(array)
-        return self.contrast_of(
-            array,
-            *self.questions.split_half(lambda choosing, shown: self.subtract_right(self.draw_means(choosing, shown))),
-        )
-
-    def contrast_of(
-        self, array: np.ndarray, estimate: float | None = None, draws: np.ndarray | None = None
-    ) -> Contrast:
-        """The contrast of differences by question, or of a corpus metric's observed and drawn differences."""
-        import numpy as np
-
-        if isinstance(self.questions, Corpora):
-            return corpus_contrast(array[..., 0], array[..., 1:], self.questions.size, estimate, draws)
-        if isinstance(self.questions, Measures):
-            if array.shape[-1] < 2 or not np.ptp(array):
-                raise NoScore("one question, or the same difference on all, shows no variance")
-            return measure_contrast(array, estimate, draws)
-        return contrast(array, estimate, draws, reach=self.largest_difference)
+        chosen = (None, None) if self.is_plain else self.questions.split_half(self.difference)
+        return self.questions.contrast(self.differences(), *chosen, self.largest_difference)
 
     def describe_detail(self) -> str:
         """Wins per pair, and the effect of choosing, where they apply."""
         import numpy as np
 
-        array, parts = self.differences(self.placed.axes), []
+        questions, array, parts = self.questions, self.differences(), []
         if array.ndim > 1:
             pairs = array.mean(axis=-1)
             parts += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             parts += [f"pairs {', '.join(f'{100 * pair:+.1f}' for pair in pairs.ravel())}"]
         if not self.is_plain:
-            low, high = np.quantile(
-                self.subtract_right(self.draw_means(self.questions.mean_draws, self.questions.mean_draws)),
-                [0.025, 0.975],
-            )
-            observed = 100 * self.subtract_right(self.observed_means)
+            low, high = np.quantile(self.difference(questions.draws, questions.draws), [0.025, 0.975])
+            observed, other = questions.halves, {key: means[::-1] for key, means in questions.halves.items()}
+            halves = [
+                float(np.mean(self.side(side, observed, other))) for side in (self.placed.left, self.placed.right)
+            ]
+            whole = 100 * float(self.difference(questions.means, questions.means))
             parts += [
-                "by split-half {:.1f} against {:.1f}".format(*(100 * value for value in self.split_half_means)),
-                f"chosen and scored on the same problems {observed:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
+                f"by split-half {100 * halves[0]:.1f} against {100 * halves[1]:.1f}",
+                f"chosen and scored on the same problems {whole:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
             ]
         return "; ".join(parts)
 
@@ -220,21 +178,12 @@ def judge_contrast(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     if len(pairs := placed.by_pair()) > 1:
         return judge_every(placed.claim, [unit_of(name, pair, answers) for name, pair in pairs])
     sides = Sides.of(placed, answers)
-    return judge_difference(placed.claim, sides.contrast(), *sides.observed_means, sides.describe_detail())
+    return judge_difference(placed.claim, sides.contrast(), *sides.values, sides.describe_detail())
 
 
 def unit_of(name: str, placed: PlacedClaim, answers: StoredAnswers) -> Unit:
     sides = Sides.of(placed, answers)
-    return Unit(name, sides.contrast(), *sides.observed_means)
-
-
-def judge_gain(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on a gain: how much larger left minus right is at these places than at those of `than`."""
-    assert placed.than is not None
-    sides = Sides.of(placed, answers)
-    difference = sides.subtract_right(sides.observed_means)
-    than = sides.subtract_right(Sides(placed.than, sides.questions).observed_means)
-    return judge_difference(placed.claim, sides.contrast(), difference, than, sides.describe_detail())
+    return Unit(name, sides.contrast(), *sides.values)
 
 
 def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -263,11 +212,10 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
     """The fact at each place, as shares: arrays (levels of each axis ...)."""
     import numpy as np
 
-    def fact_of(cell: Cell) -> Callable[[Item], np.ndarray]:
-        values = answers.fact_numbers(cell)
-        return lambda item: np.array([item_value(placed.plan, item, values) / 100])
+    def fact_of(cell: Cell, key: Any) -> float:
+        return float(answers.fact_numbers(cell)(key)) / 100
 
-    return [by_level(cell, placed.axes, fact_of(cell))[..., 0] for cell in cells]
+    return [np.asarray(evaluate(placed.plan, cell, fact_of, fact_of, placed.axes)[1]) for cell in cells]
 
 
 def judge_each_unit(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -297,11 +245,12 @@ def units_of(candidates: str, placed: PlacedClaim, answers: StoredAnswers) -> li
             units.append(unit_of(" ".join(filter(None, [place, candidates])), at_place, answers))
             continue
         sides = Sides.of(at_place, answers)
-        pairs = sides.differences(placed.axes)
+        pairs = sides.differences()
         for pair in np.ndindex(pairs.shape[:-1]):
             levels = (f"{axis}{level + 1}" for axis, level in zip(sides.varied_axes, pair, strict=True))
             name = " ".join(filter(None, [place, candidates, *levels]))
-            units.append(Unit(name, sides.contrast_of(pairs[pair]), *sides.observed_means))
+            contrast = sides.questions.contrast(pairs[pair], None, None, sides.largest_difference)
+            units.append(Unit(name, contrast, *sides.values))
     return units
 
 
@@ -320,7 +269,7 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
 
 def mean_of_candidates(questions: Questions, cell: Cell) -> float:
     means = [
-        questions.observed_means[score, leaf.pair][0]
+        questions.means[score, leaf.pair]
         for leaf in leaf_cells(questions.plan, cell)
         for item in leaf.items
         for reading in item.readings
@@ -373,7 +322,7 @@ def judge_correlations(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
 
 JUDGES = {
     "difference": judge_contrast,
-    "gain": judge_gain,
+    "gain": judge_contrast,
     "alike": judge_similarity,
     "every": judge_each_unit,
     "wins": judge_unit_wins,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -118,29 +117,10 @@ class TablePlan:
     overriders: dict[str, list[str]] = field(default_factory=dict)  # every.KEY of the command line -> runs that set it
 
 
-def best_candidate(choice: Choice, values: Callable[[ScoreRef], float]) -> Candidate:
-    """The candidate with the largest mean over its scores, the first of equal ones."""
-    means = {candidate: statistics.fmean(map(values, scores)) for candidate, scores in choice.candidates.items()}
-    return max(means, key=means.__getitem__)
-
-
 # ---------------------------------------------------------------------------------------------------- reducing
 
 T = TypeVar("T")  # a number, its bootstrap draws, or its answers question by question
 Values = Callable[[Any], float]  # the number of a ScoreRef, or of a spec's key if a cell shows a fact of it
-REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}
-
-
-def reduce_cell(
-    plan: TablePlan, cell: Cell, number: Callable[[Cell, Item], T], reduce: Callable[[str, Sequence[T]], T]
-) -> T:
-    """The number of a cell: those of its items, reduced step by step. reduce: (mean, max or min, numbers) -> number."""
-    if cell.of:
-        return reduce(
-            cell.reduce[0][0], [reduce_cell(plan, plan.cells[row, cell.column], number, reduce) for row in cell.of]
-        )
-    ((_, result),) = reduce_items(cell, number, reduce)
-    return result
 
 
 def reduce_items(
@@ -154,26 +134,9 @@ def reduce_items(
     return remaining
 
 
-def cell_value(plan: TablePlan, cell: Cell, values: Values) -> float:
-    """The number of a cell, given that of each score. Choices use `values` too, so that one draw of questions (of a
-    bootstrap, or the odd ones) applies to the whole table."""
-    return reduce_cell(
-        plan, cell, lambda _, item: item_value(plan, item, values), lambda how, numbers: REDUCERS[how](numbers)
-    )
-
-
 def group_items(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
     """(values of the other axes, numbers) of each group of items that differ only in `axes`."""
     groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
     for at, number in items:
         groups.setdefault(tuple((axis, value) for axis, value in at.items() if axis not in axes), []).append(number)
     return [(dict(at), numbers) for at, numbers in groups.items()]
-
-
-def item_value(plan: TablePlan, item: Item, values: Values) -> float:
-    """The mean over the item's readings, of the chosen candidate if there is a choice; or a fact."""
-    if item.model is not None:
-        return values(item.model)
-    is_open = item.choice is not None and any(() not in reading for reading in item.readings)
-    candidate = best_candidate(plan.choices[item.choice or ""], values) if is_open else ()
-    return statistics.fmean(values(reading[() if () in reading else candidate]) for reading in item.readings)
