@@ -207,12 +207,17 @@ def main() -> None:
         commands = {
             "stage=report": ["stage=report", *words],
             "stage=export": ["stage=export", *words, f"export.to={archive}"],
-            "stage=report of the archive": ["stage=report", f"table={archive}", f"runs_dir={home / 'elsewhere'}"],
+            "stage=report of the archive": [
+                "stage=report",
+                f"table={archive}",
+                f"runs_dir={home / 'elsewhere'}",
+                words[-1],
+            ],
         }
         load = os.getloadavg()
         rows = []
         for name, command in commands.items():
-            seconds = min(cpu_seconds([*command, "tracking.mode=disabled"]) for _ in range(options.rounds))
+            seconds = min(cpu_seconds(command) for _ in range(options.rounds))
             rows.append(
                 {"command": name, "cpu_seconds": round(seconds, 2), "goal": GOAL if name[6:] == "report" else None}
             )

@@ -68,6 +68,8 @@ def test_a_claim_is_read():
         ({"over": []}, "over names no row or column"),
         ({"test": "friedman"}, "right is null and direction differ"),
         ({"right": None}, "only friedman has no right side"),
+        ({"units": "all"}, "units 'all'"),
+        ({"test": "wilcoxon", "threshold": 0, "units": "each"}, "than and units are keys of test difference"),
         ({"direction": "within", "threshold": "3%"}, "within needs a threshold above 0, in points"),
     ],
 )
@@ -151,7 +153,7 @@ def test_every_place_has_to_hold():
     def judged(*wins: int) -> str:
         held = [contrast(won(one, 20, 170)) for one in wins]
         units = [Unit(f"place {at}", one, 0.5, 0.4) for at, one in enumerate(held)]
-        return judge_every(claim(test="every", threshold=0), units).verdict
+        return judge_every(claim(units="each", threshold=0), units).verdict
 
     assert [judged(60, 60), judged(60, 24), judged(60, 2)] == ["shown", "undecided", "contradicted"]
 
@@ -245,7 +247,7 @@ def test_claims_csv_has_a_line_a_claim():
 def wins(*units: list[float], **words: object) -> str:
     """The verdict on units of N differences each, of which the mean is that of all questions."""
     found = [Unit(f"u{at}", contrast(unit), 0.5, 0.4) for at, unit in enumerate(units)]
-    asked = claim(test="wins", threshold=0, **words)
+    asked = claim(units="count", threshold=0, **words)
     overall = judge_difference(asked, contrast(np.mean(units, axis=0)), 0.5, 0.4)
     return judge_wins(asked, found, overall, experts=False).verdict
 
@@ -258,8 +260,8 @@ def test_wins_are_counted_and_their_mean_is_tested():
     assert wins(won(8, 12, 180), large) == "undecided"  # one of two
     assert wins(lost, large) == "contradicted" and wins(lost, lost) == "contradicted"  # a significant loss, a mean
     assert wins(lost, lost, direction="lower") == "shown"
-    with pytest.raises(PipelineError, match="wins needs direction higher or lower"):
-        claim(test="wins", direction="within")
+    with pytest.raises(PipelineError, match="units: count needs direction higher or lower"):
+        claim(units="count", direction="within")
 
 
 def test_wins_of_nine_pairs_are_rarely_shown_without_an_effect():
@@ -270,7 +272,7 @@ def test_wins_of_nine_pairs_are_rarely_shown_without_an_effect():
         pairs = (rng.random((3, 3, 100)) < 0.3 + experts).astype(float) - (rng.random(100) < 0.3)
         units = [Unit("", contrast(one), 0, 0) for one in pairs.reshape(9, -1)]
         all_won += all(one.contrast.difference > 0 for one in units)
-        asked = claim(test="wins", threshold=0)
+        asked = claim(units="count", threshold=0)
         overall = judge_difference(asked, contrast(pairs), 0, 0)
         shown += judge_wins(asked, units, overall, experts=True).verdict == "shown"
     assert shown <= all_won and shown / 300 <= 0.025

@@ -268,7 +268,7 @@ def test_a_gain_by_hand() -> None:
     """Of each question: the pairs' swaps less the math experts', mean of two languages less that of the other two."""
     there = plan_of("layer_swapping_table1")
     made: Any = Made(there, {"swap": 0.4}, experts=0.2, n=60)
-    (claim,) = [one for one in claims_of("layer_swapping_table1") if one.test == "gain"]
+    (claim,) = [one for one in claims_of("layer_swapping_table1") if one.than]
 
     def answers(place: str, column: str) -> np.ndarray:
         found = np.zeros((3, 3, 60))
@@ -282,7 +282,7 @@ def test_a_gain_by_hand() -> None:
         return answers(place, "layer_swap_default") - answers(place, "math_expert")
 
     wanted = (apart("sw.avg") + apart("te.avg") - apart("bn.avg") - apart("ja.avg")) / 2
-    found = JUDGES["gain"](PlacedClaim.of(claim, there), made)
+    found = JUDGES["difference"](PlacedClaim.of(claim, there), made)
     by_hand = contrast(wanted, reach=2)
     assert [found.difference, found.low, found.high] == pytest.approx(
         [100 * one for one in (by_hand.difference, by_hand.low, by_hand.high)]
@@ -328,7 +328,7 @@ def test_claims_that_mix_facts_and_answers_are_refused() -> None:
             words["right"] = ("mgsm.ten_language_avg",)
         with pytest.raises(PipelineError, match=told):
             PlacedClaim.of(type(claim)(**words), there)
-    gain = next(one for one in claims_of("layer_swapping_table1") if one.test == "gain")
+    gain = next(one for one in claims_of("layer_swapping_table1") if one.than)
     best = type(gain)(**{**vars(gain), "left": ("layer_swap_best",)})
-    with pytest.raises(PipelineError, match="gain is of means: a best configuration or a maximum is named"):
+    with pytest.raises(PipelineError, match="than is of means: a best configuration or a maximum is named"):
         PlacedClaim.of(best, plan_of("layer_swapping_table1"))

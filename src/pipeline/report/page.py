@@ -205,7 +205,7 @@ def cells_note(results: Results, published: bool) -> str:
 
 def cells_frame(results: Results, written: Written) -> Frame:
     cells, flags = results.by_place, flags_of(results)
-    rows = [
+    rows: list[list[str | Td]] = [
         [
             row,
             *(cell_td(cells.get((row, column)), results.base_tolerance, written, flags) for column in results.columns),

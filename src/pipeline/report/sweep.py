@@ -51,7 +51,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         context["sentences"] = split_half_summary(points, scores, means, best)
         (folder / "map.png").write_bytes(picture)
         write_atomically(folder / "scores.csv", as_csv(points, runs, means))
-    rows = []
+    rows: list[list[str | Td]] = []
     for index, point in enumerate(points):
         score_text = f"{means[index]:.1f}" if index in means else "not finished"
         rows.append([*map(str, point.values()), Td(score_text, means.get(index)), runs[index].name])

@@ -243,7 +243,8 @@ def read_inspect(path: Path) -> list[Log]:
     items = []
     for name in dict.fromkeys(str(sample.id) for sample in log.samples):
         epochs = sorted((one for one in log.samples if str(one.id) == name), key=lambda one: one.epoch)
-        first, recorded = epochs[0], {}
+        first = epochs[0]
+        recorded: dict[str, list[float]] = {}
         for scored in (named(*pair) for one in epochs for pair in
                        ((key, score.value) for key, score in (one.scores or {}).items())):  # fmt: skip
             for metric, value in scored.items():

@@ -54,7 +54,7 @@ class PlacedClaim:
     left: list[list[Cell]]
     right: list[list[Cell]]
     outcome: list[Cell] = field(default_factory=list)  # for spearman
-    than: PlacedClaim | None = None  # for gain
+    than: PlacedClaim | None = None
     untestable: str = ""
 
     @classmethod
@@ -111,7 +111,7 @@ class PlacedClaim:
         if claim.than:
             placed.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), plan)
             if not all(is_plain_mean(plan, cell) for cell in placed.all_cells):
-                raise claim.refuse("gain is of means: a best configuration or a maximum is named")
+                raise claim.refuse("than is of means: a best configuration or a maximum is named")
         return placed
 
     @property

@@ -213,7 +213,8 @@ def simulate_claims(planning: Planning, worlds: int) -> list[Odds]:
 
 def simulated_verdict(placed: PlacedClaim, answers: StoredAnswers) -> str:
     """The verdict in this world, one of the keys of WORDS."""
-    if placed.claim.test == "difference" and not placed.untestable and len(placed.left + placed.right) == 2:
+    claim = placed.claim
+    if claim.test == "difference" and not (claim.units or placed.untestable or len(placed.left + placed.right) > 2):
         return judge_difference(placed.claim, Sides.of(placed, answers).contrast(), 0, 0).verdict
     if placed.claim.test == "wilcoxon":
         pairs: list[tuple[Claim, Sequence[Ranked]]] = [(placed.claim, ranked_pairs(placed, answers))]

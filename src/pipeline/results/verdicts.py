@@ -110,8 +110,8 @@ class Sides:
 
     def contrast(self) -> Contrast:
         """The contrast of left minus right. What is chosen is scored on the half that it was not chosen on."""
-        chosen = (None, None) if self.is_plain else self.questions.split_half(self.difference)
-        return self.questions.contrast(self.differences(), *chosen, self.largest_difference)
+        estimate, draws = (None, None) if self.is_plain else self.questions.split_half(self.difference)
+        return self.questions.contrast(self.differences(), estimate, draws, self.largest_difference)
 
     def describe_detail(self) -> str:
         """Wins per pair, and the effect of choosing, where they apply."""
@@ -169,6 +169,12 @@ def judge(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     if placed.untestable:
         return not_testable(placed.claim, placed.untestable)
     return JUDGES[placed.claim.test](placed, answers)
+
+
+def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """The verdict on a difference by its units: the mean over all places, each place, or how many are on its side."""
+    how = {"each": judge_each_unit, "count": judge_unit_wins}.get(placed.claim.units, judge_contrast)
+    return how(placed, answers)
 
 
 def judge_contrast(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -321,11 +327,8 @@ def judge_correlations(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
 
 
 JUDGES = {
-    "difference": judge_contrast,
-    "gain": judge_contrast,
+    "difference": judge_claimed_difference,
     "alike": judge_similarity,
-    "every": judge_each_unit,
-    "wins": judge_unit_wins,
     "friedman": judge_ranks,
     "spearman": judge_correlations,
 }

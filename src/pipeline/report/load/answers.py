@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,12 +145,16 @@ def score_of(task: str, sample: Sample) -> float | None:
     bits."""
     if sample.get("correct") is not None:
         return float(sample["correct"])
-    metric, _ = primary_metric(task)
-    if is_measure(metric):
-        return None
-    value = (sample.get("scores") or {}).get(metric)
-    scale = percent_factor(metric) / 100
+    metric, scale = own_metric(task)
+    value = (sample.get("scores") or {}).get(metric) if scale else None
     return scale * value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+@lru_cache(maxsize=256)  # asked for each answer
+def own_metric(task: str) -> tuple[str, float]:
+    """A task's metric and its factor to a share of 1; 0 if it is none, such as bits."""
+    metric, _ = primary_metric(task)
+    return metric, 0.0 if is_measure(metric) else percent_factor(metric) / 100
 
 
 def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:

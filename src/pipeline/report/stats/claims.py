@@ -21,9 +21,10 @@ from pipeline.report.render.sheets import comma_separated
 from pipeline.report.stats.ranks import Alike, Correlations, Friedman, holm
 from pipeline.report.stats.statistics import LEVEL, Contrast
 
-OPTIONAL = ("family", "than")
+OPTIONAL = ("family", "than", "units")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-TESTS = ("difference", "gain", "alike", "every", "wins", "friedman", "wilcoxon", "spearman")
+TESTS = ("difference", "alike", "friedman", "wilcoxon", "spearman")
+UNITS = ("", "each", "count")  # of a difference: the mean over all places, each place apart, how many are on its side
 FACT = "fact"  # a metric: values that runs recorded, instead of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
@@ -34,8 +35,8 @@ NOT_TESTABLE = "cannot be tested"
 class Claim:
     """A claim of a claim file. left, right: columns or rows of the table; of several, each one counts.
     threshold: in points; in percent of the right side if `relative`; for friedman a significance level. than: the
-    places whose difference `gain` subtracts. family: claims of a table with the same family are Holm-corrected
-    together; "" for none."""
+    places whose difference is subtracted (which languages gain most); units: one of UNITS. family: claims of a table
+    with the same family are Holm-corrected together; "" for none."""
 
     file: str
     table: str
@@ -52,6 +53,7 @@ class Claim:
     direction: str
     family: str = ""
     than: tuple[str, ...] = ()
+    units: str = ""
 
     @classmethod
     def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
@@ -136,16 +138,16 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
             raise PipelineError(f"{place}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
     if missing := [key for key in KEYS if key not in words]:
         raise PipelineError(f"{place}: {missing[0]} is missing")
-    for key, names in (("test", TESTS), ("direction", DIRECTIONS)):
-        if words[key] not in names:
-            raise PipelineError(f"{place}: {key} {words[key]!r}: {suggest(words[key], names)}")
+    test, direction, units = words["test"], words["direction"], words.get("units") or ""
+    for key, value, names in (("test", test, TESTS), ("direction", direction, DIRECTIONS), ("units", units, UNITS)):
+        if value not in names:
+            raise PipelineError(f"{place}: {key} {value!r}: {suggest(value, names)}")
     threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
     try:
         number = float(threshold.removesuffix("%"))
     except ValueError:
         raise PipelineError(f"{place}: threshold {threshold} is neither points nor N%") from None
     left, right, over, than = (_names(words.get(key)) for key in ("left", "right", "over", "than"))
-    test, direction = words["test"], words["direction"]
     problem = (
         "left is empty"
         if not left
@@ -155,14 +157,14 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         if test == "friedman" and (right or direction != "differ")
         else "only friedman has no right side, and direction differ"
         if test != "friedman" and (not right or direction == "differ")
-        else f"{test} needs direction higher or lower"
-        if test in ("alike", "wins", "wilcoxon", "spearman") and direction == "within"
-        else f"{test} only accepts threshold 0"
-        if test in ("wins", "wilcoxon", "spearman") and number
-        else "gain compares one left and one right side at `over` and at `than`, in points"
-        if test == "gain" and (relative or not than or len(left) + len(right) > 2)
-        else "than is only a key of test gain"
-        if than and test != "gain"
+        else "than and units are keys of test difference, one of them at a time"
+        if (than or units) and (test != "difference" or (than and units))
+        else f"{test}{' with units: count' * bool(units)} needs direction higher or lower"
+        if (test in ("alike", "wilcoxon", "spearman") or units == "count") and direction == "within"
+        else f"{test}{' with units: count' * bool(units)} only accepts threshold 0"
+        if (test in ("wilcoxon", "spearman") or units == "count") and number
+        else "with than, one left and one right side are compared at `over` and at `than`, in points"
+        if than and (relative or len(left) + len(right) > 2)
         else "metric fact needs one left and one right side, and test difference or alike"
         if words["metric"] == FACT and (test not in ("difference", "alike") or len(left) + len(right) > 2)
         else "alike needs metric fact and threshold 0"
@@ -176,7 +178,7 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
     texts = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
     return Claim(
         file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
-        family=str(words.get("family") or ""), than=than, **texts,
+        family=str(words.get("family") or ""), than=than, units=units, **texts,
     )  # fmt: skip
 
 
@@ -213,7 +215,8 @@ def verdict_of(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
     threshold = f"{claim.threshold:g}{'%' if claim.relative else ''}"
     return Verdict(
         id=claim.id, text=claim.text, table=claim.table, section=claim.section, left=" or ".join(claim.left),
-        right=" or ".join(claim.right), test=claim.test, direction=claim.direction, threshold=threshold, verdict=word,
+        right=" or ".join(claim.right), test=" of ".join(filter(None, [claim.test, claim.units])),
+        direction=claim.direction, threshold=threshold, verdict=word,
         **values,
     )  # fmt: skip
 
