@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import plain_name
+from pipeline.models.anatomy import name_in_memory, plain_name
 from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, read_header, torch_dtype
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.load import load_config, load_tokenizer
@@ -75,7 +75,8 @@ class Stored(Mapping[str, torch.Tensor]):
         if ".lora_" in name:
             return self.adapter[name.replace(".default.", ".")]
         tied = plain_name(name) == HEAD and self.checkpoint.tied_head
-        return self.checkpoint.tensor(EMBEDDING if tied else plain_name(name))
+        wanted = name_in_memory(EMBEDDING if tied else plain_name(name))
+        return self.checkpoint.tensor(next(one for one in self.checkpoint.infos if name_in_memory(one) == wanted))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
