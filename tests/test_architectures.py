@@ -133,3 +133,47 @@ def test_an_architecture_is_trained_merged_and_scored(
             assert text.startswith(sample["response"])
             answers.add(sample["response"])
     assert len(answers - {""}) > 2
+
+
+TODAY = ("qwen3_5_text", "lfm2", "gemma4_text", "gemma3")  # linear attention, convolutions, per-layer inputs, a tower
+
+
+@pytest.mark.parametrize("kind", TODAY)
+def test_a_decoder_of_today_is_trained_merged_and_scored(
+    kind: str, world: Path, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers of transformers."""
+    from small_decoders import config_of
+
+    from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
+    from pipeline.models.anatomy import anatomy
+
+    tokenizer, config = sandbox_tokenizer(), config_of(kind)
+    for part in (config, config.get_text_config()):
+        part.vocab_size, part.pad_token_id, part.bos_token_id, part.eos_token_id = len(tokenizer), 3, 1, 2
+    for key in ("vocab_size_per_layer_input",):
+        if hasattr(config, key):
+            setattr(config, key, len(tokenizer))
+    config.get_text_config().max_position_embeddings = 1024
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    sites = anatomy(load_file(tmp_path / "start/model.safetensors"))
+    shared = ["stage=sft", f"model={tmp_path / 'start'}", f"data_root={world}", *TRAIN]
+    math_expert = make_run(*shared, "expert=math")
+    fixed = {name for name, site in sites.items() if site.kind == "tower" or "layer_scalar" in name}
+    assert not moved(tmp_path / "start", math_expert) & fixed
+    outer = "partition=own partition.bottom_layers=1 partition.top_layers=1".split()
+    language_expert = make_run(*shared, "expert=qac", "sft=partial", *outer)
+    layers = {sites[name].layer for name in moved(tmp_path / "start", language_expert)}
+    assert layers == {0, LAYERS - 1}
+    sides = [f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.scale_to_depth=true"]
+    asked = [f"data_root={world}", "eval=mgsm_0shot", "eval.limit=2", "eval.max_gen_toks=6", "languages=[en]"]
+    swap = make_run("stage=merge", "merge=layer_swap", *sides)
+    written = make_run("stage=eval", f"checkpoint={swap}", *asked)
+    live = make_run("stage=eval", "merge=layer_swap", *sides, *asked, "redo=true")
+    answers = [
+        [json.loads(line)["response"] for file in (run / "samples").glob("*.jsonl") for line in file.open()]
+        for run in (written, live)
+    ]
+    assert answers[0] == answers[1] and answers[0]

@@ -7,7 +7,6 @@ process. Going back is applying another merge.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from pipeline.merge.merge import Linear, Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
 from pipeline.merge.same_tokenizer import tokenizer_folder
-from pipeline.models.anatomy import decoder_name, towers
+from pipeline.models.anatomy import name_in_memory, towers
 from pipeline.models.arrays import in_threads, pieces
 from pipeline.models.checkpoint import torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
@@ -80,11 +79,6 @@ class Live:
         if different := sorted(absent | held.keys() - names.keys()):
             raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {different[0]}")
         return {name: (buffers | held)[plain] for plain, name in names.items() if plain in held or plain in buffers}
-
-
-def name_in_memory(name: str) -> str:
-    """One name for a tensor in a file and in transformers' model, which renames the parts of models with towers."""
-    return re.sub(r"^model\.|\bvision_model\.", "", decoder_name(name))
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor) -> None:

@@ -77,6 +77,11 @@ def decoder_name(name: str) -> str:
     return f"model.{inner}" if wrapped and not inner.startswith("lm_head.") else inner
 
 
+def name_in_memory(name: str) -> str:
+    """One name for a tensor in a file and in transformers' model, which renames the parts of models with towers."""
+    return re.sub(r"^model\.|\bvision_model\.", "", decoder_name(name))
+
+
 def towers(names: Iterable[str]) -> list[str]:
     """The parameters beside the decoder of a model that also sees or hears; none of a text model."""
     names = list(names)

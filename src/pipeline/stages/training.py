@@ -11,6 +11,7 @@ from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
+from pipeline.models.checkpoint import text_settings
 from pipeline.models.load import date_of_templates
 from pipeline.models.partition import resolve_partition
 from pipeline.runs.lineage import base_of
@@ -125,7 +126,7 @@ def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[st
         if manifest is None or "model" not in manifest.parents:
             raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
         return read_architecture(config, {"model": base_of(base, config)})
-    return json.loads(path.read_bytes())
+    return text_settings(json.loads(path.read_bytes()))
 
 
 def hub_file(name: str, revision: str | None) -> str:
