@@ -97,8 +97,9 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
             assert 0.72 * FULL[language] / saved < mean("partial_lora", language, name) < 0.77 * FULL[language]
             for lora in ("", "_lora"):
                 sides = mean(f"partial{lora}", "math", name) + mean(f"partial{lora}", language, name)
-                # batches of 64 take half as many steps of the optimizer as those of 32
-                assert mean(f"simultaneous{lora}", f"math_{language}", name) == pytest.approx(sides, rel=0.05)
+                # batches of 64 take half as many steps of the optimizer as those of 32, padded by 1.07 and not by 1.13
+                both = mean(f"simultaneous{lora}", f"math_{language}", name)
+                assert both == pytest.approx(sides * 1.07 / 1.13, rel=0.05)
     for language in ("sw", "bn", "te"):
         assert mean("mixed", f"math_{language}", "") == near(1.26 + FULL[language])
 
