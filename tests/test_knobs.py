@@ -100,6 +100,9 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.gradient_checkpointing": Change(
         "sft.gradient_checkpointing=true", same_because="activations are computed twice from the same numbers"
     ),
+    "sft.padding_free": Change("sft.padding_free=true", same_because="the same rows, summed in another order"),
+    "sft.compile": Change("sft.compile=true", same_because="the same step, compiled: tests/train/test_speed.py"),
+    "sft.liger": Change("sft.liger=true", refused="sft.liger=true"),
     "sft.save_dtype": Change("sft.save_dtype=bfloat16"),
     "sft.lora_rank": Change("sft.lora_rank=2", given="sft.adapter=lora"),
     "sft.lora_alpha": Change("sft.lora_alpha=64", given="sft.adapter=lora"),
@@ -270,7 +273,7 @@ def training(make_run: Callable[..., Path], world: Path, runs_dir: Path) -> Make
 def test_training(training: Maker, knob: str, change: Change) -> None:
     if not change.same_because:
         training.check(knob, change)
-    elif knob != "sft.processes":  # which starts processes: its own test compares them
+    elif knob not in ("sft.processes", "sft.compile"):  # which take long: their own tests compare them
         moved = training.folder(change.words)
         start = training.folder("sft.learning_rate=1e-30")
         assert Weights(start).apart(training.folder(), moved) < 1e-2

@@ -4,7 +4,9 @@ The hand counts are per full training on an H100, Llama 3.1 8B's or the mean of 
 
     hours = (6 N T 4/3 / 3.96e14 + steps 28 N / 3.35e12) / 3600
 
-for N parameters and T tokens (rows x tokens a row); 4/3 is gradient checkpointing, which `every` asks for here, as the
+for N parameters and T positions (rows x tokens a row x padding); the padding of rows of lognormal lengths (sigma 0.5),
+sorted within a step and cut into fours, is 1.13 at 32 rows a step, 1.36 at 8 and 1.58 at 4, and less where seq_length
+cuts the longest: 1.02 and 1.20 of Telugu. 4/3 is gradient checkpointing, which `every` asks for here, as the
 recipes do not. LoRA takes 0.72 of it, the sides of A, B and C a 1.24th, 1.26th and 1.17th. All within 10 %.
 """
 
@@ -32,7 +34,7 @@ from pipeline.tables.planned_runs import Planning
 LAYER_SWAPPING = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_table5", "layer_swapping_table6")
 UNREASONABLE = ("unreasonable_table1", "unreasonable_table2", "unreasonable_table3", "unreasonable_table_a1")
 SAVED = {"A": 1.24, "B": 1.26, "C": 1.17}
-FULL = {"math": 1.13, "sw": 0.73, "bn": 1.48, "te": 2.09}  # hours of 78,000 rows, N = 7.8e9
+FULL = {"math": 1.26, "sw": 0.81, "bn": 1.64, "te": 2.13}  # hours of 78,000 rows, N = 7.8e9
 TEN = "en de fr zh ru es ja bn sw te".split()
 
 
@@ -88,26 +90,27 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
     for expert, full in FULL.items():
         assert mean("full", expert, "") == near(full) and mean("lora", expert, "") == near(full * 0.72)
     for name, saved in SAVED.items():
-        assert mean("partial", "math", name) == near(1.13 / saved)
+        assert mean("partial", "math", name) == near(1.26 / saved)
         for language in ("sw", "bn", "te"):
             alone = mean("partial", language, name)
             assert 0.7 * FULL[language] < alone < FULL[language]
             assert 0.72 * FULL[language] / saved < mean("partial_lora", language, name) < 0.77 * FULL[language]
             for lora in ("", "_lora"):
                 sides = mean(f"partial{lora}", "math", name) + mean(f"partial{lora}", language, name)
-                # batches of 64 take half as many steps of the optimizer as those of 32
-                assert mean(f"simultaneous{lora}", f"math_{language}", name) == pytest.approx(sides, rel=0.05)
+                # batches of 64 take half as many steps of the optimizer as those of 32, padded by 1.07 and not by 1.13
+                both = mean(f"simultaneous{lora}", f"math_{language}", name)
+                assert both == pytest.approx(sides * 1.07 / 1.13, rel=0.05)
     for language in ("sw", "bn", "te"):
-        assert mean("mixed", f"math_{language}", "") == near(1.13 + FULL[language])
+        assert mean("mixed", f"math_{language}", "") == near(1.26 + FULL[language])
 
 
 def test_unreasonable_trains_as_long_as_by_hand() -> None:
-    """Table 3: 4 x (math 1.13 and the languages 4.30, each x 1 + 0.72, + 2.455 x 1.72 for A, B and C) = 129 h alone; of
-    both sets 4 x (7.69 mixed + 7.69 x 2.455 x 1.72 in turns) = 161 h: 290 h. With tables 1, 2 and a1 mixed LoRA (22 h)
-    and Z (3.6 h) come to it: 315 h. A joint set is both sets whole, 156,000 rows."""
+    """Table 3: 4 x (math 1.26 and the languages 4.58, each x 1 + 0.72, + 2.455 x 1.72 for A, B and C) = 139 h alone; of
+    both sets 4 x (8.36 mixed + 8.36 x 2.455 x 1.72 in turns) = 175 h: 314 h. With tables 1, 2 and a1 mixed LoRA (24 h)
+    and Z (3.9 h) come to it: 341 h. A joint set is both sets whole, 156,000 rows."""
     for tables, count, alone, both, total in (
-        (("unreasonable_table3",), 212, 129, 161, 290),
-        (UNREASONABLE, 228, 129 + 3.6, 161 + 22, 315),
+        (("unreasonable_table3",), 212, 139, 175, 314),
+        (UNREASONABLE, 228, 139 + 3.9, 175 + 24, 341),
     ):
         found = billed(*tables)
         hours = trainings(found)
@@ -119,7 +122,7 @@ def test_unreasonable_trains_as_long_as_by_hand() -> None:
     assert slower == near(850 / 315)
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [("h100_80", 15.1), ("a100_80", 39)])
+@pytest.mark.parametrize(("gpu", "expected"), [("h100_80", 20.1), ("a100_80", 53.8)])
 def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> None:
     """15 experts of 40,000 rows and 3 joint trainings of 80,000."""
     found = billed(*LAYER_SWAPPING, gpu=gpu)
@@ -129,7 +132,7 @@ def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> 
 
 def test_without_checkpointing_three_quarters() -> None:
     """What the recipes say, and what does not fit: products take 6 N a token instead of 8 N, the optimizer as long."""
-    products, steps = 6 * 8.03e9 * 40_000 * 320 / 3.96e14, 10_000 * 28 * 8.03e9 / 3.35e12
+    products, steps = 1.58 * 6 * 8.03e9 * 40_000 * 320 / 3.96e14, 10_000 * 28 * 8.03e9 / 3.35e12
     plain = estimate_costs(planned("layer_swapping_table1", every=())[1], Plan(gpu="h100_80"))
     assert trainings(plain)["full", "math", ""] == [near((products + steps) / 3600)] * 3
 
