@@ -43,8 +43,9 @@ def kth_largest(
     lock = threading.Lock()
 
     def count(bins: Sequence[int | None]) -> np.ndarray:
-        """(vectors, 65536): how many entries have each upper half, or each lower half in a bin of the upper."""
-        counts = np.zeros((len(bins), 2**16), np.int64)
+        """(vectors, halves): how many entries have each upper half, or each lower half in a bin of the upper."""
+        size = 2**15 if bins[0] is None else 2**16  # a magnitude has no sign
+        counts = np.zeros((len(bins), size), np.int64)
 
         def add_tensor(name: str) -> None:
             own = np.zeros_like(counts)
@@ -52,7 +53,7 @@ def kth_largest(
                 for row, vector, upper in zip(own, vectors, bins, strict=True):
                     bits = np.abs(vector).view(np.uint32).reshape(-1)
                     halves = bits >> 16
-                    row += np.bincount(halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=2**16)
+                    row += np.bincount(halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=size)
             with lock:
                 np.add(counts, own, out=counts)
 
