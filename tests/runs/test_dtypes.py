@@ -70,7 +70,7 @@ def test_headers_that_cannot_be_read_are_refused_before_anything_is_made(tmp_pat
     folder = model(tmp_path / "model", "F32")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(PipelineError, match=r"model.safetensors has .* bytes where its header promises .* truncated"):
+    with pytest.raises(PipelineError, match=r"model.safetensors is truncated or has a broken safetensors header"):
         evaluation(folder, tmp_path)
     file.write_bytes(b"\x10")
     with pytest.raises(PipelineError, match="truncated or not a safetensors file: copy it again"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # torch's name -> safetensors' name
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
 KIND = "blake3"  # what digests begin with; those of the first versions begin with sha256 and are never compared
 TIED_BY_CLASS = ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text")  # where config.json does not say it
