@@ -24,7 +24,7 @@ from pipeline.config.stages import (
     trains,
 )
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import History, cut_rows, describe_training, memory_here, visible_gpus
+from pipeline.estimate.durations import History, cut_lines, describe_training, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
@@ -161,22 +161,6 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
     lines += cut_lines(remaining)
     lines += memory_lines(remaining) if not visible_gpus() else []
     return "\n".join(lines)
-
-
-def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some, by a sample of them."""
-    lines: dict[tuple[int, str], str] = {}
-    for run in runs:
-        if isinstance(run.config, TrainStage):
-            cut, lost, counted = cut_rows(run)
-            length, data = run.config.sft.seq_length, run.parents["data"].name
-            without = f", {lost} of them before any response: these are dropped" if lost else ""
-            line = (
-                f"sft.seq_length={length} truncates {cut} of the first {counted} rows of {data}{without} ({run.name})"
-            )
-            if cut:
-                lines.setdefault((length, data), line)
-    return list(lines.values())
 
 
 def memory_lines(runs: Sequence[Run]) -> list[str]:

@@ -247,6 +247,22 @@ def cut_rows(run: Run[TrainStage]) -> tuple[int, int, int]:
     return cut, lost, len(lengths)
 
 
+def cut_lines(runs: Sequence[Run]) -> list[str]:
+    """One line for each set of rows of which sft.seq_length cuts some, by a sample of them."""
+    lines: dict[tuple[int, str], str] = {}
+    for run in runs:
+        if isinstance(run.config, TrainStage):
+            cut, lost, counted = cut_rows(run)
+            length, data = run.config.sft.seq_length, run.parents["data"].name
+            without = f", {lost} of them before any response: these are dropped" if lost else ""
+            line = (
+                f"sft.seq_length={length} truncates {cut} of the first {counted} rows of {data}{without} ({run.name})"
+            )
+            if cut:
+                lines.setdefault((length, data), line)
+    return list(lines.values())
+
+
 def mean_row(run: Run[TrainStage], otherwise: float) -> float:
     lengths = row_lengths(run)
     return statistics.fmean(lengths) if lengths else otherwise
