@@ -76,12 +76,9 @@ def test_languages_without_data_are_grouped_by_cause(mine: Command, function: An
 def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_path: Path) -> None:
     weights = tmp_path / "base/model.safetensors"
     whole = weights.read_bytes()
-    for spoilt in (whole[:-100], b"no header at all"):
+    for spoilt, told in ((whole[:-100], "is truncated or has"), (b"no header at all", "is truncated or has")):
         weights.write_bytes(spoilt)
-        assert all(
-            "is truncated or has a broken safetensors header" in cause
-            for cause in refused(show_plan, mine("plan", **TWO))
-        )
+        assert all(told in cause for cause in refused(show_plan, mine("plan", **TWO)))
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
     name = next(name for name in header if name != "__metadata__")
     assert header[name]["dtype"] == "F32"
