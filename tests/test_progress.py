@@ -290,7 +290,7 @@ DONE = r"\[\d+/\d+\] done in [\d.]+ s"
 BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about [\d:]+ (s|min) left in all(; next \S+)?"
 OURS = (
     BEGUN, DONE, r"", r"scores:", r"  \S.*", r"merge ties: .*",
-    r".*: (counting the tokens of [\d,]+ rows|loading .*|tokenizing for the trainer)",
+    r".*: (loading .*|tokenizing [\d,]+ rows)", r"sft.seq_length=\d+ truncates .*",
     r"data of math: .*", r"sweep of .*", r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
 )  # fmt: skip

@@ -133,22 +133,6 @@ def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: lis
         find_run(f"{training.name}@4", runs_dir, "checkpoint")
 
 
-def test_a_snapshot_of_the_last_step_takes_no_room(
-    runs_of_ours: list[str], base: Path, world: Path, tmp_path: Path
-) -> None:
-    start = [
-        "stage=sft",
-        "expert=math",
-        "model=trained",
-        f"model.path={base}",
-        f"data_root={world}",
-        f"runs_dir={tmp_path}",
-    ]
-    folder = make_single_run(compose([*start, *FEW, "sft.snapshot_every=4", "tracking.mode=disabled"]))  # type: ignore[arg-type]
-    first, last = (folder / f"snapshots/step-{step}/model.safetensors" for step in (1, 2))
-    assert last.samefile(folder / "model.safetensors") and not first.samefile(last)
-
-
 def test_the_best_snapshot_by_its_scores(
     trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Callable[..., SimpleNamespace]
 ) -> None:

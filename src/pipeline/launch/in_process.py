@@ -82,8 +82,9 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
 
     def stage(*arguments: Any) -> dict[str, Any]:
-        for line in cut_lines([run]):
-            say(line)  # before weights are loaded
+        if of_training and (run.parents["data"].folder / "train.jsonl").is_file():
+            for line in cut_lines([run]):
+                say(line)  # before weights are loaded
         return stage_function(run)(*arguments)
 
     with count_attempt(run):

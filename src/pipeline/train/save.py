@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import PipelineError
+from pipeline.models.anatomy import name_in_memory
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, read_header, torch_dtype, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
 
@@ -65,9 +66,9 @@ def cast_weights(weights: Tensors, dtype: str | None) -> Tensors:
 
 def check_headers(folder: Path, saved: Tensors) -> None:
     """Raise PipelineError where the files hold other names, shapes or dtypes than were saved, by their headers."""
-    held = {name.replace(".default.", "."): (tuple(t.shape), t.dtype) for name, t in saved.items()}
+    held = {name_in_memory(name.replace(".default.", ".")): (tuple(t.shape), t.dtype) for name, t in saved.items()}
     stored = {
-        name: (info.shape, torch_dtype(info.dtype))
+        name_in_memory(name): (info.shape, torch_dtype(info.dtype))
         for file in folder.glob("*.safetensors")
         for name, info in read_header(file).items()
     }
@@ -84,13 +85,14 @@ def measure_cast(weights: Tensors, cast: Tensors, base: Path | None) -> dict[str
     by its projection on the trained one (1: all of it on average), and the share of entries that moved in training and
     are equal to the base's, cast likewise, afterwards."""
     start = Checkpoint.open(base) if base else None
+    names = {name_in_memory(name): name for name in start.names} if start else {}
     error = size = dot = change = 0.0
     moved = same = 0
     for name, weight in weights.items():
         now, back = weight.detach().double().cpu(), cast[name].double()
         error, size = error + float(((back - now) ** 2).sum()), size + float((now**2).sum())
         if start:
-            was = start.tensor(name).float()
+            was = start.tensor(names[name_in_memory(name)]).float()
             dot += float(((back - was) * (now - was)).sum())
             change += float(((now - was) ** 2).sum())
             moved += int((now != was).sum())
