@@ -432,6 +432,34 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
         load_tasks(task_definitions([asked("own_bad", 0)], ["en"], root, folder, run_code=run_code))
 
 
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (None, "Unable to find .*: correct its task file in eval.include_path, or the rows that it names"),
+        ('{"text": "1 and"', "JSON parse error.*: correct its task file"),
+        ('{"other": "1 and"}', "undefined.*: correct its task file"),
+    ],
+    ids=["missing", "broken", "another column"],
+)
+def test_rows_of_own_tasks_that_cannot_be_read(tmp_path: Path, rows: str | None, why: str) -> None:
+    own = own_with_rows(tmp_path)
+    (own / "counting.yaml").write_text(
+        (own / "counting.yaml").read_text().replace("doc_to_text: text", 'doc_to_text: "{{text}}"')
+    )
+    (own / "counting.jsonl").unlink()
+    if rows is not None:
+        (own / "counting.jsonl").write_text(rows + "\n")
+    include(str(own))
+    with pytest.raises(PipelineError, match=why):
+        load_tasks(task_definitions([asked("own_counting", 0)], ["en"], None, tmp_path / "tasks"))
+
+
+def test_a_task_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("task: [x")
+    with pytest.raises(PipelineError, match="broken.yaml cannot be read"):
+        include(str(tmp_path))
+
+
 def test_several_languages_are_one_test_set(tmp_path: Path, rows: Path, tiny: Path) -> None:
     from pipeline.evaluate.bundle import scoring_runs
 

@@ -192,8 +192,9 @@ def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
         for file in [value] if isinstance(value, str) else value:
             if "://" not in file and folder not in Path(file).resolve().parents:
                 raise PipelineError(
-                    f"{task} reads {file}, outside of eval.include_path={folder}, whose content identifies a run: "
-                    f"move it there, or give data_root with harness/{task}/{scored_split(stock)}.jsonl"
+                    f"{task} reads {Path(file).resolve()}, outside of eval.include_path={folder}, whose content "
+                    "identifies a run: move it there and name it from the working directory, or give data_root with "
+                    f"harness/{task}/{scored_split(stock)}.jsonl"
                 )
 
 

@@ -71,6 +71,8 @@ def include(folder: str) -> None:
         return
     found = index(path)
     if not found.tasks:
+        for file in sorted(path.rglob("*.yaml")):
+            load_plain(file)  # or an error that says what is wrong with it
         raise PipelineError(f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME")
     others = [shipped(), *(one for place, (_, one) in _included.items() if place != path)]
     for name in (*found.tasks, *found.groups):

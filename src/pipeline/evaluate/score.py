@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+from datasets.exceptions import DatasetGenerationError
 from lm_eval import evaluate
 from lm_eval.api import task as harness_task
 from lm_eval.api.instance import Instance
@@ -26,6 +27,7 @@ from lm_eval.utils import hash_string
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
+from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long, vllm_versions
@@ -62,9 +64,12 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
             elif benchmark_of(definition.task).of_harness and kept_from:
                 remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
+            elif included_folder(definition.part or definition.task):
+                remedy = "correct its task file in eval.include_path, or the rows that it names"
             elif benchmark_of(definition.task).of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
-            problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
+            cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+            problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
         if benchmark_of(definition.task).of_harness:

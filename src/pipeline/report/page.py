@@ -305,9 +305,8 @@ def checks_section(results: Results, written: Written) -> Section:
         for block in answer_checks(results, written)
     ]  # fmt: skip
     note = (
-        "Shows scores that are low because of wrong arithmetic, or high with answers in the wrong language. In percent "
-        "of the answers; correct equations in percent of the equations, correct plans in percent of the problems with "
-        "a worked solution."
+        "In percent of the answers: those in another language than asked for, those that ran out of tokens, and those "
+        "without a number. A score may be high with answers in the wrong language."
     )
     return Section("checks", "Checks of math answers", note, frames, len(frames) < 2)
 

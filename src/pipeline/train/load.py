@@ -92,10 +92,10 @@ def check_kernels(config: TrainStage) -> None:
         )
     if sft.precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
         raise PipelineError("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32")
-    if sft.liger and not find_spec("liger_kernel"):
-        raise PipelineError("sft.liger=true: Liger is not installed: pip install 'cross-lingual-merging[liger]'")
     if sft.liger and not cuda:
         raise PipelineError("sft.liger=true needs a GPU: leave it out")
+    if sft.liger and not find_spec("liger_kernel"):
+        raise PipelineError("sft.liger=true: Liger is not installed: pip install 'cross-lingual-merging[liger]'")
     if sft.compile and not (find_spec("triton") if cuda else which("c++") or which("g++") or which("clang++")):
         needed = "Triton (pip install triton)" if cuda else "a C++ compiler (apt-get install g++)"
         raise PipelineError(f"sft.compile=true needs {needed}: install it, or leave sft.compile out")
