@@ -69,7 +69,8 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(limit, root.config.expert.questions(config.eval.split) or limit)
     if rows := scored_rows(task.task, root.folder if root else None):
-        return min(config.eval.limit or count_lines(rows), count_lines(rows))
+        count = count_lines(rows)
+        return min(config.eval.limit or count, count)
     local_file = scored_file(run, task, language)
     return min(limit, count_lines(local_file)) if local_file else limit
 

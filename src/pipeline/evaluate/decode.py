@@ -3,11 +3,8 @@
 Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
 another: a key is visible to the queries at its position and after it, as far as a sliding window reaches. Rows are
 dropped when no prompt waits, and attention reads no further than the longest row. What all prompts begin with is stored
-and read once for all rows.
-
-At each step a draft (drafts.py) is tried and kept as far as the model's own choices agree (speculative decoding,
-Leviathan et al. 2023), so that drafts change no answer. What is drawn depends on the question, the answer's number and
-the token's place in it alone (`Sampling`), so that batches, and drafts change no sample either.
+and read once for all rows. What is drawn depends on the question, the answer's number and the token's place in it alone
+(`Sampling`), so that batches change no sample.
 """
 
 from __future__ import annotations

@@ -93,11 +93,6 @@ class Cell:
     fact: str | None = None
     published: Published | None = None
 
-    @property
-    def reduced_axes(self) -> set[str]:
-        """The axes that it is reduced over."""
-        return {axis for _, axes in self.reduce for axis in axes}
-
 
 @dataclass
 class TablePlan:
