@@ -158,11 +158,11 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     rows = [json.loads(line) for line in (make_run(data) / "train.jsonl").read_text().splitlines()]
     assert int(told[2]) == len(rows) == 40
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
-    ids = [tokenizer(row["prompt"] + "\n" + row["completion"]).input_ids for row in rows]
+    ids = [tokenizer(row["prompt"] + "\n" + row["completion"] + tokenizer.eos_token).input_ids for row in rows]
     prompts = [tokenizer(row["prompt"]).input_ids for row in rows]
-    cut, lost = (sum(len(one) >= 40 for one in some) for some in (ids, prompts))
+    cut, lost = sum(len(one) > 40 for one in ids), sum(len(one) >= 40 for one in prompts)
     assert 0 < lost < cut <= 40
-    line = f"truncates {cut} of the first 40 rows of {data.name}, {lost} of them before any response: these are dropped"
+    line = f"truncates {cut} of 40 rows of {data.name}, {lost} of them before any response: these are dropped"
     assert line in show_plan(config)
 
 

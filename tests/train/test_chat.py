@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.score import set_template_date
 from pipeline.models.load import with_template_date
-from pipeline.train.examples import CHECKED, check_rows, make_dataset, naming_the_template
+from pipeline.train.examples import CHECKED, check_rows, cut_rows, make_dataset, naming_the_template
 from pipeline.train.load import make_bpe
 from pipeline.train.recipe import trainer_arguments
 from pipeline.train.trainer import Trainer
@@ -278,6 +278,25 @@ def test_tools_of_one_row_are_not_in_another(name: str, tmp_path: Path) -> None:
     trained = trained_on([*ROWS, talk], made, tmp_path)
     assert '"name": "add"' in made.decode(trained["input_ids"][-1])
     assert made.decode([token for token in trained["labels"][-1] if token != -100]).strip().startswith("It is 2.")
+
+
+@pytest.mark.parametrize("loss_on", ["response", "all", "assistant_turns"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "falcon3", "phi3"])
+def test_rows_that_are_cut_are_counted_as_trl_tokenizes_them(name: str, loss_on: str, tmp_path: Path) -> None:
+    text = FALCON3 if name == "falcon3" else (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
+    made = tokenizer(text, *REAL[name])
+    if loss_on == "assistant_turns" and name == "falcon3":
+        return
+    rows = [
+        {"prompt": "How many? " * asked, "completion": "It is 3. " * told} for asked, told in ((1, 1), (1, 30), (30, 1))
+    ] * 2
+    lengths = [len(ids) for ids in trained_on(rows, made, tmp_path, loss_on=loss_on, seq_length=4096)["input_ids"]]
+    limit = sorted(lengths)[0] + 40
+    trained = trained_on(rows, made, tmp_path, loss_on=loss_on, seq_length=limit)
+    cut, lost = cut_rows(rows, made, recipe(loss_on=loss_on, seq_length=limit))
+    assert cut == sum(length > limit for length in lengths) == 4
+    assert len(trained) == len(rows) - len(lost)
+    assert lost == ([] if loss_on == "all" else [2, 5])
 
 
 def test_turns_that_cannot_be_trained_on_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

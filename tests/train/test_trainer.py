@@ -17,7 +17,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
-from pipeline.train.examples import count_tokens, make_dataset
+from pipeline.train.examples import check_lengths, count_tokens, cut_rows, make_dataset
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches, refuse_without_room
 from pipeline.train.optim import trainer_schedule
@@ -86,22 +86,33 @@ def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_pat
 
 
 def test_truncated_and_dropped_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    long = {"prompt": "Mia " * 80, "completion": "3"}
-
-    def counted(rows: list[dict[str, str]], **knobs: object) -> dict[str, int]:
-        recipe = sft(**knobs)
-        return count_tokens(len(rows), {"all": trainer(tmp_path, rows, recipe).train_dataset}, recipe)
-
-    found = counted([ROW, long])
-    assert (found["truncated"], found["dropped"]) == (1, 1)
-    told = capsys.readouterr().err
-    assert "truncates 1 of 2 rows, 1 of them before any response: these are dropped" in told
-    texts = [{"text": "Mia " * 80}, {"text": "Mia"}]
-    alone, packed = (counted(texts, packing=packing, seq_length=32) for packing in (False, True))
-    assert (alone["truncated"], packed["truncated"]) == (1, 0)
-    assert alone["dataset_tokens"] == 32 + 3 and packed["dataset_tokens"] == 83 + 3  # all of them
+    """Before the model is loaded as TRL then does it: each row against TRL's uncut one."""
+    rows = [ROW, *({"prompt": "Mia " * count, "completion": "3 + 1 = 4 " * 3} for count in range(30, 80))]
+    texts = [{"text": row["prompt"] + row["completion"]} for row in rows]
+    for examples, knobs in ((rows, {}), (rows, {"loss_on": "all"}), (texts, {})):
+        recipe, uncut = sft(**knobs), sft(**knobs, seq_length=4096)
+        cut, lost = cut_rows(examples, sandbox_tokenizer(), recipe)
+        lengths = [len(ids) for ids in trainer(tmp_path, examples, uncut).train_dataset["input_ids"]]
+        trained = trainer(tmp_path, examples, recipe).train_dataset
+        assert 0 < cut == sum(length > 64 for length in lengths) < len(rows)
+        assert count_tokens(len(rows), {"all": trained}, recipe)["dropped"] == len(lost)
+        assert bool(lost) == (knobs == {} and examples is rows)
+        assert check_lengths(examples, sandbox_tokenizer(), recipe) == cut
+        told = capsys.readouterr().err
+        without = f", {len(lost)} of them before any response: these are dropped" if lost else ""
+        assert f"sft.seq_length=64 truncates {cut} of {len(rows)} rows{without}\n" in told
+    short = [{"text": "Mia " * 80}, {"text": "Mia"}]
+    for packing, tokens, cut in ((False, 32 + 3, 1), (True, 83 + 3, 0)):
+        recipe = sft(packing=packing, seq_length=32)
+        assert cut_rows(short, sandbox_tokenizer(), recipe) == (cut, [])
+        made = trainer(tmp_path, short, recipe).train_dataset
+        assert count_tokens(2, {"all": made}, recipe)["dataset_tokens"] == tokens
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
-        count_tokens(1, {"all": {"input_ids": []}}, sft())
+        check_lengths(rows[-2:], sandbox_tokenizer(), sft())
+    sides = [{**ROW, "side": "language"}, {**rows[-1], "side": "math"}]
+    with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row of side math with a loss"):
+        check_lengths(sides, sandbox_tokenizer(), sft(method="simultaneous"))
+    assert check_lengths(sides, sandbox_tokenizer(), sft(method="mixed")) == 1
 
 
 def test_a_curriculum_keeps_its_order(tmp_path: Path):
@@ -311,7 +322,7 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     args = trainer_arguments(stage(recipe), False, False, tmp_path)
     made = Trainer(model=tiny(), args=args, train_dataset=make_dataset(rows, recipe), processing_class=ours, sft=recipe)
     found = count_tokens(3, {"all": made.train_dataset}, recipe)
-    assert (found["truncated"], found["dropped"]) == (2, 1)
+    assert found["dropped"] == 1 and cut_rows(rows, ours, recipe) == (2, [2])
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
     kept = sum(len(row) for row in made.train_dataset["input_ids"])
     assert found["dataset_tokens"] == kept

@@ -16,9 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
+from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import (
@@ -33,6 +35,7 @@ from pipeline.estimate.flops import (
 from pipeline.estimate.gpu_budget import dtype_of, positions, row_tokens, seconds_of_parts, trained_parts, training_cost
 from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
+from pipeline.models.load import load_tokenizer
 from pipeline.progress import format_duration
 from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import longest_paths
@@ -42,6 +45,7 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
+from pipeline.train.examples import cut_rows, cut_words
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
 
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
@@ -50,7 +54,7 @@ READ_RATE, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared 
 WORLD_ROW = 200  # bytes of a row of the small world
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
 VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
-COUNTED = 10_000  # rows of a set, of which a plan counts those that are cut
+COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
@@ -235,32 +239,34 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     return tuple(sorted(length for file in readable for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
-def cut_rows(run: Run[TrainStage]) -> tuple[int, int, int]:
-    """(rows longer than sft.seq_length, those whose prompt alone is, rows looked at) of a sample of a training's rows;
-    of plain text that is packed none, and of rows that are not here."""
-    sft, data_file = run.config.sft, run.parents["data"].folder / "train.jsonl"
-    if sft.packing:
-        return 0, 0, 0
-    lengths = row_lengths(run, COUNTED)
-    prompts = sampled_lengths(data_file, ("prompt",), tokenizer_of(run), COUNTED) if data_file.is_file() else ()
-    cut, lost = (sum(length >= sft.seq_length for length in some) for some in (lengths, prompts))
-    return cut, lost, len(lengths)
-
-
 def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some, by a sample of them."""
-    lines: dict[tuple[int, str], str] = {}
+    """One line for each set of rows of which sft.seq_length cuts some."""
+    lines: dict[tuple[Any, ...], str | None] = {}
     for run in runs:
-        if isinstance(run.config, TrainStage):
-            cut, lost, counted = cut_rows(run)
-            length, data = run.config.sft.seq_length, run.parents["data"].name
-            without = f", {lost} of them before any response: these are dropped" if lost else ""
-            line = (
-                f"sft.seq_length={length} truncates {cut} of the first {counted} rows of {data}{without} ({run.name})"
-            )
-            if cut:
-                lines.setdefault((length, data), line)
-    return list(lines.values())
+        if isinstance(run.config, TrainStage) and not run.config.sft.packing:
+            sft, data = run.config.sft, run.parents["data"].name
+            kind = (data, tokenizer_of(run), sft.seq_length, sft.template, sft.loss_on, sft.separator)
+            if kind not in lines:
+                cut, lost, rows = cut_of(run)
+                lines[kind] = f"{cut_words(sft, cut, lost, f'{rows} of {data}')} ({run.name})" if cut else None
+    return [line for line in lines.values() if line]
+
+
+def cut_of(run: Run[TrainStage]) -> tuple[int, int, str]:
+    """(rows that sft.seq_length cuts, those of which it leaves no loss, rows looked at) of a training: all rows of a
+    finished data run, as they will be tokenized; of files that it will read, and without the model's tokenizer, the
+    first ones by their text."""
+    sft, file, tokenizer = run.config.sft, run.parents["data"].folder / "train.jsonl", tokenizer_of(run)
+    if not (file.is_file() and tokenizer):
+        lengths = row_lengths(run, COUNTED)
+        return sum(length > sft.seq_length for length in lengths), 0, f"the first {len(lengths):,} rows"
+    if sft.template == "plain" and max(map(len, file.read_bytes().splitlines())) <= sft.seq_length:
+        return 0, 0, "all rows"  # as a token has a byte or more; without importing transformers
+    rows = read_jsonl(file)
+    with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
+        cut, lost = cut_rows(rows, load_tokenizer(tokenizer.parent), sft)
+        return cut, len(lost), f"{len(rows):,} rows"
+    return 0, 0, "no rows"
 
 
 def mean_row(run: Run[TrainStage], otherwise: float) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
-from pipeline.estimate.durations import History, cut_lines, describe_training, driver_version, guess, visible_gpus
+from pipeline.estimate.durations import History, describe_training, driver_version, guess, visible_gpus
 from pipeline.estimate.gpu_budget import bytes_of_training
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
@@ -80,16 +80,9 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
     of_training = isinstance(run.config, TrainStage)
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
-
-    def stage(*arguments: Any) -> dict[str, Any]:
-        if of_training and (run.parents["data"].folder / "train.jsonl").is_file():
-            for line in cut_lines([run]):
-                say(line)  # before weights are loaded
-        return stage_function(run)(*arguments)
-
     with count_attempt(run):
         stage_function(run)  # imports, before the run's time is taken
-        return make_once(run, stage, bytes_needed, predicted_seconds, guess(run))
+        return make_once(run, stage_function(run), bytes_needed, predicted_seconds, guess(run))
 
 
 def gpus_requested(run: Run) -> int:

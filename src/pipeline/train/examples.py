@@ -18,6 +18,7 @@ from pipeline.progress import warn
 CHECKED = 20  # rows that a chat template is tried on before the base is loaded
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
 ROWS = "rows.jsonl"
+ADDED = 8  # tokens without a byte of text, as a beginning: at most so many
 
 
 def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
@@ -138,20 +139,88 @@ def fault_of(row: dict[str, Any], number: int, tokenizer: Any, sft: Sft, ends: s
     return None
 
 
+def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
+    """Number of rows that sft.seq_length cuts, with a warning. Raises PipelineError where no row of a side keeps a
+    loss."""
+    cut, lost = cut_rows(examples, tokenizer, sft)
+    sides = [row["side"] if sft.method == "simultaneous" else "" for row in examples]
+    left = Counter(sides) - Counter(sides[number] for number in lost)
+    if empty := sorted(set(sides) - left.keys()):
+        of = f" of side {empty[0]}" if empty[0] else ""
+        raise PipelineError(
+            f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+        )
+    if cut:
+        warn(cut_words(sft, cut, len(lost), f"{len(examples):,} rows"))
+    return cut
+
+
+def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
+    without_loss = f", {lost:,} of them before any response: these are dropped" if lost else ""
+    return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
+
+
+def cut_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> tuple[int, list[int]]:
+    """(rows that sft.seq_length cuts, numbers of those that keep no token with a loss), as TRL will tokenize them.
+
+    Only rows with as many bytes are tokenized, as a token has at least one. Packing cuts what it has strung together,
+    and loses none.
+    """
+    if sft.packing:
+        return 0, []
+    marked = template_with_marks(tokenizer) if sft.loss_on == "assistant_turns" else None
+    plain, cut, lost = "text" in examples[0] or sft.template == "plain", 0, []
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=plain)["input_ids"]
+
+    def has_loss(row: dict[str, Any], before: str, ids: list[int]) -> bool:
+        if "messages" in row:
+            told = tokenizer.apply_chat_template(
+                row["messages"], chat_template=marked, return_dict=True, return_assistant_tokens_mask=True
+            )
+            return any(told["assistant_masks"][: sft.seq_length])
+        return sft.loss_on == "all" or "text" in row or ids[: sft.seq_length] != tokens(before)[: sft.seq_length]
+
+    for number, example in enumerate(examples):
+        row = trainer_columns(example, sft)
+        before, text = as_text(row, tokenizer, marked)
+        if len(text.encode()) + ADDED > sft.seq_length and len(ids := tokens(text)) > sft.seq_length:
+            cut += 1
+            if not has_loss(row, before, ids):
+                lost.append(number)
+    return cut, lost
+
+
+def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) -> tuple[str, str]:
+    """(what stands before the response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with the end
+    of sequence, or as the chat template writes it."""
+    if "messages" in row:
+        return "", tokenizer.apply_chat_template(row["messages"], chat_template=template, tokenize=False)
+    before = row.get("prompt", "")
+    if isinstance(before, list):
+        prompt = tokenizer.apply_chat_template(before, add_generation_prompt=True, tokenize=False)
+        return prompt, tokenizer.apply_chat_template(before + row["completion"], tokenize=False)
+    text = row.get("text", "") + before + row.get("completion", "")
+    return before, text if text.endswith(tokenizer.eos_token) else text + tokenizer.eos_token
+
+
+def template_with_marks(tokenizer: Any) -> str | None:
+    """TRL's copy of a chat template that marks what the assistant says; None where the tokenizer's own does. Raises
+    ValueError where TRL has none."""
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    return None if has_generation_markers(tokenizer.chat_template) else get_training_chat_template(tokenizer)
+
+
 def check_marks(tokenizer: Any) -> None:
     """Raise PipelineError for a template that does not mark what the assistant says, with its end, and that TRL has no
     such copy of."""
-    from trl.chat_template_utils import (
-        get_training_chat_template,
-        has_generation_markers,
-        is_chat_template_stop_token_trained,
-    )
+    from trl.chat_template_utils import is_chat_template_stop_token_trained
 
-    file, template = template_file(tokenizer), None
+    file = template_file(tokenizer)
     try:
-        if not has_generation_markers(tokenizer.chat_template):
-            template = get_training_chat_template(tokenizer)
-        ends_trained = is_chat_template_stop_token_trained(tokenizer, chat_template=template)
+        ends_trained = is_chat_template_stop_token_trained(tokenizer, chat_template=template_with_marks(tokenizer))
     except ValueError as error:
         raise PipelineError(
             f"sft.loss_on=assistant_turns: the chat template of {file} does not mark what the assistant says: put it "
@@ -208,30 +277,10 @@ def template_file(tokenizer: Any) -> Path | str:
 
 
 def count_tokens(count: int, sets: dict[str, Any], sft: Sft) -> dict[str, int]:
-    """Tokens of the trainer's sets, and how many rows sft.seq_length cuts, of which TRL dropped those without a loss.
-
-    Args:
-        count: number of rows before TRL tokenized them.
-        sets: side (or any name) -> the trainer's rows.
-
-    Raises:
-        PipelineError: no row of a side has a loss.
-    """
+    """Tokens of the trainer's sets (side, or any name -> rows), and how many of `count` rows TRL dropped, as
+    sft.seq_length leaves them no loss."""
     lengths = [len(ids) for rows in sets.values() for ids in rows["input_ids"]]
-    if sft.packing:  # cuts what it has strung together, and loses none
-        return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
-    for side, rows in sets.items():
-        if not len(rows["input_ids"]):
-            of = f" of side {side}" if len(sets) > 1 else ""
-            raise PipelineError(
-                f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
-            )
-    dropped = count - len(lengths)
-    truncated = dropped + lengths.count(sft.seq_length)
-    if truncated:
-        without_loss = f", {dropped:,} of them before any response: these are dropped" if dropped else ""
-        warn(f"sft.seq_length={sft.seq_length} truncates {truncated:,} of {count:,} rows{without_loss}")
-    return {"dataset_tokens": sum(lengths), "truncated": truncated, "dropped": dropped}
+    return {"dataset_tokens": sum(lengths), "dropped": 0 if sft.packing else count - len(lengths)}
 
 
 def write_rows(sets: dict[str, Any], file: Path) -> None:

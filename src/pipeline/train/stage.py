@@ -56,7 +56,7 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     base = load.local_base(run)
     rows, validation = (read_jsonl(run.parents["data"].folder / f"{part}.jsonl") for part in ("train", "validation"))
     tokenizer = load.load_tokenizer(run, rows, base)
-    check_early(run, rows, tokenizer, base)
+    truncated = check_early(run, rows, tokenizer, base)
 
     report(f"{run.name}: loading {base or 'a model from random weights'}")
     model, parts = choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
@@ -86,7 +86,7 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
         "tokens": int(progress.tokens), "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
         "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
-        "dtypes": trained_dtypes(trainer), **counts, **numbers, **checkpoints.facts(),
+        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts, **numbers, **checkpoints.facts(),
     }  # fmt: skip
 
 
@@ -111,8 +111,9 @@ def says_no_tied_head(record: logging.LogRecord) -> bool:
     return "There were missing keys" not in record.getMessage()
 
 
-def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Path | None) -> None:
-    """Raise PipelineError, before weights are loaded, for what this base, these rows or this machine cannot do."""
+def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Path | None) -> int:
+    """Number of rows that are truncated. Raises PipelineError, before weights are loaded, for what this base, these
+    rows or this machine cannot do."""
     config = run.config
     if not processes.is_follower():
         recipe.warn_of_rate(config.sft)
@@ -120,8 +121,10 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
     if base is not None:
         load.check_base(base, tokenizer)
     examples.check_rows(rows, tokenizer, config.sft, base)
+    with examples.naming_the_template(tokenizer):
+        truncated = examples.check_lengths(rows, tokenizer, config.sft)
     if (room := gpu_memory()) is None:
-        return
+        return truncated
     model, parts = choose_parameters(load.load_skeleton(run, tokenizer, base), config.sft, config.partition)
     numbers, parameters = recipe.size_of(model, config.sft), dict(model.named_parameters())
     adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
@@ -129,6 +132,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
     memory.refuse_without_room(
         numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft, at_once
     )
+    return truncated
 
 
 def report(line: str) -> None:
