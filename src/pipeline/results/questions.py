@@ -33,7 +33,6 @@ from pipeline.report.stats.statistics import (
 from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.results.expression import evaluate, is_open_choice, leaf_cells
-from pipeline.runs.manifest import read_manifest
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan, Values, difference_of
 
@@ -75,11 +74,7 @@ class StoredAnswers:
 
     def sample_files(self, score: ScoreRef, language: str) -> list[Path]:
         """The samples files of a score. language: a language, a pair, or * for all of them."""
-        run = self.table.evaluations.get(score)
-        if run is None:
-            raise NoScore(self.table.problems.get(score, "a choice waits for its candidates' scores"))
-        if read_manifest(run.folder) is None:
-            raise NoScore(f"{run.name} is not made yet")
+        run, _ = Outcome(self.table).finished(score, self.table.evaluations.get(score), {})
         task = run.config.eval.tasks[0].task
         paths = sorted((run.folder / "samples").glob(f"{task}.{language}.jsonl"))
         if not paths:
