@@ -33,13 +33,13 @@ def test_numbers_by_key_row_and_column() -> None:
     [
         (
             lambda: published_table("unreasonable.tabel3"),
-            "there is no unreasonable.tabel3, did you mean unreasonable.table3",
+            "there is no unreasonable.tabel3: did you mean unreasonable.table3",
         ),
         (lambda: published_table("layerswapping.table1"), "did you mean layer_swapping.table1"),
         (lambda: published_value("unreasonable.table3", "sw", "layer_swap"), "did you mean layer_swap_"),
         (
             lambda: published_value("unreasonable.table3", "ja", "base"),
-            "there is no ja, there are sw, bn, te, en, target_avg",
+            "there is no ja: there are sw, bn, te, en, target_avg",
         ),
         (lambda: published_rows("unreasonable.partitions"), "is not a table of numbers: it has A, B, C, Z"),
     ],

@@ -13,7 +13,6 @@ from made_up_report import NASTY, made_up, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
-from pipeline.report.page import duration
 from pipeline.report.write import write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
@@ -82,7 +81,7 @@ def test_the_page(one_language, reports):
     for told in (
         "Layer swapping in the small world",
         "python -m pipeline stage=table table=sandbox",
-        "6 min 52 s in total",
+        "6:52 min in total",
         "transformers 5.23.0",
         "commit 3fa9c1d2 · dirty no",
         "1 run failed",
@@ -258,7 +257,3 @@ def test_the_default_comparison_says_what_it_is(one_language, reports):
     assert "No two models have answers to compare." in Page(
         write_report(replace(one_language, contrasts=[]), reports)
     ).text  # fmt: skip
-
-
-def test_durations():
-    assert [duration(s) for s in (1.26, 42, 412, 7260)] == ["1.3 s", "42 s", "6 min 52 s", "2 h 1 min"]

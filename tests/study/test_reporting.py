@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable
 from html import unescape
@@ -116,6 +117,10 @@ def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_
     assert "layer_swap" in text and str(tmp_path) not in text and "../../eval" not in text  # links to what is not here
     assert page.name == "index.html" and frames(again.parent)[1].run.nunique() > 1
     assert any(again.parent.glob("runs/eval-*/samples/*.jsonl")) and (again.parent / "table.yaml").is_file()
+    checked = subprocess.run(["sha256sum", "--strict", "--check", "SHA256SUMS"], cwd=again.parent, capture_output=True)
+    unlisted = {"SHA256SUMS", "report.json"}  # the latter is the state of the folder, not of the archive
+    files = {path.relative_to(again.parent).as_posix() for path in again.parent.rglob("*") if path.is_file()}
+    assert checked.returncode == 0 and checked.stdout.decode().count(": OK\n") == len(files - unlisted)
 
 
 def test_the_terminal_ends_with_the_verdict_the_cells_and_the_path(home: Path, call: Call) -> None:
@@ -256,7 +261,7 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
     with zipfile.ZipFile(tmp_path / "t.zip") as archive:
         names = archive.namelist()
         text = "".join(archive.read(name).decode(errors="replace") for name in names)
-    endings = {"json", "jsonl", "yaml", "md", "csv", "html", "txt", "parquet", "svg"}
+    endings = {"json", "jsonl", "yaml", "md", "csv", "html", "txt", "parquet", "svg", "SHA256SUMS"}
     assert {name.rpartition("/")[2].rpartition(".")[2] for name in names} <= endings
     assert any(name.endswith(f"{training.name}/{MANIFEST}") for name in names) and "table.yaml" in names
     for secret in (str(home), str(tmp_path), "hf_secret", "hunter2", "token=abc", "/home/ada"):
@@ -276,6 +281,12 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
         ("other", "was not written by this program"),
         ("typed", "was not written by this program"),
         ("named", "contains a table without a name"),
+        ("forged page", "was changed after it was exported (index.html): export it again"),
+        ("forged answer", "jsonl): export it again"),
+        ("added", "was changed after it was exported (plots/more.svg): export it again"),
+        ("removed", "was changed after it was exported (cells.csv): export it again"),
+        ("garbled sums", "was not written by this program"),
+        ("no sums", "has no SHA256SUMS, as archives of earlier versions: export it again"),
     ],
 )
 def test_a_bad_archive_is_one_sentence(how: str, sentence: str, finished: Path, call: Call, tmp_path: Path) -> None:
@@ -285,6 +296,7 @@ def test_a_bad_archive_is_one_sentence(how: str, sentence: str, finished: Path, 
     with zipfile.ZipFile(good) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     told = json.loads(members["archive.json"])
+    answers = next(name for name in members if name.endswith(".jsonl") and b'"correct": false' in members[name])
     if how in ("half", "empty", "flipped"):
         middle = len(content) // 2
         flipped = (
@@ -300,10 +312,17 @@ def test_a_bad_archive_is_one_sentence(how: str, sentence: str, finished: Path, 
             "other": {"archive.json": "[]"},
             "typed": {"archive.json": json.dumps(told | {"finished": "<b>"})},
             "named": {"archive.json": json.dumps(told).replace('"table": "t"', '"table": "../../t"')},
+            "forged page": {"index.html": members["index.html"].replace(b"<b>", b"<b>99.0 ", 1)},
+            "forged answer": {answers: members[answers].replace(b'"correct": false', b'"correct": true', 1)},
+            "added": {"plots/more.svg": b"<svg/>"},
+            "removed": {"cells.csv": None},
+            "garbled sums": {"SHA256SUMS": b"x"},
+            "no sums": {"SHA256SUMS": None},
         }
         with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, text in {**members, **change[how]}.items():
-                archive.writestr(name, text)
+                if text is not None:
+                    archive.writestr(name, text)
     before = sorted(tmp_path.rglob("*"))
     done = call("stage=report", f"table={bad}", f"runs_dir={tmp_path}/new")
     assert done.status == 1 and done.out == "" and sentence in done.err, done.err

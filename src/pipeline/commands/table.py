@@ -297,7 +297,7 @@ def report_table(config: ReportStage) -> Path:
         print(f"missing: {name}: {reason}", file=sys.stderr)
     for problem in training_problems(runs, reasons):
         print(f"warning: {problem}", file=sys.stderr)
-    failed = reported.still_failed(missing)
+    failed = {name: reason for name, reason in reported.failed.items() if name in missing}
     return write_results(planning, replace(reported, failed=failed), config.report, reasons)
 
 

@@ -6,7 +6,6 @@ A key is `<paper>.<table>`, such as unreasonable.table3; a row's name is dotted 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, suggest
 
 FOLDER = Path(__file__).parent
 HEATMAPS = FOLDER / "layer_swapping_delta_heatmaps.csv"  # layer_swapping, figures 4 to 9
@@ -33,7 +32,7 @@ def published_table(key: str) -> dict[str, Any]:
     papers = load_tables()
     if table not in papers.get(paper, {}):
         keys = [f"{name_of_paper}.{name}" for name_of_paper, tables in papers.items() for name in tables]
-        raise _unknown_name("published", key, keys)
+        raise PipelineError(f"published: there is no {key}: {suggest(key, keys)}")
     return papers[paper][table]
 
 
@@ -61,11 +60,11 @@ def published_value(key: str, row: str, column: str) -> float | None:
     """One printed number; None where the paper leaves it empty. Raises PipelineError for an unknown row or column."""
     by_row, columns = published_rows(key), published_table(key)["columns"]
     if column not in columns:
-        raise _unknown_name(f"a column of {key}", column, columns)
+        raise PipelineError(f"a column of {key}: there is no {column}: {suggest(column, columns)}")
     if not by_row:
         return None  # unreasonable.table_a3: its cells are missing from our copy
     if row not in by_row:
-        raise _unknown_name(f"a row of {key}", row, by_row)
+        raise PipelineError(f"a row of {key}: there is no {row}: {suggest(row, by_row)}")
     return by_row[row][columns.index(column)]
 
 
@@ -83,10 +82,3 @@ def reason_for_doubt(key: str, row: str, column: str) -> str | None:
         names.append(group)
         group = group.rpartition(".")[0]
     return next((marks[name] for name in [*names, column] if name in marks), None)
-
-
-def _unknown_name(kind: str, name: str, names: Iterable[str]) -> PipelineError:
-    listed = list(names)
-    near = difflib.get_close_matches(name, listed, 1)
-    hint = f"did you mean {near[0]}" if near else f"there are {', '.join(listed)}"
-    return PipelineError(f"{kind}: there is no {name}, {hint}")

@@ -16,6 +16,7 @@ from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.metrics import mean
+from pipeline.progress import format_duration
 from pipeline.report import figures
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult
@@ -380,12 +381,12 @@ def runs_frame(results: Results, folder: Path) -> Frame:
         rows.append([
             Td(run.name, id=f"run-{quote(run.name)}", more=details_of(run), flags=flags([run.name])),
             Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
-            Td("" if run.seconds is None else duration(run.seconds), run.seconds),
+            Td("" if run.seconds is None else format_duration(run.seconds), run.seconds),
             Td("files" if link else "", link=link),
         ])  # fmt: skip
     linked = " “Files” links to its folder, unless the folders have been moved." if results.linked else ""
     caption = f"{sum(run.finished for run in results.runs)} finished{counted(results.failed, 'failed')}"
-    caption += f"{counted(results.missing, 'not started')}, {duration(results.seconds)} in total. {linked}"
+    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total. {linked}"
     columns = ["Run", "Kind", "Used in", "Model", "Time", "Files"]
     return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
 
@@ -512,16 +513,6 @@ def json_bytes(value: Any) -> int:
 
 def signed(value: float) -> str:
     return format_points(value, "+").replace("-", "−")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text: 42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
-    rounded = round(seconds)
-    if rounded < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{rounded} s"
-    if rounded < 3600:
-        return f"{rounded // 60} min {rounded % 60} s"
-    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:

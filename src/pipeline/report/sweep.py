@@ -10,8 +10,10 @@ from typing import Any
 from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
-from pipeline.evaluate.metrics import mean, value_per_question
+from pipeline.evaluate.metrics import mean
 from pipeline.files import write_atomically
+from pipeline.report.load.answers import question_scores
+from pipeline.report.load.scores import percent_factor
 from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.stats.statistics import split_half
@@ -72,22 +74,10 @@ def point_scores(run: Run) -> list[list[float]] | None:
 
 
 def scores_in(path: Path) -> list[float]:
-    """Scores of the questions of one samples file, in percent; of questions with several steps the share of each in the
-    mean over all steps."""
-    samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    samples.sort(key=lambda sample: sample["doc_id"])
+    """Scores of the questions of one samples file by the task's primary metric, in percent; of questions with several
+    steps the share of each in the mean over all steps."""
     metric, _ = primary_metric(path.name.partition(".")[0])
-    parts = [sample["scores"].get(metric) for sample in samples]
-    if metric == "acc" and parts and all(isinstance(part, list) for part in parts):
-        return [*value_per_question(((question, 100.0 * value) for question, value in parts), is_sum=False).values()]
-    return [_percent_of_sample(sample, metric) for sample in samples]
-
-
-def _percent_of_sample(sample: Mapping[str, Any], metric: str | None) -> float:
-    """One question's score: right or wrong, else its own score by the task's metric, which is already in percent."""
-    if sample.get("correct") is not None:
-        return 100.0 * sample["correct"]
-    return float(sample["scores"].get(metric, next(iter(sample["scores"].values()))))
+    return [percent_factor(metric) * score for score in question_scores(path, metric).values()]
 
 
 def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:

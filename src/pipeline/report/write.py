@@ -54,7 +54,8 @@ def write_report(results: Results, folder: Path) -> Path:
         written["claims.csv"] = claims_csv(results.verdicts)
     if results.contrasts:
         written["contrasts.csv"] = contrasts_csv(results.contrasts)
-    for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json"):  # from an earlier report
+    # from an earlier report, or an archive of it
+    for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json", "SHA256SUMS"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)
     for name, text in written.items():

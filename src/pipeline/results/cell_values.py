@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
 from pipeline.report.load.scores import percent_factor
 from pipeline.results.expression import evaluate, leaf_cells
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ROWS_CHANGED, Candidate, Cell, ScoreRef, TablePlan, difference_of
@@ -124,15 +124,7 @@ class Outcome:
         if parts := difference_of(score, metric):
             measure, subtracted = parts
             return self.read_score(score, measure, pair, runs) - self.read_score(subtracted, measure, pair, runs)
-        table = self.table
-        run = table.evaluations.get(score)
-        if run is None:
-            if score in table.problems:
-                raise NoScore(table.problems[score])
-            raise NoScore(f"{table.plan.chosen[score.model].choice} waits for its candidates' scores")
-        runs[run.folder] = None
-        if read_manifest(run.folder) is None:
-            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        run, _ = self.finished(score, self.table.evaluations.get(score), runs)
         main_value = primary_value(run) if metric is None and pair is None else None
         rows = score_rows(run, metric, pair)
         if main_value is None and not rows:
@@ -143,14 +135,23 @@ class Outcome:
         number = statistics.fmean(row["value"] for row in rows) if main_value is None else main_value
         return number * (percent_factor(rows[0]["metric"]) if rows else 100)
 
-    def read_fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
-        """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
+    def finished(self, key: str | ScoreRef, run: Run | None, runs: dict[Path, None]) -> tuple[Run, Manifest]:
+        """The run of a score, or of a spec with a fact; adds its folder to `runs`. Raises NoScore unless it is there
+        and finished."""
         if run is None:
-            raise NoScore(self.table.problems.get(key, "its run cannot be planned, or is still to be chosen"))
+            waits = "its run cannot be planned, or is still to be chosen"
+            if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
+                waits = f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
+            raise NoScore(self.table.problems.get(key, waits))
         runs[run.folder] = None
         manifest = read_manifest(run.folder)
         if manifest is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        return run, manifest
+
+    def read_fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
+        """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
+        run, manifest = self.finished(key, run, runs)
         reader = (
             validation_loss if fact in VALIDATIONS else percent_rows_changed if ROWS_CHANGED.fullmatch(fact) else None
         )

@@ -124,35 +124,24 @@ def format_knob_value(value: Any) -> Any:
     return without_private(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
 
 
-def environment_key(run: RunResult) -> tuple[str, str]:
-    """(versions, machine) as JSON, for comparison."""
-    return json.dumps(run.versions, sort_keys=True), json.dumps(run.machine, sort_keys=True)
-
-
 def usual_environments(runs: Iterable[RunResult]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Stage -> (versions, machine) of most of its runs."""
-    counts: dict[str, Counter[tuple[str, str]]] = {}
+    counts: dict[str, Counter[str]] = {}
     for run in runs:
-        counts.setdefault(run.stage, Counter())[environment_key(run)] += 1
-    commonest = {stage: counter.most_common(1)[0][0] for stage, counter in counts.items()}
-    return {stage: (json.loads(versions), json.loads(machine)) for stage, (versions, machine) in commonest.items()}
+        counts.setdefault(run.stage, Counter())[json.dumps([run.versions, run.machine], sort_keys=True)] += 1
+    return {stage: tuple(json.loads(counter.most_common(1)[0][0])) for stage, counter in counts.items()}
 
 
 def mark_unlike(runs: Sequence[RunResult]) -> list[RunResult]:
     """The runs, each with its differences from most runs of its stage: device, threads, versions."""
     commonest = usual_environments(run for run in runs if run.finished)
-    differences: dict[Any, list[str]] = {}  # compared once per environment
 
     def describe_unlike(run: RunResult) -> list[str]:
-        key = run.stage, environment_key(run)
-        if key not in differences:
-            versions, machine = commonest[run.stage]
-            own_machine, usual_machine = {**run.versions, **run.machine}, {**versions, **machine}
-            differences[key] = [
-                f"{name} {own_machine.get(name, 'unknown')}, most {usual_machine.get(name, 'unknown')}"
-                for name in sorted({*own_machine, *usual_machine})
-                if own_machine.get(name) != usual_machine.get(name)
-            ]
-        return differences[key]
+        pairs = (run.versions, run.machine), commonest[run.stage]
+        own, usual = ({**versions, **machine} for versions, machine in pairs)
+        return [
+            f"{name} {own.get(name, 'unknown')}, most {usual.get(name, 'unknown')}"
+            for name in sorted({*own, *usual}) if own.get(name) != usual.get(name)
+        ]  # fmt: skip
 
     return [replace(run, unlike=describe_unlike(run)) if run.finished else run for run in runs]

@@ -25,7 +25,10 @@ def describe_computation(outcome: Outcome, runs: Sequence[Run]) -> dict[str, lis
     sentences = {
         "Dtypes": describe_dtypes(finished),
         "GPU time": describe_gpu_time(manifest for _, manifest in finished),
-        "Configurations": [*describe_choices(outcome, scored), *describe_selections(runs, scored)],
+        "Configurations": [
+            f"{count} times {text}" if count > 1 else text
+            for text, count in Counter(describe_choices(outcome, scored) + describe_selections(runs, scored)).items()
+        ],
         "Contamination": [
             sentence for run, manifest in finished if isinstance(run.config, DataStage)
             for sentence in describe_overlap(run.name, manifest)
@@ -76,16 +79,16 @@ def questions(settings: Eval, languages: Iterable[str]) -> set[Questions]:
 
 def describe_choices(outcome: Outcome, scored: set[Questions]) -> list[str]:
     """Of the table's `best` rules."""
-    sentences: Counter[str] = Counter()
+    sentences = []
     for choice in outcome.table.plan.choices.values():
         asked = questions_behind(outcome, (score for scores in choice.candidates.values() for score in scores))
-        sentences[f"the best of {len(choice.candidates)} configurations by {describe(asked, scored)}"] += 1
-    return [f"{count} times {text}" if count > 1 else text for text, count in sentences.items()]
+        sentences.append(f"the best of {len(choice.candidates)} configurations by {describe(asked, scored)}")
+    return sentences
 
 
 def describe_selections(runs: Iterable[Run], scored: set[Questions]) -> list[str]:
     """Of selections of snapshots."""
-    sentences: Counter[str] = Counter()
+    sentences = []
     for run in runs:
         if isinstance(run.config, SelectStage):
             select = run.config.select
@@ -93,8 +96,8 @@ def describe_selections(runs: Iterable[Run], scored: set[Questions]) -> list[str
             if select.eval is not None:
                 named = {one.language for one in [*(select.primary or []), *(select.guards or [])] if one.language}
                 rule = describe(questions(select.eval, {*run.config.languages, *named}), scored)
-            sentences[f"one of {len(compared(run))} snapshots by {rule}"] += 1
-    return [f"{count} times {text}" if count > 1 else text for text, count in sentences.items()]
+            sentences.append(f"one of {len(compared(run))} snapshots by {rule}")
+    return sentences
 
 
 def describe(asked: set[Questions], scored: set[Questions]) -> str:

@@ -164,12 +164,13 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 @dataclass
 class MeasuredPair:
     """A pair's line of contrasts.csv without the numbers of its contrast, which is None if there is none; axes: the
-    sampled axes that its contrast has parts of."""
+    sampled axes that its contrast has parts of; factor: from these numbers to the unit of the line."""
 
     line: dict[str, Any]
     metric: str
     axes: Sequence[str] = ()
     contrast: Contrast | None = None
+    factor: float = 100.0
 
 
 def measure_pairs(
@@ -178,13 +179,8 @@ def measure_pairs(
     """The lines of contrasts.csv, one for each pair. A mapping has the number of models that the right side is the best
     of on these questions.
 
-    Values, difference, interval, could_see (by the measured discordance, after Holm's correction) and spread (standard
-    deviation of the difference from training to training) in `unit`; trainings: "these", or "a sample" of three or more
-    seeds. Resampled are problems (for translations, sentences), and the experts that both sides average over. Facts and
-    figures have no lines.
-
-    Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
-    any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
+    Resampled are problems (for translations, sentences), and the experts that both sides average over; trainings:
+    "these", or "a sample" of three or more seeds. Facts and figures have no lines.
     """
     measured = []
     for pair in pairs:
@@ -192,22 +188,29 @@ def measure_pairs(
         if metric := shared_metric(plan, cells):
             measured.append(measure_pair(plan, cells, metric, pair, answers))
             measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
+    return contrast_lines(measured, plan.table.primary)
+
+
+def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> list[dict[str, Any]]:
+    """The lines of contrasts.csv with the numbers of their contrasts, in `unit`: difference, interval, could_see (by
+    the measured discordance, after Holm's correction over all; `primary`, if there is one, has half of it) and spread
+    (standard deviation of the difference from training to training).
+
+    Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
+    any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
+    """
     ratios = pooled_ratios(measured)
-    primary = tuple(plan.table.primary)
-    tested = sum(found.contrast is not None for found in measured)
-    firsts = [tuple(found.line[key] for key in ("left", "right", "place")) == primary for found in measured]
-    is_missing = bool(primary) and not any(
-        first and found.contrast for first, found in zip(firsts, measured, strict=True)
-    )
+    firsts = [[found.line[key] for key in ("left", "right", "place")] == list(primary) for found in measured]
+    tested = [first for first, found in zip(firsts, measured, strict=True) if found.contrast is not None]
+    count = len(tested) + (bool(primary) and not any(tested))  # a missing primary comparison keeps its half
     for found, is_first in zip(measured, firsts, strict=True):
         if found.contrast is not None:
             contrast = found.contrast.with_least_between([ratios[found.metric, axis] for axis in found.axes])
-            level = holm_level(tested + is_missing, is_first, bool(primary))
-            found.line |= {name: 100 * getattr(contrast, name) for name in ("difference", "low", "high")}
-            found.line |= {"could_see": 100 * contrast.detectable(level)}
-            found.line |= {"spread": None if contrast.spread is None else 100 * contrast.spread}
+            numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "spread")}
+            numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
+            found.line |= {name: None if one is None else found.factor * one for name, one in numbers.items()}
             found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
-    return [{key: found.line.get(key) for key in MEASURED} for found in measured]
+    return [dict.fromkeys(MEASURED) | found.line for found in measured]
 
 
 def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], float]:

@@ -21,10 +21,9 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.contents import CellResult, CellScore, LoggedAnswers, Results, RunResult
 from pipeline.report.load.scores import interval_of_mean, percent_factor
 from pipeline.report.render.text import pluralize
-from pipeline.report.stats.compare import holm_level
 from pipeline.report.stats.ranks import holm
 from pipeline.report.stats.statistics import LEVEL, contrast, measure_contrast
-from pipeline.results.contrasts import MEASURED
+from pipeline.results.contrasts import MeasuredPair, contrast_lines
 from pipeline.results.logs import Item, Log, finite_number, read_file
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 
@@ -54,7 +53,8 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
         more = f" And {len(reasons) - IN_NOTE} more." if len(reasons) > IN_NOTE else ""
         problem = f"results=[{','.join(entries)}] have nothing to compare: {' '.join(reasons[:IN_NOTE])}{more}"
         raise PipelineError(problem.rstrip("."))
-    lines, primary = contrast_lines(columns)
+    measured, primary = measured_columns(columns)
+    lines = contrast_lines(measured, primary)
     titles, computed = list(sides), describe_logs(sides, matched, list(dict.fromkeys(refused)))
     runs = [run_of(title, list(logs.values())) for title, logs in sides.items()]
     return Results(
@@ -201,6 +201,11 @@ class Column:
         return all(0 <= value <= 1 for values in self.values.values() for value in values)
 
     @property
+    def factor(self) -> float:
+        """From a value to the number that is shown."""
+        return 100.0 if self.is_share else 1.0
+
+    @property
     def tasks(self) -> set[str]:
         """The tasks that it scores: several for a group."""
         return {task for log in self.matched.logs.values() for task in log.parts or (log.task,)}
@@ -241,36 +246,27 @@ def unique_title(column: Column, taken: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------------------- comparing
 
 
-def contrast_lines(columns: Sequence[Column]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(a line of contrasts.csv for every two sides of a column, the later one against the earlier one; the primary
-    comparison: of two models in the only column that is no part of a group of tasks). Tango's score test of shares,
-    Student's t of other numbers."""
-    lines, found = [], []
+def measured_columns(columns: Sequence[Column]) -> tuple[list[MeasuredPair], list[str]]:
+    """(every two sides of a column, the later one against the earlier one; the primary comparison: of two models in the
+    only column that is no part of a group of tasks). Tango's score test of shares, Student's t of other numbers."""
+    measured = []
     for column in columns:
-        factor, n = (100.0 if column.is_share else 1.0), len(column.matched.keys)
         for right, left in combinations(column.values, 2):
             values = column.values[left], column.values[right]
-            line: dict[str, Any] = dict.fromkeys(MEASURED)
-            line |= {"left": left, "right": right, "place": column.title, "over": "problems", "unit": "points"}
-            line |= {"left_value": factor * mean(values[0]), "right_value": factor * mean(values[1]), "n": n}
-            line |= {"chosen_of": 1, "lower_is_better": column.lower_is_better}
             differences = [a - b for a, b in zip(*values, strict=True)]
+            line: dict[str, Any] = {"left": left, "right": right, "place": column.title, "over": "problems"}
+            line |= {"unit": "points", "n": len(differences), "chosen_of": 1}
+            line |= {"left_value": column.factor * mean(values[0]), "right_value": column.factor * mean(values[1])}
+            line["lower_is_better"] = column.lower_is_better
             try:
                 test = contrast(differences) if column.is_share else measure_contrast(differences)
-                line |= {key: factor * getattr(test, key) for key in ("difference", "low", "high")}
-                line |= {"p": test.p, "discordant": test.discordant}
             except ValueError:
                 test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
-            lines.append(line)
-            found.append((factor, test))
+            measured.append(MeasuredPair(line, column.metric, (), test, column.factor))
     outer = [column.title for column in columns if not any(column.tasks < other.tasks for other in columns)]
-    places = [line for line in lines if line["place"] in outer]
-    primary = [places[0][key] for key in ("left", "right", "place")] if len(places) == 1 else []
-    tested = sum(test is not None for _, test in found)
-    for line, (factor, test) in zip(lines, found, strict=True):
-        is_first = [line[key] for key in ("left", "right", "place")] == primary
-        line["could_see"] = factor * test.detectable(holm_level(tested, is_first, bool(primary))) if test else None
-    return lines, primary
+    places = [[found.line[key] for key in ("left", "right", "place")] for found in measured]
+    inside = [place for place in places if place[2] in outer]
+    return measured, inside[0] if len(inside) == 1 else []
 
 
 def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Iterator[CellResult]:
@@ -283,7 +279,7 @@ def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str,
         if title not in column.values:
             yield CellResult(title, column.title, missing=f"“{title}” has no log of {column.matched.task}")
             continue
-        factor, values = (100.0 if column.is_share else 1.0), column.values[title]
+        factor, values = column.factor, column.values[title]
         ends = interval_of_mean(mean(values), mean_stderr(values), len(values), column.is_share)
         low, high = (factor * end for end in ends) if ends else (None, None)
         yield CellResult(
@@ -307,7 +303,7 @@ def answers_of_side(columns: Sequence[Column], title: str) -> LoggedAnswers:
     rows, samples = [], {}
     for column in (column for column in columns if title in column.values):
         values, log = column.values[title], column.matched.logs[title]
-        scale = (100.0 if column.is_share else 1.0) / percent_factor(column.metric)
+        scale = column.factor / percent_factor(column.metric)
         rows.append(ScoreRow(
             task=column.title, language=LANGUAGE, pair=None, subject=None, num_fewshot=log.num_fewshot, n=len(values),
             metric=column.metric, filter=log.filter, value=scale * mean(values),

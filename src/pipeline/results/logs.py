@@ -111,7 +111,7 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
     for task, samples in there.items():
         rows: dict[str, list[dict[str, Any]]] = {}
         with as_one_sentence(samples, "lm_eval"):
-            for row in sorted(read_lines(samples), key=lambda row: row["doc_id"]):
+            for row in read_lines(samples):
                 rows.setdefault(str(row["filter"]), []).append(row)
             by_filter = {name: list(map(lm_eval_item, listed)) for name, listed in rows.items()}
         expected = content.get("n-samples", {}).get(task, {}).get("effective")

@@ -6,9 +6,7 @@ choice, which is repeated in each draw.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark, is_measure
 from pipeline.config.harness_tasks import task_of_option
-from pipeline.data.rows import read_jsonl
-from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import value_per_question
 from pipeline.evaluate.records import passage_group
+from pipeline.report.load.answers import question_scores, read_samples
 from pipeline.report.load.scores import percent_factor
 from pipeline.report.stats.statistics import (
     DRAWS,
@@ -37,7 +33,6 @@ from pipeline.report.stats.statistics import (
 from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.results.expression import evaluate, is_open_choice, leaf_cells
-from pipeline.runs.manifest import read_manifest
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan, Values, difference_of
 
@@ -47,8 +42,6 @@ if TYPE_CHECKING:
 Vector = dict[Any, float]  # doc_id -> score
 Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 Key = tuple[ScoreRef, str | None]  # a score, and a pair of languages
-TAIL = re.compile(r'"scores": (\{[^{}]*\})\}\s*$')
-HEAD = re.compile(r'\{"doc_id": (\d+),')
 
 
 @dataclass
@@ -73,7 +66,7 @@ class StoredAnswers:
             return {question: value - others[question] for question, value in values.items() if question in others}
         (path,) = self.sample_files(score, pair or score.language)
         scale = percent_factor(metric) / 100  # as shares, which tables show in percent
-        return {key: scale * value for key, value in answers_of(path, metric).items()}
+        return {key: scale * value for key, value in question_scores(path, metric).items()}
 
     def fact_numbers(self, cell: Cell) -> Values:
         """Function from each run under a cell of a fact to the number it recorded. It raises NoScore if missing."""
@@ -81,11 +74,7 @@ class StoredAnswers:
 
     def sample_files(self, score: ScoreRef, language: str) -> list[Path]:
         """The samples files of a score. language: a language, a pair, or * for all of them."""
-        run = self.table.evaluations.get(score)
-        if run is None:
-            raise NoScore(self.table.problems.get(score, "a choice waits for its candidates' scores"))
-        if read_manifest(run.folder) is None:
-            raise NoScore(f"{run.name} is not made yet")
+        run, _ = Outcome(self.table).finished(score, self.table.evaluations.get(score), {})
         task = run.config.eval.tasks[0].task
         paths = sorted((run.folder / "samples").glob(f"{task}.{language}.jsonl"))
         if not paths:
@@ -97,53 +86,25 @@ class StoredAnswers:
         (path,) = self.sample_files(score, pair or score.language)
         return {
             sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
-            for sample in read_jsonl(path)
+            for sample in read_samples(path)
         }
 
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
         if (score, pair) not in self._texts:
             files = self.sample_files(score, pair or "*")
-            self._texts[score, pair] = {path.stem.partition(".")[2]: translations_of(path) for path in files}
+            self._texts[score, pair] = {
+                path.stem.partition(".")[2]: {
+                    one["doc_id"]: (one["target"], one["extracted"]) for one in read_samples(path)
+                }
+                for path in files
+            }
         return self._texts[score, pair]
-
-
-def translations_of(path: Path) -> Translations:
-    """doc_id -> (reference, response) of one samples file."""
-    return {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in read_jsonl(path)}
 
 
 def passage_of(prompt: str) -> str:
     """The passage of the last question of a prompt, as the harness writes it: P: passage, Q: question, A: answer."""
     return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
-
-
-def answers_of(path: Path, metric: str) -> Vector:
-    """doc_id -> score of one samples file. Raises PipelineError for a broken line, or one without the metric.
-
-    Scores of the parts of a question, stored as [question, value], are joined (`value_per_question`).
-
-    Only the ends of a line as evaluations write it are parsed: the prompt between them is nearly all of it.
-    """
-    scores: Vector = {}
-    parts: list[tuple[int, float]] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            head, tail = HEAD.match(line), TAIL.search(line[-4000:])
-            try:
-                if head and tail:
-                    question, value = int(head[1]), json.loads(tail[1])[metric]
-                else:
-                    sample = json.loads(line)
-                    question, value = sample["doc_id"], sample["scores"][metric]
-                if isinstance(value, list):
-                    parts.append((int(value[0]), float(value[1])))
-                else:
-                    scores[question] = float(value)
-            except (ValueError, KeyError, TypeError):
-                place = f"{path.parents[1].name}/samples/{path.name}, line {number}"
-                raise PipelineError(f"{place} is cut off or has no {metric}: rerun it with redo=true") from None
-    return value_per_question(parts, is_measure(metric)) if parts else scores
 
 
 @dataclass

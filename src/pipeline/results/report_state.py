@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
+from pipeline.typed_json import from_json
 
 FILE = "report.json"
 Asking = TypeVar("Asking", bound=TableStage)
@@ -30,9 +30,8 @@ class Reported:
     def read_state(cls, folder: Path) -> Reported:
         """The stored state; an empty one for a folder without report.json, or with that of another program."""
         try:
-            content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            return cls(content["data_root"], dict(content["every"]), dict(content["failed"]), int(content["finished"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return from_json(cls, json.loads((folder / FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
     @classmethod
@@ -62,7 +61,3 @@ class Reported:
     def write_state(self, folder: Path, **changed: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n")
-
-    def still_failed(self, names: Mapping[str, Any]) -> dict[str, str]:
-        """Run -> reason, of those that failed last time and are still unfinished."""
-        return {name: reason for name, reason in self.failed.items() if name in names}

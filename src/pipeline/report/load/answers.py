@@ -1,4 +1,4 @@
-"""The answers behind a table: each samples file is read once, into answers.parquet and the data of the page."""
+"""The answers behind a table, from samples files: scores by question, answers.parquet, and the data of the page."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.benchmarks import answer_language, is_measure, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import INVALID, share_in
+from pipeline.evaluate.metrics import INVALID, share_in, value_per_question
 from pipeline.evaluate.records import Sample
 from pipeline.languages import language
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import Written, percent_factor
 
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetWriter
-
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet
+CONSTANT = ("run", "task", "language", "num_fewshot")  # columns of answers.parquet; the pair, for translations
 TEXTS = ("prompt", "target", "response", "extracted")
 
 Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
@@ -35,19 +33,61 @@ Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
 class Answers:
     """Data for the page on one model's answers to one task in one language (or pair).
 
-    `scores`: doc_id -> 1 or 0; the question's own score as a share of 1 if the task has no right and wrong. `text`:
-    digest of all responses, empty if there are none. `translations`: doc_id -> (reference, response). `first`: the
-    first questions, as the page shows them.
+    `text`: digest of all responses, empty if there are none. `first`: the first questions, as the page shows them.
     """
 
     n: int = 0
-    scores: dict[Any, float] = field(default_factory=dict)
     unparsed: int = 0
     cut_off: int = 0
     strange: int = 0  # answers mostly in letters of another script, counted only if most answers are
     text: str = ""
-    translations: dict[Any, tuple[str, str]] = field(default_factory=dict)
     first: list[list[Any]] = field(default_factory=list)
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """The answers in a samples file, by question; parsed at once, which is twice as fast as line by line.
+
+    Unpaired surrogates, which JSON can write and UTF-8 cannot, become question marks. Raises PipelineError for a line
+    that is not JSON.
+    """
+    content = path.read_bytes()
+    lines = content.splitlines()  # bytes split only at \n and \r, which JSON escapes
+    rows: list[Sample] = []
+    with suppress(ValueError):
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+    if len(rows) != len(lines):
+        rows = read_jsonl(path)  # it names the line
+    if b"\\ud" in content.lower():
+        rows = json.loads(json.dumps(rows, ensure_ascii=False).encode(errors="replace"))
+    return sorted(rows, key=lambda sample: sample["doc_id"])
+
+
+def question_scores(path: Path, metric: str) -> dict[Any, float]:
+    """doc_id -> score of one samples file. Scores of the parts of a question, stored as [question, value], are joined
+    (`value_per_question`). Raises PipelineError for a broken line, or one without the metric."""
+    with one_sentence(f"samples/{path.name} of {path.parents[1].name}", metric):
+        scores = {sample["doc_id"]: sample["scores"][metric] for sample in read_samples(path)}
+        parts = [(int(score[0]), float(score[1])) for score in scores.values() if isinstance(score, list)]
+        return value_per_question(parts, is_measure(metric)) if parts else {at: float(scores[at]) for at in scores}
+
+
+@contextmanager
+def one_sentence(where: str, metric: str = "") -> Iterator[None]:
+    try:
+        yield
+    except PipelineError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        what = f"an answer without {metric}" if metric else "something other than answers"
+        raise PipelineError(f"{where} contains {what}: rerun it with redo=true") from error
+
+
+def samples_in(folder: Path, name: str) -> Iterator[tuple[str, str, Sequence[Sample]]]:
+    """(task, language or pair, answers by question) of each samples file of an evaluation."""
+    for path in sorted((folder / "samples").glob("*.jsonl")):
+        task, _, language = path.name.removesuffix(".jsonl").partition(".")
+        with one_sentence(f"samples/{path.name} of {name}"):
+            yield task, language, read_samples(path)
 
 
 def stored_answers(results: Results) -> dict[str, Iterable[tuple[str, str, Sequence[Sample]]]]:
@@ -59,24 +99,6 @@ def stored_answers(results: Results) -> dict[str, Iterable[tuple[str, str, Seque
     }  # fmt: skip
 
 
-def samples_in(folder: Path, name: str) -> Iterator[tuple[str, str, Sequence[Sample]]]:
-    """(task, language or pair, answers by question) of each samples file of an evaluation."""
-    for path in sorted((folder / "samples").glob("*.jsonl")):
-        task, _, language = path.name.removesuffix(".jsonl").partition(".")
-        with one_sentence(f"samples/{path.name} of {name}"):
-            yield task, language, sorted(read_samples(path), key=lambda sample: sample["doc_id"])
-
-
-@contextmanager
-def one_sentence(where: str) -> Iterator[None]:
-    try:
-        yield
-    except PipelineError:
-        raise
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise PipelineError(f"{where} contains something other than answers: rerun it with redo=true") from error
-
-
 def read_answers(
     evaluations: Mapping[str, Iterable[tuple[str, str, Sequence[Sample]]]], written: Written,
     keep: Mapping[Place, int], parquet: Path,
@@ -86,56 +108,46 @@ def read_answers(
 
     Raises PipelineError if a samples file is truncated or contains anything other than answers.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     answers: dict[Place, Answers] = {}
-    with pq.ParquetWriter(parquet, answer_schema(), compression="zstd") as writer:
-        rows = AnswerRows(writer)
+    schema = answer_schema()
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    with pq.ParquetWriter(parquet, schema, compression="zstd") as writer:
+
+        def write_rows() -> None:
+            writer.write_table(pa.Table.from_pydict(columns, schema=schema))
+            for values in columns.values():
+                values.clear()
+
         for name, files in evaluations.items():
             shots = {(row.task, row.where): row.num_fewshot for row in written[name][0]}
             for task, language, samples in files:
+                place = name, task, language
                 with one_sentence(f"samples/{task}.{language}.jsonl of {name}"):
-                    rows.add(name, task, language, shots.get((task, language)), samples)
-                    place = name, task, language
+                    for column, values in answer_columns(task, samples).items():
+                        columns[column] += values
+                    for column, value in zip(CONSTANT, (*place, shots.get((task, language))), strict=True):
+                        columns[column] += [value] * len(samples)
                     if place in keep:
                         answers[place] = page_answers(task, language, samples, keep[place])
-        rows.flush()
+                if len(columns["run"]) >= AT_ONCE:
+                    write_rows()
+        write_rows()
     return answers
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """The lines of a file as `read_jsonl` reads them, parsed at once: twice as fast. Falls back to it on an error.
-
-    Unpaired surrogates, which JSON can write and UTF-8 cannot, become question marks.
-    """
-    content = path.read_bytes()
-    lines = content.splitlines()  # bytes split only at \n and \r, which JSON escapes
-    with suppress(ValueError):
-        rows = json.loads(b"[" + b",".join(lines) + b"]")
-        if b"\\ud" in content.lower():
-            rows = json.loads(json.dumps(rows, ensure_ascii=False).encode(errors="replace"))
-        if len(rows) == len(lines):
-            return rows
-    return read_jsonl(path)
-
-
 def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int) -> Answers:
-    kind, responses = kind_of(task), [str(sample.get("response") or "") for sample in samples]
+    responses = [str(sample.get("response") or "") for sample in samples]
     digest_input = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
+    lost = [sample.get("extracted") in (None, "", INVALID) for sample in samples]
     return Answers(
         n=len(samples),
-        scores={sample["doc_id"]: score for sample in samples if (score := score_of(task, sample)) is not None},
-        unparsed=0
-        if kind in ("choice", "text")
-        else sum(sample.get("extracted") in (None, "", INVALID) for sample in samples),
+        unparsed=0 if kind_of(task) in ("choice", "text") else sum(lost),
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         strange=in_another_script(task, language, responses),
         text=hashlib.sha256(digest_input.encode()).hexdigest() if any(responses) else "",
-        translations={
-            sample["doc_id"]: (text_of(sample.get("target")), text_of(sample.get("extracted"))) for sample in samples
-        }
-        if kind == "translation"
-        else {},
         first=[page_item(sample) for sample in samples[:keep]],
     )
 
@@ -198,43 +210,16 @@ def text_of(value: Any) -> str:
 def answer_schema() -> Any:
     import pyarrow as pa
 
-    category = pa.dictionary(pa.int32(), pa.string())
-    columns: list[tuple[str, Any]] = [
-        ("run", category),
-        ("task", category),
-        ("language", category),
-        ("num_fewshot", pa.int32()),
-    ]
-    columns += [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
-    return pa.schema([*columns, *((name, pa.string()) for name in TEXTS)])
+    types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
+    columns = [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
+    return pa.schema([*zip(CONSTANT, types, strict=True), *columns, *((name, pa.string()) for name in TEXTS)])
 
 
-@dataclass
-class AnswerRows:
-    """Buffered rows of answers.parquet, by column. `language` is the pair, for translations."""
-
-    writer: ParquetWriter
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-
-    def add(self, run: str, task: str, language: str, shots: int | None, samples: Sequence[Sample]) -> None:
-        constants = {"run": run, "task": task, "language": language, "num_fewshot": shots}
-        for name, value in constants.items():
-            self.columns.setdefault(name, []).extend([value] * len(samples))
-        values_of: dict[str, list[Any]] = {
-            "doc_id": [str(sample["doc_id"]) for sample in samples],
-            "correct": [None if row.get("correct") is None else bool(row["correct"]) for row in samples],
-            "score": [score_of(task, sample) for sample in samples],
-            "cut_off": [None if row.get("cut_off") is None else bool(row["cut_off"]) for row in samples],
-        }
-        values_of |= {name: [text_of(sample.get(name)) for sample in samples] for name in TEXTS}
-        for name, values in values_of.items():
-            self.columns.setdefault(name, []).extend(values)
-        if len(self.columns["run"]) >= AT_ONCE:
-            self.flush()
-
-    def flush(self) -> None:
-        import pyarrow as pa
-
-        if self.columns:
-            self.writer.write_table(pa.Table.from_pydict(self.columns, schema=answer_schema()))
-            self.columns = {}
+def answer_columns(task: str, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """The columns of answers.parquet that differ from answer to answer."""
+    flags = {name: [row.get(name) for row in samples] for name in ("correct", "cut_off")}
+    return {
+        "doc_id": [str(row["doc_id"]) for row in samples], "score": [score_of(task, row) for row in samples],
+        **{name: [None if value is None else bool(value) for value in values] for name, values in flags.items()},
+        **{name: [text_of(row.get(name)) for row in samples] for name in TEXTS},
+    }  # fmt: skip

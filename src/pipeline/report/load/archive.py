@@ -8,10 +8,12 @@ A zip file whose bytes depend only on the results. What is unpacked has known na
     table.yaml                  the table as requested
     conf/GROUP/NAME.yaml        the options and languages of --config-dir, without launcher and tracking
     runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
+    SHA256SUMS                  digests of all other files, for `sha256sum -c`
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -29,9 +31,10 @@ from pipeline.report.load.contents import Results
 from pipeline.report.write import write_report
 
 FORMAT = 3
+SUMS = "SHA256SUMS"
 NAME = r"[\w+=@][\w.+=@-]{0,250}"
 MEMBER = re.compile(
-    rf"(archive|choices)\.json|table\.yaml|index\.html|summary\.txt|answers\.parquet|cells\.md|\w+\.csv|plots/\w+\.svg"
+    rf"{SUMS}|(archive|choices)\.json|table\.yaml|index\.html|summary\.txt|answers\.parquet|cells\.md|\w+\.csv|plots/\w+\.svg"
     rf"|conf/{NAME}/{NAME}\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
     rf"|facts\.json|samples/{NAME}\.jsonl)"
 )
@@ -81,7 +84,13 @@ def write_archive(results: Results, table: str, file: Path, roots: Sequence[str]
             for path in paths:
                 name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
                 add_member(archive, name, packed_content(path, roots))
+        add_member(archive, SUMS, "".join(f"{digest}  {name}\n" for name, digest in digests_of(archive).items()))
     return file
+
+
+def digests_of(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Member -> its SHA-256, of all but SHA256SUMS itself."""
+    return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist() if name != SUMS}
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
@@ -117,7 +126,8 @@ def is_archive(file: Path) -> bool:
 def check_archive(file: Path) -> tuple[str, int]:
     """(name of the table, number of its finished cells) of an archive that can be unpacked.
 
-    Raises PipelineError if the archive is truncated, of another version, or was not written by this program.
+    Raises PipelineError if the archive is truncated, of another version, or was not written by this program, and if a
+    member differs from SHA256SUMS or is not listed there.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -129,8 +139,14 @@ def check_archive(file: Path) -> tuple[str, int]:
             name, finished = contents["table"], int(contents["finished"])
             if not re.fullmatch(NAME, name):
                 raise PipelineError(f"{file} contains a table without a name: give a file of stage=export")
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(damaged)
+            digests = digests_of(archive)
+            if SUMS not in archive.namelist():
+                raise PipelineError(f"{file} has no {SUMS}, as archives of earlier versions: export it again")
+            lines = (line.split("  ", 1) for line in archive.read(SUMS).decode().splitlines())
+            listed = {member: digest for digest, member in lines}
+            for member in sorted({*listed, *digests}):
+                if listed.get(member) != digests.get(member):
+                    raise PipelineError(f"{file} was changed after it was exported ({member}): export it again")
             return name, finished
     except PipelineError:
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
 Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
 
 
+@lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
     """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
     return 1 if metric.lower().startswith(OWN_SCALE) or is_measure(metric) else 100

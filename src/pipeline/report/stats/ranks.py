@@ -101,20 +101,19 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None)
     from scipy import stats
 
     array = np.asarray(differences, dtype=float)
-    names = list(range(len(array))) if clusters is None else list(clusters)
     nonzero = array != 0
     if not nonzero.any():
         return 1.0
-    groups = list(dict.fromkeys(name for name, keep in zip(names, nonzero, strict=True) if keep))
-    if len(groups) > 16:
+    sums: dict[Hashable, float] = {}  # of the signed ranks of each cluster
+    signed = np.zeros(len(array))
+    signed[nonzero] = stats.rankdata(np.abs(array[nonzero])) * np.sign(array[nonzero])
+    for name, rank in zip(range(len(array)) if clusters is None else clusters, signed, strict=True):
+        if rank:
+            sums[name] = sums.get(name, 0.0) + rank
+    if len(sums) > 16:
         return float(stats.wilcoxon(array[nonzero]).pvalue)
-    signed = stats.rankdata(np.abs(array[nonzero])) * np.sign(array[nonzero])
-    names = [name for name, keep in zip(names, nonzero, strict=True) if keep]
-    by_group = np.array(
-        [sum(signed_rank for signed_rank, name in zip(signed, names, strict=True) if name == group) for group in groups]
-    )
-    flips = np.array(list(itertools.product((-1, 1), repeat=len(groups))))
-    return float(np.mean(np.abs(flips @ by_group) >= abs(by_group.sum()) - 1e-9))
+    flipped = stats.permutation_test(([*sums.values()],), np.sum, permutation_type="samples", n_resamples=np.inf)
+    return float(flipped.pvalue)
 
 
 @dataclass(frozen=True)

@@ -168,17 +168,13 @@ def t_quantile(share: float, df: float) -> float:
 # ------------------------------------------------------------------------------------------- draws
 
 
+@lru_cache(maxsize=8)  # at most 32 MB each in `resampled_means`
 def resample_weights(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
 
     The same n and seed give the same draws, so that all scores on the same problems share them. The last few arrays are
     cached: do not write to them.
     """
-    return _resampled(n, draws, seed)
-
-
-@lru_cache(maxsize=8)  # at most 32 MB each in `resampled_means`
-def _resampled(n: int, draws: int, seed: int) -> np.ndarray:
     import numpy as np
 
     picked = np.random.default_rng(seed).integers(0, n, size=(draws, n))
