@@ -16,7 +16,7 @@ import pipeline
 SOURCE = Path(pipeline.__file__).parent
 PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
     "errors files typed_json languages progress papers config benchmarks models hub runs data merge train evaluate "
-    "analyze report stages tables estimate launch results commands __main__"
+    "analyze report stages tables estimate launch results commands api __main__"
 ).split()
 
 

@@ -14,18 +14,16 @@ if __name__ == "__main__":
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.compose import (
     Incomplete,
-    chosen_options,
     completed,
     compose,
     parse_override,
@@ -43,41 +41,17 @@ from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import describe_training
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
-from pipeline.launch.in_process import error_sentence, make_single_run, refuse_contaminated
-from pipeline.launch.launchers import executor_for
-from pipeline.progress import quiet, say
+from pipeline.launch.in_process import error_sentence
+from pipeline.launch.launchers import executor_for, stage_output
+from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, package_version
-from pipeline.stages.rows import STUDY_STAGES, build
+from pipeline.stages.rows import build
 from pipeline.train.processes import check_launch, is_follower, launched_count
 
 STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
-
-
-def stage_output(config: Stage, words: Sequence[str]) -> str:
-    """Run the stage and return what it prints: the folder of its run, for a stage that computes one. words: its
-    command's."""
-    row = STUDY_STAGES.get(config.stage)
-    if row:
-        return row.answer(config)
-    assert isinstance(config, RunStage)
-    return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, chosen_options(words)))
-
-
-def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
-    """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
-    run = build(config)
-    if isinstance(config, TrainStage):
-        say(describe_training(run, options))
-    refuse_contaminated([run])
-    with executor_for(config.launcher, [run]) as execute:
-        failed = execute([run])
-    if failed:
-        raise PipelineError(next(iter(failed.values())))
-    return run.folder
 
 
 @contextmanager

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
-from pipeline.config.stages import Launcher
+from pipeline.config.compose import chosen_options
+from pipeline.config.stages import Launcher, RunStage, Stage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.estimate.durations import describe_training
+from pipeline.launch.in_process import make_single_run, refuse_contaminated
+from pipeline.progress import say
 from pipeline.runs.run import Run
+from pipeline.stages.rows import STUDY_STAGES, build
 
 Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failures: run name -> reason
 
@@ -33,3 +40,25 @@ def executor_for(
 
     with local_executor(launcher, targets, later) as make:
         yield make
+
+
+def stage_output(config: Stage, words: Sequence[str]) -> str:
+    """Run the stage and return what it prints: the folder of its run, for a stage that computes one. words: its
+    command's."""
+    if row := STUDY_STAGES.get(config.stage):
+        return row.answer(config)
+    assert isinstance(config, RunStage)
+    return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, chosen_options(words)))
+
+
+def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
+    """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
+    run = build(config)
+    if isinstance(config, TrainStage):
+        say(describe_training(run, options))
+    refuse_contaminated([run])
+    with executor_for(config.launcher, [run]) as execute:
+        failed = execute([run])
+    if failed:
+        raise PipelineError(next(iter(failed.values())))
+    return run.folder

@@ -1,0 +1,113 @@
+"""The commands as functions: keywords are the words of a command, and what it makes comes back as folders and frames.
+
+    from pipeline.api import evaluate, merge, table, train
+
+    math = train(expert="math", model="./base", data_root="./data")
+    swahili = train(expert="sw", model="./base", data_root="./data", learning_rate=1e-5)
+    swap = merge("layer_swap", math=math, language=swahili)
+    scores = evaluate(checkpoint=swap, eval="mgsm_2shot", languages=["sw"], data_root="./data")
+    page, scores, answers = table("./study.yaml", every={"seed": 1})
+
+A knob of the command's own group needs no prefix: `learning_rate` of train is sft.learning_rate, `bottom_layers` of
+merge is merge.bottom_layers. Others come as on the command line, **{"data.size": 1000}, or as mappings,
+data={"size": 1000}. All functions do nothing twice, write progress to standard error, and raise PipelineError, one
+sentence, where the command would end with an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.config import conf
+from pipeline.config.compose import compose, refuse_repeated
+from pipeline.config.words import as_words
+from pipeline.launch.launchers import stage_output
+from pipeline.progress import quiet
+from pipeline.stages.rows import CONFIGS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Report(NamedTuple):
+    """A table's page, its scores (a row per run, task, language and metric) and its answers: see report.results."""
+
+    page: Path
+    scores: DataFrame
+    answers: DataFrame
+
+
+def train(expert: str, stage: str = "sft", **words: Any) -> Path:
+    """The folder of a trained expert; stage="cpt" for continual pretraining. Further keywords: model, sft (a method),
+    recipe, partition, seed ..., and knobs of sft."""
+    return Path(answer(stage, "sft", {"expert": expert, **words}))
+
+
+def merge(method: str, **words: Any) -> Path:
+    """The folder of a merge: its runs and knobs by name (math, language, experts, bottom_layers ...)."""
+    return Path(answer("merge", "merge", {"merge": method, **words}))
+
+
+def evaluate(**words: Any) -> DataFrame:
+    """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric: fractions of 1, BLEU and
+    chrF++ 0-100. `run` names the run, whose folder, with its answers in samples/, is attrs["folder"].
+
+    Keywords: checkpoint, or merge with its runs as on the command line; eval or tasks; languages ...; knobs of eval.
+    """
+    import pandas as pd
+
+    from pipeline.evaluate.records import read_scores
+
+    folder = Path(answer("eval", "eval", words))
+    frame = pd.DataFrame([{"run": folder.name, **asdict(row)} for row in read_scores(folder / "scores.json")[0]])
+    frame.attrs["folder"] = folder
+    return frame
+
+
+def table(table: str | Path, **words: Any) -> Report:
+    """Every run and score of a table, computed where missing, and its page. Keywords: every={...}, launcher ..."""
+    return report_at(answer("table", "table", {"table": table, **words}))
+
+
+def report(table: str | Path, **words: Any) -> Report:
+    """The page of a table, by what is computed. Keywords as of `table`."""
+    return report_at(answer("report", "report", {"table": table, **words}))
+
+
+def report_at(page: str) -> Report:
+    from pipeline.report import results
+
+    return Report(Path(page), *results(Path(page).parent))
+
+
+def answer(stage: str, group: str, words: Mapping[str, Any]) -> str:
+    """What the command of a stage prints."""
+    quiet()
+    command = [f"stage={stage}", *as_words(spelled(stage, group, words))]
+    refuse_repeated(command)
+    return stage_output(compose(command), command)
+
+
+def spelled(stage: str, group: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords as words of the command line: those that are neither a group nor a key of the command are knobs of
+    `group`, and what a mapping holds are dotted keys."""
+    known = {*conf.groups_read(stage), *(item.name for item in fields(CONFIGS[stage])), "every", "hardware"}
+    spelled_words: dict[str, Any] = {}
+    for key, value in words.items():
+        name = key if key in known or "." in key else f"{group}.{key}"
+        inner = (
+            {f"{key}.{part}": one for part, one in value.items()} if key in known and isinstance(value, dict) else {}
+        )
+        spelled_words |= inner or {name: plain(value)}
+    return spelled_words
+
+
+def plain(value: Any) -> Any:
+    """A value with paths as text, in which a / tells them from names."""
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return os.path.join(".", value) if isinstance(value, Path) else value

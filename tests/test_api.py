@@ -1,0 +1,72 @@
+"""The commands as functions: the runs, pages and numbers of the command line, by the same words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_words import FEW
+
+from pipeline.api import evaluate, merge, report, spelled, table, train
+from pipeline.errors import PipelineError
+
+Call = Callable[..., SimpleNamespace]
+
+
+def test_functions_give_what_the_commands_print(
+    world: Path, base: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    shared = {"runs_dir": tmp_path / "runs", "tracking": {"mode": "disabled"}}
+    few = {key: json.loads(value) if value != "fp32" else value for key, value in (w.split("=") for w in FEW)}
+    start = {"model": base, "data_root": world, **shared, **few}
+    math = train("math", recipe="sandbox_math", **start)
+    qac = train("qac", recipe="sandbox_language", seq_length=96, **{k: v for k, v in start.items() if "seq" not in k})
+    swap = merge("layer_swap", math=math, language=qac, scale_to_depth=True, **shared)
+    words = {"eval": "mgsm_2shot", "languages": ["qac"], "limit": 2, "data_root": world, "max_gen_toks": 12, **shared}
+    scores = evaluate(checkpoint=swap, **words)
+    live = {"merge.math": math, "merge.language": qac, "merge.scale_to_depth": True}
+    assert scores.attrs["folder"].parent == tmp_path / "runs" and set(scores.run) == {scores.attrs["folder"].name}
+    rows = json.loads((scores.attrs["folder"] / "scores.json").read_text())["rows"]
+    assert scores.value.tolist()[: len(rows)] == [row["value"] for row in rows]
+    assert evaluate(merge="layer_swap", **live, **words).value.tolist() == scores.value.tolist()
+
+    common = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    made = [f"model={base}", f"data_root={world}", *common, *FEW]
+    same = call("stage=sft", "expert=math", "recipe=sandbox_math", *made)
+    assert Path(same.out.strip()) == math and "was finished before" in same.err
+    again = call("stage=merge", "merge=layer_swap", f"merge.math={math}", f"merge.language={qac}",
+                 "merge.scale_to_depth=true", *common)  # fmt: skip
+    assert Path(again.out.strip()) == swap
+
+
+def test_a_table_gives_its_page_and_frames(world: Path, base: Path, tmp_path: Path) -> None:
+    study = {
+        "name": "own", "every": {"data_root": str(world), "eval.limit": 4},
+        "runs": {"base": {"checkpoint": str(base)}}, "score": {"eval": "mgsm_2shot", "eval.max_gen_toks": 12},
+        "columns": {"qac": {"task": "mgsm", "in": "qac"}}, "rows": {"base": {"run": "base"}},
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(json.dumps(study))
+    shared = {"runs_dir": tmp_path / "runs", "tracking": {"mode": "disabled"}}
+    made = table(tmp_path / "own.yaml", every={"eval.limit": 2}, launcher={"workers": 1}, **shared)
+    assert made.page.is_file() and len(made.answers) == 2 and set(made.scores.row) == {"base"}
+    shown = report(tmp_path / "own.yaml", every={"eval.limit": 2}, **shared)
+    assert shown.page == made.page and shown.scores.equals(made.scores)
+
+
+def test_keywords_are_the_words_of_the_command() -> None:
+    words = {"expert": "sw", "sft": "lora", "learning_rate": 6e-5, "data": {"size": 9}, "seed": 1, "model": Path("./b")}
+    assert spelled("sft", "sft", words) == {
+        "expert": "sw", "sft": "lora", "sft.learning_rate": 6e-5, "data.size": 9, "seed": 1, "model": "./b",
+    }  # fmt: skip
+    weights = {"merge": "soup", "experts": [Path("/a"), "b"], "layer_weights": {"0": {"mlp": 0.3}}}
+    assert spelled("merge", "merge", weights) == {
+        "merge": "soup", "merge.experts": ["/a", "b"], "merge.layer_weights": {"0": {"mlp": 0.3}},
+    }  # fmt: skip
+    with pytest.raises(PipelineError, match=r"sft.learning_rat.*sft.learning_rate"):
+        train("math", learning_rat=1e-5)
+    with pytest.raises(PipelineError, match="methd"):
+        merge("layer_swap", methd="x")
