@@ -48,7 +48,7 @@ from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
-from pipeline.tables.planned_runs import Planning
+from pipeline.tables.planned_runs import Planning, expanded_text
 
 
 def show_plan(config: PlanStage) -> str:
@@ -58,6 +58,8 @@ def show_plan(config: PlanStage) -> str:
         PipelineError: some runs cannot be planned, evaluated, or fit plan.gpu and plan.gpus; one sentence per cause,
             with the shown text.
     """
+    if config.plan.expand and config.command is None:
+        return expanded_text(config.table).rstrip()
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
         about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""

@@ -16,6 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.defaults import with_hardware
@@ -32,23 +34,29 @@ from pipeline.tables.bound import BoundTable
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec
-from pipeline.tables.schema import Table, read_table
+from pipeline.tables.schema import Table, merge_inherited, read_table
 
 SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored")  # not a row's to say
 
 
+def find_table(name: str) -> tuple[str, str]:
+    """(text, name for errors) of the file of table=NAME."""
+    path = conf.table_file(name)
+    if path.suffix == ".zip":
+        raise PipelineError(f"table={name} is an archive of results: stage=report reads it")
+    try:
+        return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
+
+
+def expanded_text(name: str) -> str:
+    """A table with what it inherits, or a study in the table language, as YAML."""
+    return yaml.safe_dump(merge_inherited(*find_table(name), find_table, ()), sort_keys=False, allow_unicode=True)
+
+
 def load_table(config: TableStage) -> Table:
     """The requested table, with its `every` overridden by the command line."""
-
-    def find_table(name: str) -> tuple[str, str]:
-        path = conf.table_file(name)
-        if path.suffix == ".zip":
-            raise PipelineError(f"table={name} is an archive of results: stage=report reads it")
-        try:
-            return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
-        except UnicodeDecodeError as error:
-            raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
-
     overrides = dict(config.every)
     if config.threads is not None:
         overrides["threads"] = config.threads

@@ -16,6 +16,8 @@
     defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
              the rest whole
 
+A file with `experts` is a study (tables/study.py), which is written out as a table.
+
 A run has `stage` (one that makes a run), or `merge` (scored live, never written), or `checkpoint` (a model made
 elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN takes the name of a run of the table,
 {run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of these.
@@ -29,7 +31,7 @@ one for all that is pooled), each (axes: one choice for each value), by (what is
 score). A row may also say columns, the only ones that it fills. Where row and column give an axis different values, or
 the run is null, the place is empty.
 
-Nothing here composes an option or looks at a file.
+Nothing here composes an option or opens a file.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from yaml import YAMLError
 from pipeline.config.defaults import HARDWARE
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
+from pipeline.tables.study import expand_study
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
         "compare", "primary", "controls", "defaults", "free_snapshots")  # fmt: skip
@@ -239,6 +242,8 @@ def parsed_yaml(text: str, file: str) -> Words:
     if not isinstance(content, dict):
         raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
     words = {str(key): value for key, value in content.items()}
+    if "experts" in words:
+        words = expand_study(words, file)
     for key in ("every", "trials", "score"):
         words |= {key: dotted(words[key], file, key)} if isinstance(words.get(key), dict) else {}
     for key in ("runs", "columns", "rows"):

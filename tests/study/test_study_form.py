@@ -1,0 +1,104 @@
+"""The study form: what it is written out as, and that it is computed like a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from pipeline.errors import PipelineError
+from pipeline.tables.study import expand_study
+
+Call = Callable[..., SimpleNamespace]
+STUDY = {
+    "base": "./base",
+    "experts": {"math": "./math", "sw": {"run": "./sw", "side": "language"}},
+    "methods": ["layer_swap", "soup"],
+    "languages": ["en", "sw"],
+    "benchmarks": ["mgsm_2shot"],
+}
+
+
+def test_a_study_is_written_out_as_this_table() -> None:
+    assert expand_study(STUDY | {"controls": True, "every": {"data_root": "./data"}}, "swahili.yaml") == {
+        "name": "swahili", "title": "Merges of experts", "controls": True,
+        "primary": ["layer_swap", "math", "mgsm sw"],
+        "every": {"model": "./base", "data_root": "./data"},
+        "runs": {
+            "base": {}, "math": {"checkpoint": "./math"}, "sw": {"checkpoint": "./sw"},
+            "layer_swap": {"merge": "layer_swap", "merge.math": "math", "merge.language": "sw", "merge.base": "base"},
+            "soup": {"merge": "soup", "merge.experts": ["math", "sw"], "merge.base": "base"},
+        },
+        "columns": {
+            "mgsm en": {"eval": "mgsm_2shot", "in": "en"}, "mgsm sw": {"eval": "mgsm_2shot", "in": "sw"},
+        },
+        "rows": {name: {"run": name} for name in ("base", "math", "sw", "layer_swap", "soup")},
+        "compare": {"layer_swap": ["math", "sw"], "soup": ["math", "sw"]},
+    }  # fmt: skip
+
+
+def test_one_of_a_kind_needs_no_list() -> None:
+    alone = {"methods": "soup", "languages": "sw", "benchmarks": "mgsm_2shot"}
+    assert expand_study(STUDY | alone, "s") == expand_study(STUDY | {k: [v] for k, v in alone.items()}, "s")
+
+
+def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() -> None:
+    experts = {"math": {"expert": "math"}, "sw": {"expert": "sw", "sft": "lora"}, "bn": "bn-full-0123456789ab"}
+    methods = {"layer_swap": {"bottom_layers": 2}, "ties": None}
+    study = {"base": "llama3.1_8b", "experts": experts, "methods": methods, "languages": ["en", "sw"],
+             "benchmarks": ["flores_0shot", "mgsm_0shot", "mgsm_8shot"]}  # fmt: skip
+    table = expand_study(study, "mine.yaml")
+    assert table["runs"]["sw"] == {"stage": "sft", "expert": "sw", "sft": "lora"}
+    assert table["runs"]["layer_swap sw"] == {
+        "merge": "layer_swap", "merge.math": "math", "merge.language": "sw", "merge.bottom_layers": 2,
+    }  # fmt: skip
+    assert table["runs"]["ties bn"] == {"merge": "ties", "merge.experts": ["math", "bn"], "merge.base": "base"}
+    assert list(table["columns"]) == ["flores en-sw", "flores sw-en", "mgsm_0shot en", "mgsm_0shot sw",
+                                      "mgsm_8shot en", "mgsm_8shot sw"]  # fmt: skip
+    assert table["columns"]["flores sw-en"] == {"eval": "flores_0shot", "in": "sw", "pair": "sw-en"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"language": ["sw"]}, r"s.yaml, language: not a key of a study, which has experts: did you mean languages"),
+        ({"languages": []}, "s.yaml, languages: a study names at least one"),
+        ({"experts": ["./math"]}, r"s.yaml, experts: expected names and experts, \{math"),
+        (
+            {"experts": {"math": {"run": "a", "side": "maths"}}},
+            "experts: math: side=maths is neither math nor language",
+        ),
+        ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give run alone"),
+        ({"experts": {"math": "./a", "math2": "./b"}}, "s.yaml, experts: no expert of side language"),
+        ({"methods": ["reset"]}, "s.yaml, methods: reset is not a merge of two experts"),
+        ({"methods": ["layer_swop"]}, "s.yaml, methods: layer_swop is not a merge of two experts"),
+        ({"base": None, "controls": True}, "s.yaml, controls: a control has the base"),
+    ],
+)
+def test_what_is_no_study_is_one_sentence(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(PipelineError, match=problem):
+        expand_study({**STUDY, **changes}, "s.yaml")
+
+
+def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
+    world: Path, base: Path, math_expert: Path, language_expert: Path, tmp_path: Path, call: Call
+) -> None:
+    study = STUDY | {
+        "base": str(base), "experts": {"math": str(math_expert), "qac": str(language_expert)}, "languages": ["qac"],
+        "controls": True, "every": {"data_root": str(world), "eval": {"limit": 2, "max_gen_toks": 12}},
+    }  # fmt: skip
+    (tmp_path / "study.yaml").write_text(json.dumps(study))
+    shared = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    told = call("stage=plan", f"table={tmp_path}/study.yaml", "plan.expand=true", *shared)
+    assert told.status == 0 and yaml.safe_load(told.out)["runs"]["soup"]["merge"] == "soup"
+    (tmp_path / "table.yaml").write_text(told.out)
+    made = call("stage=table", f"table={tmp_path}/study.yaml", "launcher.workers=1", *shared)
+    assert made.status == 0, made.err
+    cells = (tmp_path / "runs/reports/study/cells.csv").read_text()
+    assert "layer_swap" in cells and "control" in cells
+    again = call("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
+    assert again.status == 0 and (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
