@@ -26,7 +26,6 @@ from pipeline.report.stats.statistics import (
     corpus_contrast,
     half_weights,
     halved_means,
-    measure_contrast,
     resampled_means,
     share_interval,
 )
@@ -234,11 +233,10 @@ class Measures(Questions):
         return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(self, array: np.ndarray, estimate: float | None, draws: np.ndarray | None, reach: float) -> Contrast:
-        import numpy as np
-
-        if array.shape[-1] < 2 or not np.ptp(array):
-            raise NoScore("one question, or the same difference on all, shows no variance")
-        return measure_contrast(array, estimate, draws)
+        try:
+            return super().contrast(array, estimate, draws, math.inf)
+        except ValueError:
+            raise NoScore("one question, or the same difference on all, shows no variance") from None
 
 
 class Corpora(Questions):
