@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 
 from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
-from pipeline.report.stats.statistics import (
+from pipeline.stats.statistics import (
     contrast,
     expert_variance,
     half_weights,

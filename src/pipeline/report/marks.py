@@ -13,8 +13,8 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellScore, Results
 from pipeline.report.load.scores import Written, primary_rows
-from pipeline.report.render.text import pluralize
-from pipeline.report.stats.statistics import standard_error
+from pipeline.stats.statistics import standard_error
+from pipeline.text import pluralize
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
 GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to

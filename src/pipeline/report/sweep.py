@@ -11,14 +11,14 @@ from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
 from pipeline.report.load.answers import question_scores
-from pipeline.report.load.scores import percent_factor
 from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.stats.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.stats.statistics import split_half
 
 
 def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:

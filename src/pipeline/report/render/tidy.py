@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.shown_scores import percent_factor, score_interval
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import Written, percent_factor, score_interval
+from pipeline.report.load.scores import Written
 from pipeline.report.render.sheets import comma_separated
 
 COLUMNS = (

@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from statistics import fmean
 from typing import TYPE_CHECKING
-
-from pipeline.evaluate.metrics import mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -230,7 +229,7 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     """
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
-    halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
+    halves = [[fmean([fmean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
     winners = [max(range(len(scores)), key=half.__getitem__) for half in halves]
     return [(winners[0], halves[1][winners[0]]), (winners[1], halves[0][winners[1]])]
 

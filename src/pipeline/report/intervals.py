@@ -8,16 +8,16 @@ from typing import Any
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.stages import TrainStage
+from pipeline.report.cell_values import VALIDATIONS, NoScore, Outcome
+from pipeline.report.contrasts import sampled_axes
+from pipeline.report.expression import is_plain_mean, leaf_cells
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.stats.statistics import replication_reach
-from pipeline.report.stats.translations import CORPUS_METRICS
-from pipeline.results.cell_values import VALIDATIONS, NoScore, Outcome
-from pipeline.results.contrasts import sampled_axes
-from pipeline.results.expression import is_plain_mean, leaf_cells
-from pipeline.results.placed_claims import metrics_of, tasks_of
-from pipeline.results.questions import StoredAnswers, questions_of
+from pipeline.report.placed_claims import metrics_of, tasks_of
+from pipeline.report.questions import StoredAnswers, questions_of
 from pipeline.runs.run import Run, parent_runs
+from pipeline.stats.statistics import replication_reach
+from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, TablePlan
 

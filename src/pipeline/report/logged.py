@@ -20,14 +20,14 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean, mean_stderr
 from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.shown_scores import interval_of_mean, percent_factor
+from pipeline.report.contrasts import MeasuredPair, contrast_lines
 from pipeline.report.load.contents import CellResult, CellScore, LoggedAnswers, Results, RunResult
-from pipeline.report.load.scores import interval_of_mean, percent_factor
-from pipeline.report.render.text import pluralize
-from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import LEVEL, contrast
-from pipeline.results.contrasts import MeasuredPair, contrast_lines
-from pipeline.results.logs import Item, Log, finite_number, read_file
+from pipeline.report.logs import Item, Log, finite_number, read_file
 from pipeline.runs.provenance import DISTRIBUTION, package_version
+from pipeline.stats.ranks import holm
+from pipeline.stats.statistics import LEVEL, contrast
+from pipeline.text import pluralize
 
 LANGUAGE = "all"  # stands where a language does: logs do not name one
 # beginnings of settings that are listed first: prompts, generation, the task

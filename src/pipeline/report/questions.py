@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import find_benchmark, is_measure
 from pipeline.config.harness_tasks import task_of_option
 from pipeline.evaluate.records import passage_group
+from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.report.cell_values import NoScore, Outcome
+from pipeline.report.expression import evaluate, is_open_choice, leaf_cells
 from pipeline.report.load.answers import question_scores, read_samples
-from pipeline.report.load.scores import percent_factor
-from pipeline.report.stats.statistics import (
+from pipeline.stats.statistics import (
     DRAWS,
     Contrast,
     NormalTest,
@@ -29,9 +31,7 @@ from pipeline.report.stats.statistics import (
     resampled_means,
     share_interval,
 )
-from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
-from pipeline.results.cell_values import NoScore, Outcome
-from pipeline.results.expression import evaluate, is_open_choice, leaf_cells
+from pipeline.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan, Values, difference_of
 

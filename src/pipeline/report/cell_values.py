@@ -15,9 +15,9 @@ from typing import Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.papers import published as papers
-from pipeline.report.load.scores import percent_factor
-from pipeline.results.expression import evaluate, leaf_cells
+from pipeline.report.expression import evaluate, leaf_cells
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
