@@ -18,7 +18,7 @@ from pipeline.report.computed import describe_computation
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
 from pipeline.report.intervals import cell_result, choices_of
 from pipeline.report.load.archive import without_private
-from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
+from pipeline.report.load.contents import FailedRun, Results, RunResult
 from pipeline.report.questions import StoredAnswers
 from pipeline.report.sweep import sweeps_of
 from pipeline.report.verdicts import judge_claims
@@ -56,9 +56,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         versions={"pipeline": package_version(DISTRIBUTION), **versions}, computed=describe_computation(outcome, runs),
         contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
-        choices=choices_of(outcome),
-        links=[Link(*sweep) for sweep in sweeps_of(
-            Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
+        choices=choices_of(bound),
+        links=sweeps_of(Path(planning.config.runs_dir) / "reports", {run.hash for run in runs}),
     )  # fmt: skip
 
 

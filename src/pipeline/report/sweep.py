@@ -14,6 +14,7 @@ from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
 from pipeline.report.load.answers import question_scores
+from pipeline.report.load.contents import Link
 from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.runs.manifest import read_manifest
@@ -21,14 +22,14 @@ from pipeline.runs.run import Run
 from pipeline.stats.statistics import split_half
 
 
-def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
-    """(title, address below `reports`) of the sweeps whose experts are all among these runs."""
+def sweeps_of(reports: Path, hashes: Collection[str]) -> list[Link]:
+    """The sweeps below `reports` whose experts are all among these runs."""
     sweeps = []
     for path in sorted(reports.glob("sweep-*/about.json")):
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             if about["experts"] and set(about["experts"]) <= set(hashes):
-                sweeps.append((str(about["title"]), f"{path.parent.name}/index.html"))
+                sweeps.append(Link(str(about["title"]), f"{path.parent.name}/index.html"))
         except (ValueError, KeyError, TypeError):
             continue  # not written by this program
     return sweeps
