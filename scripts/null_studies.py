@@ -30,14 +30,14 @@ from scipy.stats import binomtest
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.compose import compose
-from pipeline.report.stats.claims import CONTRADICTED, FACT, SHOWN, Claim
-from pipeline.report.stats.compare import correct_contrasts, headline_sentences
-from pipeline.results.cell_values import NoScore, Outcome
-from pipeline.results.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
-from pipeline.results.intervals import cell_result
-from pipeline.results.placed_claims import claims_of
-from pipeline.results.questions import StoredAnswers, Translations, Vector
-from pipeline.results.verdicts import judge_claims
+from pipeline.report.cell_values import NoScore, Outcome
+from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
+from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
+from pipeline.report.intervals import cell_result
+from pipeline.report.placed_claims import claims_of
+from pipeline.report.questions import StoredAnswers, Translations, Vector
+from pipeline.report.verdicts import judge_claims
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, Values, difference_of

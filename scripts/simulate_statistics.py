@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.config.compose import compose
-from pipeline.report.stats.claims import SHOWN
-from pipeline.report.stats.statistics import (
+from pipeline.report.claims import SHOWN
+from pipeline.report.expression import reduce_sides
+from pipeline.report.placed_claims import claims_of
+from pipeline.report.verdicts import judge_claims
+from pipeline.stats.statistics import (
     PairedScore,
     contrast,
     half_weights,
@@ -26,9 +29,6 @@ from pipeline.report.stats.statistics import (
     resampled_means,
     share_interval,
 )
-from pipeline.results.expression import reduce_sides
-from pipeline.results.placed_claims import claims_of
-from pipeline.results.verdicts import judge_claims
 from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 

@@ -15,8 +15,8 @@ import pipeline
 
 SOURCE = Path(pipeline.__file__).parent
 PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
-    "errors files typed_json languages progress papers config benchmarks models hub runs data merge train evaluate "
-    "analyze report stages tables estimate launch results commands api __main__"
+    "errors files typed_json text languages progress stats papers config benchmarks models hub runs data merge train "
+    "evaluate analyze stages tables estimate launch report commands api __main__"
 ).split()
 
 

@@ -15,7 +15,7 @@ from pipeline.config.compose import compose
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.reset import Reset
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.results.cell_values import Outcome
+from pipeline.report.cell_values import Outcome
 from pipeline.runs.manifest import read_manifest
 from pipeline.tables.planned_runs import Planning
 

@@ -14,8 +14,8 @@ import pytest
 from made_up_report import line_of, made_up, results_of, sample, score, write_eval
 
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
+from pipeline.report.logged import compare_logs
 from pipeline.report.write import write_report
-from pipeline.results.logged import compare_logs
 
 pytestmark = pytest.mark.browser
 

@@ -13,8 +13,8 @@ from made_up_report import results_of
 
 from pipeline.report.load.contents import CellResult
 from pipeline.report.render.cells import allowed_difference, cells_csv, cells_markdown, is_outside
-from pipeline.report.stats.statistics import replication_reach
 from pipeline.report.write import write_report
+from pipeline.stats.statistics import replication_reach
 
 BASE = CellResult("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.report.stats.claims import (
+from pipeline.report.claims import (
     Claim,
     Ranked,
     Unit,
@@ -27,8 +27,8 @@ from pipeline.report.stats.claims import (
     read_claims,
     word_of,
 )
-from pipeline.report.stats.ranks import Alike, compare_correlations, friedman
-from pipeline.report.stats.statistics import contrast
+from pipeline.stats.ranks import Alike, compare_correlations, friedman
+from pipeline.stats.statistics import contrast
 
 WORDS = {
     "id": "one", "text": "Left is better.", "section": "1", "left": "a", "right": "b", "metric": "exact_match",

@@ -10,12 +10,12 @@ import pytest
 from made_up_report import line_of, results_of
 
 from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.shown_scores import score_interval
+from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level
 from pipeline.report.load.answers import Answers
 from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.load.scores import score_interval
 from pipeline.report.marks import inconclusive_sentence
-from pipeline.report.stats.compare import correct_contrasts, headline_sentences, holm_level
-from pipeline.report.stats.statistics import contrast, smallest_difference
+from pipeline.stats.statistics import contrast, smallest_difference
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ import pytest
 from pipeline.config.stages import CompareStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
+from pipeline.report.compare import correct_contrasts, headline_sentences
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.report.logged import compare_logs
 from pipeline.report.write import write_report
-from pipeline.results.logged import compare_logs
 
 LOGS = Path(__file__).parent / "logs"
 GUESSES, TINY, TINY_2SHOT = (str(LOGS / "lm_eval" / name) for name in ("guesses", "tiny", "tiny_2shot"))
@@ -232,7 +232,7 @@ def test_three_models_are_compared_in_pairs(tmp_path: Path) -> None:
 def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
     """On all items of a log, also over two epochs: matched with itself under another name."""
     renamed = Path(shutil.copy(only_file(STRONG, "*.eval"), tmp_path / "renamed.eval"))
-    from pipeline.results.logs import read_inspect
+    from pipeline.report.logs import read_inspect
 
     (log,) = read_inspect(renamed)
     assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"

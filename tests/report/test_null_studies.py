@@ -14,11 +14,11 @@ import pytest
 from made_up_report import line_of
 from scipy.stats import binom
 
-from pipeline.report.stats.claims import CONTRADICTED, SHOWN, Claim
-from pipeline.report.stats.compare import correct_contrasts
-from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import contrast
-from pipeline.results.contrasts import MeasuredPair, pooled_ratios
+from pipeline.report.claims import CONTRADICTED, SHOWN, Claim
+from pipeline.report.compare import correct_contrasts
+from pipeline.report.contrasts import MeasuredPair, pooled_ratios
+from pipeline.stats.ranks import holm
+from pipeline.stats.statistics import contrast
 
 
 def studies() -> ModuleType:

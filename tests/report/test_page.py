@@ -87,7 +87,7 @@ def test_the_page(one_language, reports):
         "1 run failed",
         "1 run not started",
         "12 s",  # of an evaluation
-        "1 min 35 s",  # of a training
+        "1:35 min",  # of a training
         "base-1",  # what it started from
         "stale: scores.json was changed",
         "merge.density <2> must be in (0, 1]",

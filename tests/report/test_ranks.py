@@ -10,7 +10,7 @@ import pytest
 import scikit_posthocs
 from scipy import stats
 
-from pipeline.report.stats.ranks import (
+from pipeline.stats.ranks import (
     compare_correlations,
     critical_difference,
     friedman,

@@ -14,12 +14,11 @@ from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
+from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report import page
 from pipeline.report.load.answers import read_answers, samples_in
 from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.load.scores import Written
-from pipeline.report.stats import compare
 
 
 def cells_of(scores: dict[str, ScoreRow]) -> tuple[Results, Written]:

@@ -15,12 +15,11 @@ import pytest
 import scipy.stats
 
 from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
-from pipeline.report.stats.statistics import (
+from pipeline.stats.statistics import (
     contrast,
     expert_variance,
     half_weights,
     halved_means,
-    measure_contrast,
     resample_weights,
     resampled_means,
     share_interval,
@@ -239,12 +238,12 @@ def test_a_contrast_of_measures_is_the_paired_t_test():
     left, right = draw.normal(-20, 9, 40), draw.normal(-21, 9, 40)
     theirs = scipy.stats.ttest_rel(left, right)
     low, high = theirs.confidence_interval()
-    ours = measure_contrast(left - right)
+    ours = contrast(left - right, reach=math.inf)
     assert ours.p == pytest.approx(theirs.pvalue) and ours.df == pytest.approx(39)
     assert (ours.low, ours.high) == pytest.approx((low, high))
     assert ours.p_of(3.0) == pytest.approx(scipy.stats.ttest_1samp(left - right, 3.0).pvalue)
     with pytest.raises(ValueError, match="no variance"):
-        measure_contrast(np.ones(5))
+        contrast(np.ones(5), reach=math.inf)
 
 
 def test_parts_of_questions_are_clusters():

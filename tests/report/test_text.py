@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.report.render.cells import contrasts_csv
-from pipeline.report.render.text import align_columns
+from pipeline.text import align_columns
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

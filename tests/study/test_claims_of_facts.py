@@ -17,12 +17,12 @@ from test_verdicts import Alike, Made
 from pipeline.analyze.changes import COLUMNS
 from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
-from pipeline.report.stats.claims import Verdict
-from pipeline.report.stats.ranks import profile_likeness
-from pipeline.report.stats.statistics import contrast, contrast_of_trainings
-from pipeline.results.cell_values import NoScore, percent_rows_changed
-from pipeline.results.placed_claims import PlacedClaim, claims_of
-from pipeline.results.verdicts import JUDGES, judge_claims
+from pipeline.report.cell_values import NoScore, percent_rows_changed
+from pipeline.report.claims import Verdict
+from pipeline.report.placed_claims import PlacedClaim, claims_of
+from pipeline.report.verdicts import JUDGES, judge_claims
+from pipeline.stats.ranks import profile_likeness
+from pipeline.stats.statistics import contrast, contrast_of_trainings
 from pipeline.tables.plan import ROWS_CHANGED, Cell, TablePlan, Values
 
 MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",

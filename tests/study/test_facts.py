@@ -11,7 +11,7 @@ import pytest
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.merge import resident
-from pipeline.results.cell_values import Outcome
+from pipeline.report.cell_values import Outcome
 from pipeline.tables.planned_runs import Planning
 
 SFT = "model: trained, sft.seq_length: 96, sft.batch_size: 4, sft.steps: 4, sft.warmup_steps: 0, sft.precision: fp32"

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
-from pipeline.results.cell_values import Outcome
+from pipeline.report.cell_values import Outcome
 from pipeline.tables.planned_runs import Planning
 
 PAIRS = ("en-qac", "qac-en")

@@ -12,8 +12,8 @@ import pytest
 from planned import plan
 
 from pipeline.evaluate.records import passage_group
-from pipeline.results.contrasts import declared_pairs, measure_pairs
-from pipeline.results.questions import StoredAnswers, passage_of
+from pipeline.report.contrasts import declared_pairs, measure_pairs
+from pipeline.report.questions import StoredAnswers, passage_of
 from pipeline.tables.plan import ScoreRef, TablePlan
 
 TABLE = """

@@ -20,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import History
 from pipeline.files import ADDED_CONF
-from pipeline.results.intervals import model_role
+from pipeline.report.intervals import model_role
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build

@@ -21,9 +21,9 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.files import fingerprints
 from pipeline.papers.published import published_value
-from pipeline.results.placed_claims import RANKED
-from pipeline.results.report_state import Reported
-from pipeline.results.simulated import RATE, published_rates, settle_choices
+from pipeline.report.placed_claims import RANKED
+from pipeline.report.report_state import Reported
+from pipeline.report.simulated import RATE, published_rates, settle_choices
 from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run

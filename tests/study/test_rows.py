@@ -6,7 +6,7 @@ import pytest
 from planned import canonical, plan
 
 from pipeline.errors import PipelineError
-from pipeline.results.expression import evaluate
+from pipeline.report.expression import evaluate
 from pipeline.tables.plan import ScoreRef
 from pipeline.tables.run_specs import Ref
 from pipeline.tables.schema import read_table

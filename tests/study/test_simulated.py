@@ -16,12 +16,12 @@ from planned import TABLES, plan, plan_of
 
 from pipeline.config.compose import compose
 from pipeline.papers.published import published_value as printed
-from pipeline.report.stats.claims import SHOWN
-from pipeline.results import simulated
-from pipeline.results.contrasts import DISCORDANT
-from pipeline.results.expression import evaluate
-from pipeline.results.placed_claims import PlacedClaim, claims_of
-from pipeline.results.simulated import World, published_rates, settle_choices, simulate_claims, simulated_verdict
+from pipeline.report import simulated
+from pipeline.report.claims import SHOWN
+from pipeline.report.contrasts import DISCORDANT
+from pipeline.report.expression import evaluate
+from pipeline.report.placed_claims import PlacedClaim, claims_of
+from pipeline.report.simulated import World, published_rates, settle_choices, simulate_claims, simulated_verdict
 from pipeline.tables.plan import ScoreRef
 from pipeline.tables.planned_runs import Planning
 

@@ -20,9 +20,9 @@ from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.resident import keep_models_resident
-from pipeline.report.stats.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import build
+from pipeline.stats.statistics import split_half
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
 

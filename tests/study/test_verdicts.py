@@ -16,17 +16,17 @@ from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
+from pipeline.report.cell_values import NoScore, Number, Outcome
+from pipeline.report.claims import read_claims
+from pipeline.report.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
+from pipeline.report.expression import evaluate
+from pipeline.report.intervals import cell_result, estimate_interval
 from pipeline.report.load.answers import question_scores
 from pipeline.report.load.contents import CellResult
-from pipeline.report.stats.claims import read_claims
-from pipeline.report.stats.statistics import DRAWS, contrast
-from pipeline.report.stats.translations import metric_of
-from pipeline.results.cell_values import NoScore, Number, Outcome
-from pipeline.results.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
-from pipeline.results.expression import evaluate
-from pipeline.results.intervals import cell_result, estimate_interval
-from pipeline.results.placed_claims import PlacedClaim, claims_of
-from pipeline.results.verdicts import Sides, judge_claims, place_values
+from pipeline.report.placed_claims import PlacedClaim, claims_of
+from pipeline.report.verdicts import Sides, judge_claims, place_values
+from pipeline.stats.statistics import DRAWS, contrast
+from pipeline.stats.translations import metric_of
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ScoreRef, TablePlan
 

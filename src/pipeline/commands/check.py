@@ -42,7 +42,6 @@ from pipeline.launch.slurm_arrays import DRY_RUN, FOLDER, Resources, script_of, 
 from pipeline.launch.slurm_commands import check_installed, queued_jobs
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.progress import say
-from pipeline.report.render.text import align_columns, pluralize
 from pipeline.runs.disk import check_writable
 from pipeline.runs.find import find_run
 from pipeline.runs.lease import hold_lease
@@ -50,6 +49,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import environment_for, git_state, machine_facts, package_versions, recorded_environment
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
+from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import WIDTH, full_model, micro_batches, trained_parameters, training_memory
 
 RECORD = "check.json"

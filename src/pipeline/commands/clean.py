@@ -17,13 +17,13 @@ from pathlib import Path
 from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.evaluate.selection import compared
 from pipeline.files import move_folder
-from pipeline.report.render.text import align_columns
 from pipeline.runs import resume
 from pipeline.runs.folders import finished_manifests, folders_of_same_digits
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.lease import Holder, latest_work_folder, live_holder, take_lease
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Run, Snapshot
+from pipeline.text import align_columns
 
 
 @dataclass(frozen=True)

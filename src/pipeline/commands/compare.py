@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pipeline.config.stages import CompareStage
 from pipeline.progress import say
-from pipeline.report.stats.compare import correct_contrasts, headline_sentences
+from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.logged import compare_logs
 from pipeline.report.write import write_report
-from pipeline.results.logged import compare_logs
 
 
 def compare(config: CompareStage) -> Path:

@@ -11,13 +11,13 @@ from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.progress import say
+from pipeline.report.collect import gather_results
 from pipeline.report.load.archive import check_archive, write_archive
 from pipeline.report.load.contents import Results
 from pipeline.report.render.cells import cells_csv
 from pipeline.report.render.latex import cells_latex
+from pipeline.report.report_state import Reported
 from pipeline.report.write import write_report
-from pipeline.results.collect import gather_results
-from pipeline.results.report_state import Reported
 from pipeline.tables.planned_runs import Planning
 
 

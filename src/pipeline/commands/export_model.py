@@ -21,6 +21,7 @@ from pipeline.config.stages import ExportStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
+from pipeline.evaluate.shown_scores import percent_factor, primary_of, score_line
 from pipeline.files import fingerprints
 from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import Source, open_source
@@ -29,7 +30,6 @@ from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.checkpoint import DTYPES, read_json
 from pipeline.models.files import ADAPTER_CONFIG
-from pipeline.report.load.scores import percent_factor, primary_of, score_line
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
 from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card

@@ -39,10 +39,10 @@ from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
 from pipeline.report.page import Frame, environment
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.render.text import align_columns
 from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
+from pipeline.text import align_columns
 
 
 @dataclass

@@ -11,11 +11,11 @@ from typing import Any
 from pipeline.config.stages import ShowStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.report.load.scores import score_lines
-from pipeline.report.render.text import align_columns
+from pipeline.evaluate.shown_scores import score_lines
 from pipeline.runs.find import find_run
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import flatten_dict
+from pipeline.text import align_columns
 from pipeline.train.examples import ROWS
 
 POINTS = 8  # of a curve

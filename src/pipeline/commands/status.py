@@ -17,16 +17,16 @@ from typing import Any
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.launch import plan_files
 from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
 from pipeline.launch.worker import LOGS
-from pipeline.report.load.scores import percent_factor
-from pipeline.report.render.text import align_columns
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished_manifests, folder_name, label_in
 from pipeline.runs.lease import latest_work_folder, live_holder
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
+from pipeline.text import align_columns
 
 
 @dataclass
@@ -77,7 +77,7 @@ def show_status(config: StatusStage) -> str:
 
 def hashes_of(config: TableStage) -> set[str]:
     """Hashes of a table's runs, with the settings of the last stage=table unless the command has its own."""
-    from pipeline.results.report_state import Reported
+    from pipeline.report.report_state import Reported
     from pipeline.runs.graph import order_runs
     from pipeline.tables.planned_runs import Planning
 

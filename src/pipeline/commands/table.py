@@ -30,13 +30,12 @@ from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.local_pool import workers_of
 from pipeline.launch.preflight import evaluation_problems, training_problems
+from pipeline.report.cell_values import SPM_MODEL
+from pipeline.report.contrasts import detectable_differences
 from pipeline.report.load.archive import is_archive
-from pipeline.report.render.text import align_columns, pluralize
-from pipeline.results.cell_values import SPM_MODEL
-from pipeline.results.contrasts import detectable_differences
-from pipeline.results.placed_claims import check_claims
-from pipeline.results.report_state import Reported
-from pipeline.results.simulated import describe_odds as claim_odds
+from pipeline.report.placed_claims import check_claims
+from pipeline.report.report_state import Reported
+from pipeline.report.simulated import describe_odds as claim_odds
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -49,6 +48,7 @@ from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
+from pipeline.text import align_columns, pluralize
 
 
 def show_plan(config: PlanStage) -> str:
@@ -311,9 +311,9 @@ def write_results(
     planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
 ) -> Path:
     """Write the report: page, cells, contrasts and claims. Returns the page."""
+    from pipeline.report.collect import gather_results
     from pipeline.report.page import by_message
     from pipeline.report.write import write_report
-    from pipeline.results.collect import gather_results
 
     folder = report_folder(planning)
     results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)

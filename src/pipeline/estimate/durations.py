@@ -37,7 +37,6 @@ from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
 from pipeline.models.load import load_tokenizer
 from pipeline.progress import format_duration
-from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
@@ -45,6 +44,7 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
+from pipeline.text import pluralize
 from pipeline.train.examples import cut_rows, cut_words
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
 

@@ -36,12 +36,12 @@ from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
-from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.lengths import padded_length
 from pipeline.stages.steps import expected_steps
+from pipeline.text import pluralize
 from pipeline.train.memory import (
     Trained,
     bytes_per_parameter,

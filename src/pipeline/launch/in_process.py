@@ -20,11 +20,11 @@ from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError, shorten_words
 from pipeline.estimate.durations import History, describe_training, driver_version, guess, visible_gpus
 from pipeline.estimate.gpu_budget import bytes_of_training
+from pipeline.evaluate.shown_scores import score_lines
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.preflight import refuse_too_large, training_problems
 from pipeline.progress import say
-from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
 from pipeline.runs.disk import check_writable, disk_full_reason
 from pipeline.runs.folders import finished_manifests

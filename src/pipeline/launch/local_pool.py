@@ -29,7 +29,6 @@ from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.run_json import element_of
 from pipeline.launch.worker import log_of
 from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say, shorten, terminal_columns
-from pipeline.report.render.text import pluralize
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
@@ -37,6 +36,7 @@ from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
+from pipeline.text import pluralize
 
 TRIES = 2  # of a run whose worker died
 

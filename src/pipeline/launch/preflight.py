@@ -38,10 +38,10 @@ from pipeline.evaluate.before import (
 )
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
-from pipeline.report.render.text import pluralize
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
+from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_room, refuse_without_torchao
 
 LENGTHS = ".lengths"

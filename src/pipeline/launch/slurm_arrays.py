@@ -44,7 +44,6 @@ from pipeline.launch.slurm_commands import (
     seconds_left,
 )
 from pipeline.launch.worker import LOGS
-from pipeline.report.render.text import pluralize
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
@@ -52,6 +51,7 @@ from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease, live_holder
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.stop import delay_signals
+from pipeline.text import pluralize
 
 FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"

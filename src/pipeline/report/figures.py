@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.analyze.drawing import COLOURS, STYLE
 from pipeline.analyze.heatmaps import Map, draw_maps
 from pipeline.errors import PipelineError
-from pipeline.report.stats.compare import correct_contrasts
+from pipeline.report.compare import correct_contrasts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

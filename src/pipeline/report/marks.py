@@ -13,8 +13,8 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellScore, Results
 from pipeline.report.load.scores import Written, primary_rows
-from pipeline.report.render.text import pluralize
-from pipeline.report.stats.statistics import standard_error
+from pipeline.stats.statistics import standard_error
+from pipeline.text import pluralize
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
 GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to
@@ -85,15 +85,16 @@ def inconclusive_sentence(results: Results, written: Written, answers: Mapping[P
     by_column: dict[str, dict[Place, bool]] = {}
     for cell in results.cells:
         for score, row in primary_rows(cell, written):
-            place = (score.run, row.task, row.where)
-            if kind_of(row.task) in GENERATED and place in answers and answers[place].n:
-                by_column.setdefault(cell.column, {})[place] = answers[place].cut_off > answers[place].n / 2
+            found = answers.get((score.run, row.task, row.where), Answers())
+            if kind_of(row.task) in GENERATED and found.n:
+                by_column.setdefault(cell.column, {})[score.run, row.task, row.where] = found.cut_off > found.n / 2
     everywhere = {place: cut for places in by_column.values() for place, cut in places.items()}
     affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
     if not affected:
         return []
-    where = "" if sum(everywhere.values()) > len(everywhere) / 2 else f" of {', '.join(affected)}"
-    scored = everywhere if not where else {key: cut for name in affected for key, cut in by_column[name].items()}
+    is_most = sum(everywhere.values()) > len(everywhere) / 2
+    where = "" if is_most else f" of {', '.join(affected)}"
+    scored = everywhere if is_most else {place: cut for name in affected for place, cut in by_column[name].items()}
     return [
         f"Inconclusive: in {sum(scored.values())} of {len(scored)} scores{where} most answers ran out of tokens; "
         "raise eval.max_gen_toks."

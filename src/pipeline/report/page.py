@@ -16,11 +16,14 @@ from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
+from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
+from pipeline.report.compare import CorrectedContrast, correct_contrasts, p_text
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult
-from pipeline.report.load.scores import Written, percent_factor, primary_rows
+from pipeline.report.load.scores import Written, primary_rows
 from pipeline.report.marks import SHARES, Mark, answer_checks, browsed, group_marks
 from pipeline.report.render.cells import (
     BEST_NOTE,
@@ -31,8 +34,6 @@ from pipeline.report.render.cells import (
     is_outside,
 )
 from pipeline.report.render.maps import changes_of
-from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
-from pipeline.report.stats.compare import CorrectedContrast, correct_contrasts, p_text
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <

@@ -11,24 +11,25 @@ from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
 from pipeline.report.load.answers import question_scores
-from pipeline.report.load.scores import percent_factor
+from pipeline.report.load.contents import Link
 from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.stats.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.stats.statistics import split_half
 
 
-def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
-    """(title, address below `reports`) of the sweeps whose experts are all among these runs."""
+def sweeps_of(reports: Path, hashes: Collection[str]) -> list[Link]:
+    """The sweeps below `reports` whose experts are all among these runs."""
     sweeps = []
     for path in sorted(reports.glob("sweep-*/about.json")):
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
             if about["experts"] and set(about["experts"]) <= set(hashes):
-                sweeps.append((str(about["title"]), f"{path.parent.name}/index.html"))
+                sweeps.append(Link(str(about["title"]), f"{path.parent.name}/index.html"))
         except (ValueError, KeyError, TypeError):
             continue  # not written by this program
     return sweeps
@@ -83,26 +84,21 @@ def scores_in(path: Path) -> list[float]:
 def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:
     """Maps over the first two knobs that vary, one per combination of the others."""
     knobs = [key for key in points[0] if len({repr(point[key]) for point in points}) > 1] or list(points[0])[:1]
-    down, across = ["", knobs[0]] if len(knobs) == 1 else knobs[:2]
-    values = {key: list({repr(point[key]): point[key] for point in points}.values()) for key in points[0]}
-    rows = values[down] if down else [""]
-    panels: dict[str, dict[tuple[int, int], int]] = {}
+    down, across, *others = knobs if len(knobs) > 1 else ["", *knobs]
+    places = [(str(point.get(down, "")), str(point[across])) for point in points]
+    rows, columns = (list(dict.fromkeys(side)) for side in zip(*places, strict=True))
+    panels: dict[str, dict[tuple[str, str], int]] = {}
     for index, point in enumerate(points):
-        other_knobs = ", ".join(f"{key} = {point[key]}" for key in knobs[2:])
-        place = (rows.index(point[down]) if down else 0, values[across].index(point[across]))
-        panels.setdefault(other_knobs, {})[place] = index
+        panels.setdefault(", ".join(f"{key} = {point[key]}" for key in others), {})[places[index]] = index
+    framed = rows.index(places[best][0]), columns.index(places[best][1])
     return [
         Map(
-            other_knobs or "mean score",
-            [str(value) for value in rows],
-            [str(value) for value in values[across]],
-            [[means.get(cells.get((y, x), -1)) for x in range(len(values[across]))] for y in range(len(rows))],
-            down,
-            across,
-            next((place for place, index in cells.items() if index == best), None),
+            title or "mean score", rows, columns,
+            [[means.get(cells.get((row, column), -1)) for column in columns] for row in rows],
+            down, across, framed if best in cells.values() else None,
         )
-        for other_knobs, cells in panels.items()
-    ]
+        for title, cells in panels.items()
+    ]  # fmt: skip
 
 
 def split_half_summary(

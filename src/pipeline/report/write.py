@@ -14,6 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.files import write_atomically
+from pipeline.report.claims import claims_csv
+from pipeline.report.compare import correct_contrasts, headline_sentences
 from pipeline.report.load.answers import read_answers, stored_answers
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, read_evaluations, refuse_unlike
@@ -21,8 +23,6 @@ from pipeline.report.marks import inconclusive_sentence, mark_lines, questions_t
 from pipeline.report.page import page
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
 from pipeline.report.render.tidy import tidy_rows
-from pipeline.report.stats.claims import claims_csv
-from pipeline.report.stats.compare import correct_contrasts, headline_sentences
 
 
 def write_report(results: Results, folder: Path) -> Path:

@@ -22,5 +22,5 @@ through its inputs: three `math`, three `language` and six `merged`, the run spe
 cells. The one in row `soup` and column `math` holds three scores, of `merged` at merge=soup and each seed; their mean
 is its number (`plan.py`). `planned_runs.py` composes the configuration of each spec and builds its run with its hash,
 finished or not: 19 runs with the data sets, as equal ones are one. `bound.py` is the plan with its runs, from which
-results/ reads numbers.
+report/ reads numbers.
 """

@@ -17,9 +17,10 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, share_in, value_per_question
 from pipeline.evaluate.records import Sample
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import Written, percent_factor
+from pipeline.report.load.scores import Written
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.render.text import align_columns, markdown_line, one_line
+from pipeline.text import align_columns, markdown_line, one_line
 
 MISSING = "—"
 NAMED_AT_MOST = 30  # runs listed by name

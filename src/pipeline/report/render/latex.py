@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.render.text import one_line
+from pipeline.text import one_line
 
 HEAD = r"""% {title}
 % Needs \usepackage{{booktabs}} and \usepackage{{xcolor}}, and for names beyond Latin script LuaLaTeX or XeLaTeX with a

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.shown_scores import percent_factor, score_interval
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import Written, percent_factor, score_interval
+from pipeline.report.load.scores import Written
 from pipeline.report.render.sheets import comma_separated
 
 COLUMNS = (
@@ -27,31 +28,31 @@ def tidy_rows(results: Results, written: Written) -> str:
     """
     places: dict[str, dict[str, dict[Any, None]]] = {}
     for cell in results.cells:
-        for cell_score in cell.scores:
-            of = places.setdefault(cell_score.run, {"row": {}, "column": {}, "role": {}, "seed": {}})
-            of["row"][cell.row], of["column"][f"{cell.row} | {cell.column}"], of["role"][cell.role] = None, None, None
-            of["seed"] |= {cell_score.at["seed"]: None} if "seed" in cell_score.at else {}
+        for score in cell.scores:
+            served = {**score.at, "row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
+            for key in {"row", "column", "role", "seed"} & served.keys():
+                places.setdefault(score.run, {}).setdefault(key, {})[served[key]] = None
     lines: list[list[Any]] = []
     for name, run in sorted(results.evaluations.items()):
-        places_text = {key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()}
+        rows, how = written[name]
         knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
-        about_run = places_text | {
+        about_run = {
             "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
-            "dtype": written[name][1].get("dtype"),
-            "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()), "weights_root": run.weights_root,
-            "device": run.machine.get("device"), "threads": run.machine.get("threads"),
-            "torch": run.versions.get("torch"), "transformers": run.versions.get("transformers"),
-            "lm_eval": run.versions.get("lm-eval"), "attempt": run.attempt, "started": run.started,
-            "seconds": run.seconds, "stale": run.stale, "unlike": "; ".join(run.unlike),
+            "dtype": how.get("dtype"), "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
+            "weights_root": run.weights_root, **run.machine, "torch": run.versions.get("torch"),
+            "transformers": run.versions.get("transformers"), "lm_eval": run.versions.get("lm-eval"),
+            "attempt": run.attempt, "started": run.started, "seconds": run.seconds, "stale": run.stale,
+            "unlike": "; ".join(run.unlike),
+            **{key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()},
         }  # fmt: skip
-        fixed = {column: about_run.get(column) for column in COLUMNS}
-        for score in sorted(written[name][0], key=sort_key):
-            scale = percent_factor(score.metric)
-            row = fixed | {key: value for key, value in vars(score).items() if key in fixed}
-            row["low"], row["high"] = score_interval(score) or (None, None)
-            for key in ("value", "stderr", "low", "high"):
-                row[key] = scale_number(row[key], scale)
-            lines.append(list(row.values()))
+        for row in sorted(rows, key=sort_key):
+            low, high = score_interval(row) or (None, None)
+            scale, numbers = (
+                percent_factor(row.metric),
+                {"value": row.value, "stderr": row.stderr, "low": low, "high": high},
+            )
+            line = about_run | vars(row) | {key: scale_number(number, scale) for key, number in numbers.items()}
+            lines.append([line.get(column) for column in COLUMNS])
     return comma_separated([list(COLUMNS), *lines])
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
-from pipeline.report.render.text import align_columns
-from pipeline.report.stats.claims import (
+from pipeline.report.claims import (
     CONTRADICTED,
     FACT,
     NOT_TESTABLE,
@@ -29,14 +28,15 @@ from pipeline.report.stats.claims import (
     judge_difference,
     judge_wilcoxon,
 )
-from pipeline.report.stats.translations import CORPUS_METRICS
-from pipeline.results.contrasts import DISCORDANT, task_and_questions
-from pipeline.results.expression import leaf_cells
-from pipeline.results.placed_claims import RANKED, PlacedClaim, claims_of
-from pipeline.results.questions import StoredAnswers, Vector
-from pipeline.results.verdicts import Sides, judge, ranked_pairs
+from pipeline.report.contrasts import DISCORDANT, task_and_questions
+from pipeline.report.expression import leaf_cells
+from pipeline.report.placed_claims import RANKED, PlacedClaim, claims_of
+from pipeline.report.questions import StoredAnswers, Vector
+from pipeline.report.verdicts import Sides, judge, ranked_pairs
+from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
+from pipeline.text import align_columns
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report.stats.statistics import DRAWS, resample_weights
+from pipeline.stats.statistics import DRAWS, resample_weights
 
 if TYPE_CHECKING:
     import numpy as np

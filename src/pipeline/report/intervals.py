@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.stages import TrainStage
+from pipeline.report.cell_values import VALIDATIONS, NoScore, Outcome
+from pipeline.report.contrasts import sampled_axes
+from pipeline.report.expression import is_plain_mean, leaf_cells
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.stats.statistics import replication_reach
-from pipeline.report.stats.translations import CORPUS_METRICS
-from pipeline.results.cell_values import VALIDATIONS, NoScore, Outcome
-from pipeline.results.contrasts import sampled_axes
-from pipeline.results.expression import is_plain_mean, leaf_cells
-from pipeline.results.placed_claims import metrics_of, tasks_of
-from pipeline.results.questions import StoredAnswers, questions_of
+from pipeline.report.placed_claims import metrics_of, tasks_of
+from pipeline.report.questions import StoredAnswers, questions_of
 from pipeline.runs.run import Run, parent_runs
+from pipeline.stats.statistics import replication_reach
+from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, TablePlan
+from pipeline.tables.planned_runs import primary_value
 
 
 def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> CellResult:
@@ -120,19 +122,19 @@ def expert_reach(outcome: Outcome, cell: Cell) -> float | None:
     return replication_reach(axis_numbers) if axis_numbers else None
 
 
-def choices_of(outcome: Outcome) -> dict[str, Any]:
-    """Each choice: what was chosen, and the candidates, each with its mean and the runs that scored it."""
+def choices_of(table: BoundTable) -> dict[str, Any]:
+    """Each choice: what was chosen, and the candidates, each with its mean (None while a score is missing) and the runs
+    that scored it."""
     choices = {}
-    for key, result in outcome.choices.items():
-        choice = outcome.table.plan.choices[key]
-        candidates = [
-            {
-                **at_of(choice, candidate), "mean": result.means[candidate],
-                "scores": [run.name for score in scores if (run := outcome.table.evaluations.get(score))],
-            }
-            for candidate, scores in choice.candidates.items()
-        ]  # fmt: skip
-        winner = at_of(choice, result.winner) if result.winner else None
+    for key, choice in table.plan.choices.items():
+        candidates = []
+        for candidate, scores in choice.candidates.items():
+            runs = [run for score in scores if (run := table.evaluations.get(score))]
+            numbers = [number for run in runs if (number := primary_value(run)) is not None]
+            mean = statistics.fmean(numbers) if len(numbers) == len(scores) else None
+            candidates.append({**at_of(choice, candidate), "mean": mean, "scores": [run.name for run in runs]})
+        chosen = table.winners[key]
+        winner = at_of(choice, chosen) if chosen else None
         choices[key] = {"run": choice.run, "at": choice.at, "chosen": winner, "candidates": candidates}
     return choices
 

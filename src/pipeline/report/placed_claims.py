@@ -11,9 +11,9 @@ from pipeline.benchmarks import kind_of, measures_of, primary_metric
 from pipeline.config import conf
 from pipeline.config.harness_tasks import task_of_option
 from pipeline.errors import suggest
-from pipeline.report.stats.claims import FACT, Claim, read_claims
-from pipeline.report.stats.translations import CORPUS_METRICS
-from pipeline.results.expression import is_open_choice, is_plain_mean, leaf_cells
+from pipeline.report.claims import FACT, Claim, read_claims
+from pipeline.report.expression import is_open_choice, is_plain_mean, leaf_cells
+from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import PLACEHOLDER, TRAININGS

@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from statistics import fmean
 from typing import TYPE_CHECKING
-
-from pipeline.evaluate.metrics import mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -230,7 +229,7 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     """
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
-    halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
+    halves = [[fmean([fmean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
     winners = [max(range(len(scores)), key=half.__getitem__) for half in halves]
     return [(winners[0], halves[1][winners[0]]), (winners[1], halves[0][winners[1]])]
 
@@ -341,7 +340,8 @@ def contrast(
 ) -> Contrast:
     """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
 
-    Differences lie between -reach and reach. For paired right and wrong answers this is Tango's score interval
+    Differences lie between -reach and reach; those of measures such as bits have no bounds (reach is infinite) and
+    Student's t over problems. For paired right and wrong answers this is Tango's score interval
     (`PairedScore`). In means over languages, seeds or experts, the answers to one problem have their measured
     dependence, plus one problem's worth of full dependence: without any spread their number proves nothing, and no
     interval has width zero.
@@ -359,22 +359,29 @@ def contrast(
     estimate, drawn: the difference, and (draws,) of it over draws of problems, if it is not a plain mean: the choice of
     the best is then repeated in each draw (`halved_means`). `differences` are those of the winning candidate.
 
-    Raises ValueError without a problem, or for an axis of one level, which has no variance.
+    Raises ValueError without a problem, or for an axis of one level, which has no variance; without bounds also for one
+    problem, or if all differences are equal.
     """
     import numpy as np
 
     array = np.asarray(differences, dtype=float)
-    n = array.shape[-1]
+    n, bounded = array.shape[-1], math.isfinite(reach)
     if not n or min(array.shape[:-1], default=2) < 2:
         raise ValueError(f"differences {array.shape}: an interval needs a problem, and two experts on each axis")
-    scaled = array / reach
+    if not bounded and (n < 2 or not np.ptp(array)):
+        raise ValueError(f"differences {array.shape} of one problem, or all alike: they show no variance")
+    scaled = array / reach if bounded else array
     by_problem = scaled.reshape(-1, n).mean(axis=0)  # (N,)
-    value = float(by_problem.mean()) if estimate is None else float(estimate) / reach
+    value = float(by_problem.mean()) if estimate is None else float(estimate) / (reach if bounded else 1)
+    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
+    if not bounded:
+        problems = float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(np.asarray(drawn), ddof=1))
+        free = NormalTest(value, math.sqrt(problems), reach=reach)
+        return contrast_of_test(free, problems, parts, n, noise=problems**2 / (n - 1))
     discordant = max(float(np.abs(scaled).mean()), abs(value))
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if drawn is not None:
         of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
-    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
@@ -403,26 +410,6 @@ def corpus_contrast(
         parts.append((between, float(np.sum(residuals**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
     value = float(numbers.mean()) if estimate is None else estimate
     return contrast_of_test(NormalTest(value, math.sqrt(problems)), problems, parts, n)
-
-
-def measure_contrast(differences: ArrayLike, estimate: float | None = None, draws: ArrayLike | None = None) -> Contrast:
-    """Contrast of measures without bounds, such as bits: Student's t over N problems. differences (A1, ..., Ak, N),
-    estimate, draws: as in `contrast`.
-
-    Raises ValueError for fewer than two problems, and if all differences are equal: there is then no variance.
-    """
-    import numpy as np
-
-    array = np.asarray(differences, dtype=float)
-    n = array.shape[-1]
-    if n < 2 or min(array.shape) < 2 or not np.ptp(array):
-        raise ValueError(f"differences {array.shape} of one problem or expert, or all alike: they show no variance")
-    by_problem = array.reshape(-1, n).mean(axis=0)
-    problems = float(np.var(by_problem, ddof=1)) / n if draws is None else float(np.var(np.asarray(draws), ddof=1))
-    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
-    value = float(by_problem.mean()) if estimate is None else estimate
-    test = NormalTest(value, math.sqrt(problems), reach=math.inf)
-    return contrast_of_test(test, problems, parts, n, noise=problems**2 / (n - 1))
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:

@@ -13,15 +13,15 @@ from typing import Any
 from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
+from pipeline.report.cell_values import Outcome
+from pipeline.report.computed import describe_computation
+from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
+from pipeline.report.intervals import cell_result, choices_of
 from pipeline.report.load.archive import without_private
-from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
+from pipeline.report.load.contents import FailedRun, Results, RunResult
+from pipeline.report.questions import StoredAnswers
 from pipeline.report.sweep import sweeps_of
-from pipeline.results.cell_values import Outcome
-from pipeline.results.computed import describe_computation
-from pipeline.results.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
-from pipeline.results.intervals import cell_result, choices_of
-from pipeline.results.questions import StoredAnswers
-from pipeline.results.verdicts import judge_claims
+from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
@@ -56,9 +56,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         versions={"pipeline": package_version(DISTRIBUTION), **versions}, computed=describe_computation(outcome, runs),
         contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
-        choices=choices_of(outcome),
-        links=[Link(*sweep) for sweep in sweeps_of(
-            Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
+        choices=choices_of(bound),
+        links=sweeps_of(Path(planning.config.runs_dir) / "reports", {run.hash for run in runs}),
     )  # fmt: skip
 
 

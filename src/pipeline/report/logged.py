@@ -7,6 +7,8 @@ inputs of inspect_ai. Every two models are one contrast in each column.
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +20,14 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean, mean_stderr
 from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.shown_scores import interval_of_mean, percent_factor
+from pipeline.report.contrasts import MeasuredPair, contrast_lines
 from pipeline.report.load.contents import CellResult, CellScore, LoggedAnswers, Results, RunResult
-from pipeline.report.load.scores import interval_of_mean, percent_factor
-from pipeline.report.render.text import pluralize
-from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import LEVEL, contrast, measure_contrast
-from pipeline.results.contrasts import MeasuredPair, contrast_lines
-from pipeline.results.logs import Item, Log, finite_number, read_file
+from pipeline.report.logs import Item, Log, finite_number, read_file
 from pipeline.runs.provenance import DISTRIBUTION, package_version
+from pipeline.stats.ranks import holm
+from pipeline.stats.statistics import LEVEL, contrast
+from pipeline.text import pluralize
 
 LANGUAGE = "all"  # stands where a language does: logs do not name one
 # beginnings of settings that are listed first: prompts, generation, the task
@@ -109,15 +111,10 @@ def read_entry(entry: str) -> list[Log]:
 
 
 def side_titles(models: Sequence[tuple[str, str]]) -> list[str]:
-    """A title for each (entry, model): the model, with the end of the entry's path if others have the same name."""
-    titles = []
-    for entry, model in models:
-        same = ["/" + "/".join(Path(other).parts) for other, name in models if name == model and other != entry]
-        parts = Path(entry).parts
-        ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        end = next((end for end in ends if not any(other.endswith(f"/{end}") for other in same)), entry)
-        titles.append(f"{model} ({end})" if same else model)
-    return titles
+    """A title for each (entry, model): the model, with its place among the entries if others have the same name."""
+    names = Counter(model for _, model in models)
+    shared = os.path.commonpath([Path(entry).absolute() for entry, _ in models])
+    return [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in models]
 
 
 # ---------------------------------------------------------------------------------------------------- matching
@@ -229,7 +226,7 @@ def columns_of(matched: Sequence[Matched]) -> tuple[list[Column], list[str]]:
                 column = Column("", metric, one, values)
                 title = unique_title(column, [other.title for other in columns])
                 columns.append(Column(title, metric, one, values))
-        if not any(log.items for log in one.logs.values()) or any(not log.items for log in one.logs.values()):
+        if not all(log.items for log in one.logs.values()):
             refused.append(f"{one.why_not('')}.")
     return columns, refused
 
@@ -259,7 +256,7 @@ def measured_columns(columns: Sequence[Column]) -> tuple[list[MeasuredPair], lis
             line |= {"left_value": column.factor * mean(values[0]), "right_value": column.factor * mean(values[1])}
             line["lower_is_better"] = column.lower_is_better
             try:
-                test = contrast(differences) if column.is_share else measure_contrast(differences)
+                test = contrast(differences, reach=1.0 if column.is_share else math.inf)
             except ValueError:
                 test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
             measured.append(MeasuredPair(line, column.metric, (), test, column.factor))

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import find_benchmark, is_measure
 from pipeline.config.harness_tasks import task_of_option
 from pipeline.evaluate.records import passage_group
+from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.report.cell_values import NoScore, Outcome
+from pipeline.report.expression import evaluate, is_open_choice, leaf_cells
 from pipeline.report.load.answers import question_scores, read_samples
-from pipeline.report.load.scores import percent_factor
-from pipeline.report.stats.statistics import (
+from pipeline.stats.statistics import (
     DRAWS,
     Contrast,
     NormalTest,
@@ -26,13 +28,10 @@ from pipeline.report.stats.statistics import (
     corpus_contrast,
     half_weights,
     halved_means,
-    measure_contrast,
     resampled_means,
     share_interval,
 )
-from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
-from pipeline.results.cell_values import NoScore, Outcome
-from pipeline.results.expression import evaluate, is_open_choice, leaf_cells
+from pipeline.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan, Values, difference_of
 
@@ -234,11 +233,10 @@ class Measures(Questions):
         return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(self, array: np.ndarray, estimate: float | None, draws: np.ndarray | None, reach: float) -> Contrast:
-        import numpy as np
-
-        if array.shape[-1] < 2 or not np.ptp(array):
-            raise NoScore("one question, or the same difference on all, shows no variance")
-        return measure_contrast(array, estimate, draws)
+        try:
+            return super().contrast(array, estimate, draws, math.inf)
+        except ValueError:
+            raise NoScore("one question, or the same difference on all, shows no variance") from None
 
 
 class Corpora(Questions):

@@ -233,21 +233,18 @@ def read_inspect(path: Path) -> list[Log]:
         )
         return {name: to_float(part) for name, part in parts.items()}
 
-    reduced: dict[str, dict[str, float]] = {}
+    reduced: dict[str, dict[str, float]] = {}  # the first reduction counts
     for reduction in log.reductions or []:
         for sample in reduction.samples:
             values = reduced.setdefault(str(sample.sample_id), {})
-            values |= {
-                name: value for name, value in named(reduction.scorer, sample.value).items() if name not in values
-            }
+            reduced[str(sample.sample_id)] = named(reduction.scorer, sample.value) | values
     items = []
     for name in dict.fromkeys(str(sample.id) for sample in log.samples):
         epochs = sorted((one for one in log.samples if str(one.id) == name), key=lambda one: one.epoch)
         first = epochs[0]
         recorded: dict[str, list[float]] = {}
-        for scored in (named(*pair) for one in epochs for pair in
-                       ((key, score.value) for key, score in (one.scores or {}).items())):  # fmt: skip
-            for metric, value in scored.items():
+        for scorer, score in (pair for one in epochs for pair in (one.scores or {}).items()):
+            for metric, value in named(scorer, score.value).items():
                 recorded.setdefault(metric, []).append(value)
         values = {metric: mean(numbers) for metric, numbers in recorded.items()} | reduced.get(name, {})
         messages = [one for one in first.messages if one.role != "assistant"] or [first.input]

@@ -18,8 +18,8 @@ import yaml
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.stats.ranks import Alike, Correlations, Friedman, holm
-from pipeline.report.stats.statistics import LEVEL, Contrast
+from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
+from pipeline.stats.statistics import LEVEL, Contrast
 
 OPTIONAL = ("family", "than", "units")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")

@@ -8,23 +8,23 @@ from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.estimate.questions import count_questions, scored_file
+from pipeline.report.cell_values import NoScore
+from pipeline.report.claims import Claim
+from pipeline.report.compare import holm_level
+from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
-from pipeline.report.stats.claims import Claim
-from pipeline.report.stats.compare import holm_level
-from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import (
+from pipeline.report.placed_claims import PlacedClaim, metrics_of, tasks_of, trainings_of
+from pipeline.report.questions import StoredAnswers
+from pipeline.report.verdicts import Sides
+from pipeline.stats.ranks import holm
+from pipeline.stats.statistics import (
     LEVEL,
     Contrast,
     least_detected,
     power_over_experts,
     smallest_difference,
 )
-from pipeline.report.stats.translations import CORPUS_METRICS
-from pipeline.results.cell_values import NoScore
-from pipeline.results.expression import leaf_cells
-from pipeline.results.placed_claims import PlacedClaim, metrics_of, tasks_of, trainings_of
-from pipeline.results.questions import StoredAnswers
-from pipeline.results.verdicts import Sides
+from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 

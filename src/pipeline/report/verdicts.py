@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.stats import ranks
-from pipeline.report.stats.claims import (
+from pipeline.report.cell_values import NoScore
+from pipeline.report.claims import (
     FACT,
     Claim,
     Ranked,
@@ -26,11 +26,11 @@ from pipeline.report.stats.claims import (
     not_made,
     not_testable,
 )
-from pipeline.report.stats.statistics import Contrast, contrast_of_trainings
-from pipeline.results.cell_values import NoScore
-from pipeline.results.expression import average, evaluate, is_plain_mean, leaf_cells
-from pipeline.results.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
-from pipeline.results.questions import Questions, StoredAnswers, questions_of
+from pipeline.report.expression import average, evaluate, is_plain_mean, leaf_cells
+from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
+from pipeline.report.questions import Questions, StoredAnswers, questions_of
+from pipeline.stats import ranks
+from pipeline.stats.statistics import Contrast, contrast_of_trainings
 from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:

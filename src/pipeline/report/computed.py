@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pipeline.config.evaluation import Eval
 from pipeline.config.stages import DataStage, SelectStage, TrainStage
 from pipeline.evaluate.selection import compared
-from pipeline.results.cell_values import Outcome
+from pipeline.report.cell_values import Outcome
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.plan import ScoreRef

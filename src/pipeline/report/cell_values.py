@@ -15,13 +15,13 @@ from typing import Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.papers import published as papers
-from pipeline.report.load.scores import percent_factor
-from pipeline.results.expression import evaluate, leaf_cells
+from pipeline.report.expression import evaluate, leaf_cells
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import ROWS_CHANGED, Candidate, Cell, ScoreRef, TablePlan, difference_of
+from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, TablePlan, difference_of
 from pipeline.tables.planned_runs import primary_value, reason_left_out, score_rows
 
 SPM_MODEL = (
@@ -46,22 +46,13 @@ class Number:
     runs: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class MadeChoice:
-    """A choice: the mean of each candidate, and the winner; None while scores are missing."""
-
-    means: dict[Candidate, float | None]
-    winner: Candidate | None
-
-
 @dataclass
 class Outcome:
-    """The cells and choices of a table. failed: name of a run -> why it failed."""
+    """The cells of a table. failed: name of a run -> why it failed."""
 
     table: BoundTable
     failed: Mapping[str, str] = field(default_factory=dict)
     cells: dict[tuple[str, str], Number] = field(default_factory=dict)
-    choices: dict[str, MadeChoice] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: BoundTable, failed: Mapping[str, str]) -> Outcome:
@@ -69,14 +60,6 @@ class Outcome:
         outcome = cls(table, failed)
         for place, cell in table.plan.cells.items():
             outcome.cells[place] = outcome.number_in(cell)
-        for key, choice in table.plan.choices.items():
-            means: dict[Candidate, float | None] = {}
-            for candidate, scores in choice.candidates.items():
-                runs = [table.evaluations.get(score) for score in scores]
-                numbers = [primary_value(run) if run else None for run in runs]
-                finished = [number for number in numbers if number is not None]
-                means[candidate] = statistics.fmean(finished) if len(finished) == len(numbers) else None
-            outcome.choices[key] = MadeChoice(means, table.winners[key])
         return outcome
 
     # ------------------------------------------------------------------------------------------ cells

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.stats.ranks import holm
-from pipeline.report.stats.statistics import LEVEL
+from pipeline.stats.ranks import holm
+from pipeline.stats.statistics import LEVEL
 
 MOST_SENTENCES = 4  # on significant differences
 
