@@ -13,7 +13,6 @@ from string import Formatter
 from typing import Any, Literal
 from zlib import crc32
 
-from pipeline.benchmarks.calculations import calculations_of
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import language
@@ -73,6 +72,11 @@ def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
     if len(solution) > MOST_CHARACTERS:
         return "too_long"
     return pair(f"Question: {row['question'].strip()}\nAnswer:", solution)
+
+
+def calculations_of(answer: str) -> list[str]:
+    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators: 48/2=24."""
+    return [re.sub(r"[ $,]", "", annotation) for annotation in re.findall(r"<<([^<>]*)>>", answer)]
 
 
 def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
