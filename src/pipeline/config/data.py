@@ -27,7 +27,7 @@ class Source:
     licence: str = knob("", hashed=False)
     paper: str = knob("", hashed=False)  # where the papers name it
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
-    rows: str = MISSING  # the function of data/sources.py that reads a row
+    rows: str = MISSING  # the reader of data/sources.py
     language: str | None = None  # our code; only rows of it
     column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s

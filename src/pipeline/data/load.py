@@ -19,7 +19,6 @@ from typing import Any
 from pipeline.config.data import Source
 from pipeline.data.rows import JSON_COLUMNS
 from pipeline.data.sources import (
-    MAY_BE_BLANK,
     READERS,
     Example,
     Row,
@@ -27,6 +26,7 @@ from pipeline.data.sources import (
     is_blank,
     is_text,
     is_wanted,
+    may_be_blank,
     source_columns,
 )
 from pipeline.errors import PipelineError
@@ -107,7 +107,7 @@ def example_of(row: Row, source: Source, required: list[str], counts: dict[str, 
     """What a row teaches: nothing where a column that its text is made of is blank, which `counts` has by column."""
     if source.rows != "conversation" and not all(is_text(row[column]) for column in required):
         return "not_text"
-    blank = [column for column in required if is_blank(row[column]) and column not in MAY_BE_BLANK.get(source.rows, ())]
+    blank = [column for column in required if is_blank(row[column]) and column not in may_be_blank(source)]
     if blank and counts is not None:
         blanks = counts.setdefault("blank", {})
         blanks |= {column: blanks.get(column, 0) + 1 for column in blank}
