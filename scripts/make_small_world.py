@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
 from small_world.files import SHIPPED, World, pack, write
@@ -22,8 +21,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="where the files go: then give data_root=FOLDER")
     parser.add_argument("--archive", type=Path, help="write the files that ship, compressed, to this file")
-    for knob in fields(World):
-        parser.add_argument(f"--{knob.name.replace('_', '-')}", type=int, default=knob.default)
+    parser.add_argument("--seed", type=int, default=SHIPPED.seed, help="of lexicons and facts")
+    parser.add_argument("--items", type=int, default=SHIPPED.items, help="test items per benchmark and language")
+    parser.add_argument("--dev-items", type=int, default=SHIPPED.dev_items)
+    parser.add_argument("--math-rows", type=int, default=SHIPPED.math_rows)
+    parser.add_argument("--language-rows", type=int, default=SHIPPED.language_rows, help="per constructed language")
+    parser.add_argument("--documents", type=int, default=SHIPPED.documents, help="plain text to train a base on")
+    parser.add_argument("--last-documents", type=int, default=0, help="and what it reads after that")
     asked = vars(parser.parse_args())
     folder, archive, world = asked.pop("folder"), asked.pop("archive"), World(**asked)
     if max(world.items, world.dev_items) > POOL:
