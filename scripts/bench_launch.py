@@ -115,7 +115,7 @@ name: small
 axes: {density: [0.2, 0.8]}
 every: {model: sandbox, data_root: world, threads: 1, sft.steps: 8, sft.warmup_steps: 1, eval.limit: 20}
 runs:
-  world: {stage: data, expert: sandbox, expert.world.items: 40, expert.world.dev_items: 20}
+  world: {stage: data, expert: sandbox, expert.world.items: 40}
   math: {stage: sft, expert: math, recipe: sandbox_math}
   language: {stage: sft, expert: qac, recipe: sandbox_language}
   TIES: {merge: ties, merge.experts: [math, language], merge.density: '{density}'}

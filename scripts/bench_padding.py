@@ -30,13 +30,13 @@ from typing import Any
 import datasets
 import torch
 from datasets import Dataset
+from small_world.tokenizer import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
-from pipeline.data.sandbox.tokenizer import make_tokenizer
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.recipe import plan_steps, trainer_arguments
 from pipeline.train.stage import silence_warnings

@@ -34,13 +34,13 @@ from unittest.mock import patch
 
 import torch
 import trl.kernels.chunked_logprob
+from small_world.tokenizer import make_tokenizer
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import pipeline.stages.rows  # noqa: F401  # registers the stages
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
-from pipeline.data.sandbox.tokenizer import make_tokenizer
 from pipeline.estimate.gpu_budget import trained_parts
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions

@@ -34,13 +34,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES

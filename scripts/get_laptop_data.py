@@ -1,7 +1,7 @@
 """Download what `table=laptop_real` reads from the Hub into a data_root: python scripts/get_laptop_data.py DIR
 
-mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl whole, and aya/train.jsonl in the table's languages.
-Files that are there are kept.
+mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl whole, aya/train.jsonl in the table's languages,
+and the items of mgsm_steps from them. Files that are there are kept.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from mgsm_steps.items import write_items
 
 from pipeline.config.data import Source
 from pipeline.data.load import open_rows
@@ -40,6 +42,8 @@ def main(folder: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         print(file, len(rows), "rows")
+    for code in LANGUAGES:
+        write_items(folder, code)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from scipy.stats import binomtest
+from small_world.text import lookup_text, make_lookup
+from small_world.world import POOL, ConstructedWorld, draw_problem, draw_reading
 
 from pipeline.config.compose import compose
-from pipeline.data.sandbox.text import lookup_text, make_lookup
-from pipeline.data.sandbox.world import POOL, ConstructedWorld, draw_problem, draw_reading
 from pipeline.launch.in_process import make_single_run
 from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
@@ -52,7 +52,8 @@ def main() -> None:
     def made(*words: str) -> Path:
         return make_single_run(compose([f"runs_dir={asked.runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
 
-    world = made("stage=data", "expert=sandbox", f"expert.world.dev_items={ITEMS}")
+    world = made("stage=data", "expert=sandbox")
+    items = made("stage=data", "expert=sandbox_items", f"expert.items.dev={ITEMS}", f"data_root={world}")
     base = find_run(asked.base, Path(asked.runs), "--base").folder
     start = ("stage=sft", "model=trained", f"model.path={base}", "threads=1")
     models, seconds = {"base": base}, dict[str, float]()
@@ -66,7 +67,7 @@ def main() -> None:
             before = time.process_time()
             models[name] = made(*start, *words, "redo=true")
             seconds[name] = round(time.process_time() - before, 1)
-    scores = ("stage=eval", "eval=sandbox", "eval.split=dev", f"data_root={world}")
+    scores = ("stage=eval", "eval=sandbox", "eval.split=dev", f"data_root={items}")
     evaluated = {
         name: made(*scores, f"checkpoint={folder}", f"languages=[{','.join(SCORED.get(name, LANGUAGES))}]")
         for name, folder in models.items()

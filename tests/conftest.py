@@ -28,6 +28,8 @@ from tiny_words import FEW, TINY, WORLD, last_of
 import pipeline
 import pipeline.stages.rows  # hands its rows to compose
 
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # small_world, which generates the small world
+
 os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for processes that tests start elsewhere
 
 NEEDS = {
@@ -140,9 +142,17 @@ def make_run(runs_dir: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def world(make_run: Callable[..., Path]) -> Path:
-    """A small world: 4 items a benchmark, 40 math rows, 60 rows a clone, 150 documents."""
-    return make_run("stage=data", *WORLD)
+def world(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller world than the one that ships: 4 items a benchmark, 40 math rows, 60 rows a clone, 150 documents."""
+    from small_world.files import World, pack
+
+    from pipeline.data import small_world
+
+    archive = tmp_path_factory.mktemp("small") / "small_world.tar.xz"
+    pack(archive, World(items=4, dev_items=4, math_rows=40, language_rows=60, documents=150))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(small_world, "ARCHIVE", archive)
+        return make_run("stage=data", *WORLD)
 
 
 @pytest.fixture(scope="session")

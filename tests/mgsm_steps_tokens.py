@@ -7,8 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.evaluation import EvalTask
-from pipeline.evaluate.tasks import task_definitions
+from mgsm_steps.items import write_items
+
+
+def with_items(data_root: Path, folder: Path, *codes: str) -> Path:
+    """A data_root with the files of another, and the items of mgsm_steps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in data_root.iterdir():
+        if not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    for code in codes:
+        write_items(folder, code)
+    return folder
 
 
 def check_tokens(data_root: Path, folder: Path, code: str, load: Callable[[list[str]], Any]) -> None:
@@ -17,8 +27,7 @@ def check_tokens(data_root: Path, folder: Path, code: str, load: Callable[[list[
 
     load: the tokenizer, given texts to make one from.
     """
-    (definition,) = task_definitions([EvalTask("mgsm_steps", 4)], [code], data_root, folder)
-    file = definition.file.parent / f"mgsm_steps.{code}.test.jsonl"
+    file = with_items(data_root, folder, code) / "mgsm_steps" / code / "mgsm_steps.jsonl"
     items = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
     tokenizer = load([item["prompt"] for item in items])
     prompts = tokenizer([item["prompt"] for item in items]).input_ids

@@ -39,7 +39,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def start(family: str, world: Path, tmp_path: Path) -> Path:
     """A random model with the small world's tokenizer, whose answers differ from prompt to prompt."""
-    from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
+    from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
     tokenizer = sandbox_tokenizer()
     config = AutoConfig.for_model(
@@ -144,8 +144,8 @@ def test_a_decoder_of_today_is_trained_merged_and_scored(
 ) -> None:
     """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers of transformers."""
     from small_decoders import config_of
+    from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
-    from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
     from pipeline.models.anatomy import anatomy
 
     tokenizer, config = sandbox_tokenizer(), config_of(kind)

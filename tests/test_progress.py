@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
-from tiny_words import FEW, WORLD
+from tiny_words import FEW
 
 from pipeline import progress
 from pipeline.config.compose import compose
@@ -352,7 +352,7 @@ def commands(world: Path, base: Path, math_expert: Path, language_expert: Path) 
     asked = ["eval.max_gen_toks=4", "eval.limit=3", f"data_root={world}", "languages=[qac]"]
     counts = ["merge.top_layers=1", "sweep.bottom_layers=[1,2]"]
     return {
-        "data": ["stage=data", *WORLD],
+        "data": ["stage=data", "expert=math", f"data_root={world}"],
         "sft": ["stage=sft", *start, "expert=math", "recipe=sandbox_math", *FEW],
         "merge": ["stage=merge", "merge=ties", f"merge.experts=[{math_expert},{language_expert}]"],
         "eval": ["stage=eval", f"checkpoint={math_expert}", "eval=sandbox", *asked],

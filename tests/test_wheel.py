@@ -69,8 +69,7 @@ MINE = """
 name: mine
 every: {model: sandbox, data_root: world, threads: 1}
 runs:
-  world: {stage: data, expert: sandbox, expert.world.items: 2, expert.world.dev_items: 2, expert.world.math_rows: 40,
-    expert.world.language_rows: 40}
+  world: {stage: data, expert: sandbox, expert.world.items: 2}
   base: {}
 score: {eval: mgsm_0shot, eval.max_gen_toks: 40, in: en}
 columns: {math: {}}

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-WORLD = [
-    "expert=sandbox",
-    *("expert.world.items=4", "expert.world.dev_items=4", "expert.world.math_rows=40"),
-    *("expert.world.language_rows=60", "expert.world.documents=150"),
-]
+WORLD = ["expert=sandbox", "expert.world.items=4"]
 TINY = [
     "model=sandbox_random",
     *("model.architecture.hidden_size=32", "model.architecture.intermediate_size=64"),

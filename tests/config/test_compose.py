@@ -335,7 +335,8 @@ def test_stdout_is_the_folder_alone_and_a_sweep_prints_one_a_job(tmp_path: Path)
 
     (folder,) = run()
     assert (tmp_path / folder / "manifest.json").is_file()
-    again, other = run("-m", "expert.world.seed=0,1")
+    words.remove("expert.world.items=4")
+    again, other = run("-m", "expert.world.items=4,5")
     assert again == folder != other
     assert (tmp_path / other / "manifest.json").is_file()
 

@@ -8,10 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-
-from pipeline.config.data import World
-from pipeline.data import sandbox
-from pipeline.data.sandbox.text import (
+from small_world.files import SHIPPED, World, write
+from small_world.text import (
     INSTRUCTIONS,
     LAST_MIX,
     MIX,
@@ -20,8 +18,8 @@ from pipeline.data.sandbox.text import (
     make_document,
     make_instructions,
 )
-from pipeline.data.sandbox.tokenizer import make_tokenizer
-from pipeline.data.sandbox.world import (
+from small_world.tokenizer import make_tokenizer
+from small_world.world import (
     CLONES,
     GAINS,
     LOSSES,
@@ -38,12 +36,31 @@ from pipeline.data.sandbox.world import (
     say,
 )
 
+from pipeline.data import small_world
+from pipeline.data.small_world import LARGEST, TRAINING
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
-    sandbox.write(folder, World(items=20, dev_items=20, math_rows=300, language_rows=200, documents=400))
+    write(folder, World(items=20, dev_items=20, math_rows=300, language_rows=200, documents=400))
     return folder
+
+
+def test_the_shipped_files_are_what_the_generator_writes(tmp_path: Path):
+    """Every byte of the archive, unpacked with all its items; the tokenizer's format is its library's."""
+    counts = write(tmp_path / "ours", SHIPPED)
+    told = small_world.write(tmp_path / "shipped", "training sets and items", LARGEST, LARGEST)
+    assert told == counts and {name: told[name] for name in TRAINING} == TRAINING | {"aya/train.jsonl": 3 * 16000}
+    ours, shipped = (
+        {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*.*")
+            if path.parent.name != "tokenizer"
+        }
+        for folder in (tmp_path / "ours", tmp_path / "shipped")
+    )
+    assert shipped == ours and (tmp_path / "shipped/tokenizer/tokenizer.json").is_file()
 
 
 def rows(path: Path) -> list[dict]:

@@ -17,19 +17,18 @@ import scipy.stats
 import torch
 from by_lm_eval import answered_by_lm_eval
 from made_up import asked, needs_real_data, write_rows
-from mgsm_steps_tokens import check_tokens
+from mgsm_steps.calculations import QUESTIONS, build_problem, build_problems, missing_operands
+from mgsm_steps.items import build_exemplar, build_items, shuffled_text, write_items
+from mgsm_steps.number_words import read_numbers
+from mgsm_steps_tokens import check_tokens, with_items
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeline import data
 from pipeline.__main__ import main
 from pipeline.benchmarks import benchmark_of
-from pipeline.benchmarks.calculations import QUESTIONS, build_problem, build_problems, missing_operands
-from pipeline.benchmarks.mgsm_steps import BENCHMARK, build_exemplar, build_items, shuffled_text
-from pipeline.benchmarks.number_words import read_numbers
-from pipeline.benchmarks.task_files import Definition
+from pipeline.benchmarks.mgsm_steps import BENCHMARK
 from pipeline.config.compose import compose
-from pipeline.config.evaluation import EvalTask
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import question_sets
 from pipeline.evaluate.reading import reading
@@ -46,10 +45,6 @@ EXCLUDED = {  # questions whose operands a translation does not give: clocks, wo
 
 def rows(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-
-
-def define(tasks: list[EvalTask], code: str, root: Path, folder: Path) -> list[Definition]:
-    return task_definitions(tasks, [code], root, folder)
 
 
 @needs_real_data
@@ -78,9 +73,9 @@ def test_gsm8k_gives_634_steps_in_235_questions(real_data: Path) -> None:
 def test_questions_excluded_in_each_language(real_data: Path, tmp_path: Path) -> None:
     found = {}
     for code in MGSM:
-        (definition,) = define([asked("mgsm_steps", 4)], code, real_data, tmp_path / code)
-        card = json.loads((definition.file.parent / f"mgsm_steps.{code}.card.json").read_text())
-        items = rows(tmp_path / code / f"mgsm_steps.{code}.test.jsonl")
+        folder = with_items(real_data, tmp_path / "data", code) / "mgsm_steps" / code
+        card = json.loads((folder / "card.json").read_text())
+        items = rows(folder / "mgsm_steps.jsonl")
         assert list(card["without_a_usable_step"]) == [str(index) for index in UNUSABLE]
         found[code] = len(card["operands_not_in_the_text"])
         assert card["questions"] == 235 - found[code] == len({item["index"] for item in items})
@@ -129,16 +124,18 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
             file.chmod(0o644)
         (tmp_path / "data" / folder).chmod(0o755)
     root, steps = tmp_path / "data", [asked("mgsm_steps", 1)]
-    with pytest.raises(PipelineError, match="mgsm_steps has no Ganda: MGSM is in en, sw"):
-        define(steps, "lg", root, tmp_path / "t")
+    with pytest.raises(PipelineError, match=f"make_mgsm_steps.py {root} en writes it from MGSM's and GSM8K's files"):
+        task_definitions(steps, ["en"], root, tmp_path / "t")
+    with pytest.raises(PipelineError, match="has no mgsm/lg/test.jsonl"):
+        write_items(root, "lg")
     gsm8k, mgsm = rows(root / "gsm8k/test.jsonl"), rows(root / "mgsm/en/test.jsonl")
     write_rows(root / "mgsm/en/test.jsonl", mgsm[:-1])
     with pytest.raises(PipelineError, match="row 250 of 249"):
-        define(steps, "en", root, tmp_path / "t")
+        write_items(root, "en")
     for wrong in ([gsm8k[1], gsm8k[0], *gsm8k[2:]], gsm8k[:249]):
         write_rows(root / "gsm8k/test.jsonl", wrong)
         with pytest.raises(PipelineError, match="not those of GSM8K's test set in their order"):
-            define(steps, "en", root, tmp_path / "t")
+            write_items(root, "en")
 
 
 def log2_of(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answer: str) -> float:
@@ -151,9 +148,9 @@ def log2_of(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answe
 @needs_real_data
 def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path, tmp_path: Path) -> None:
     """All three tasks in Swahili, all items of two questions: `lm_eval` on the stage's task files, and torch alone."""
-    runs = tmp_path / "runs"
+    runs, root = tmp_path / "runs", with_items(real_data, tmp_path / "data", "sw")
     words = ["stage=eval", f"checkpoint={tiny}", "eval=mgsm_steps_4shot", "eval.limit=2", "languages=[sw]"]
-    words += [f"data_root={real_data}", f"runs_dir={runs}", "launcher.workers=1"]
+    words += [f"data_root={root}", f"runs_dir={runs}", "launcher.workers=1"]
     assert main(words) == 0
     reports = [json.loads(file.read_text()) for file in runs.glob("eval-*/scores.json")]
     (bundle,) = [report for report in reports if len({row["task"] for row in report["rows"]}) == 3]
@@ -161,8 +158,8 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     copies.mkdir()
     for file in files:  # each in a run of its own
         shutil.copy(file, copies)
-    (folder,) = {file.parent for file in files if file.name == "mgsm_steps.sw.yaml"}
-    items = rows(folder / "mgsm_steps.sw.test.jsonl")
+    folder = root / "mgsm_steps/sw"
+    items = rows(folder / "mgsm_steps.jsonl")
     first_two = list(dict.fromkeys(item["index"] for item in items))[:2]
     items = [item for item in items if item["index"] in first_two]
     assert {row["n"] for row in bundle["rows"] if row["metric"] == "bits"} == {2} and len(items) > 2
@@ -179,7 +176,7 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), AutoTokenizer.from_pretrained(tiny)
     per_question: dict[int, float] = defaultdict(float)
-    exemplars = rows(folder / "mgsm_steps.sw.train.jsonl")[:4]
+    exemplars = rows(folder / "train.jsonl")[:4]
     before = "".join(f"{one['prompt']}{one['choices'][0]}\n\n" for one in exemplars)
     assert before.startswith("Question: Roger ana") and "Answer: 5+6=11\n#### 11\n\n" in before
     right = 0
@@ -231,7 +228,8 @@ def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> Non
     model.save_pretrained(tmp_path / "other")
     (tmp_path / "steps.yaml").write_text(TABLE.replace("OTHER", str(tmp_path / "other")))
     words = ["stage=table", f"table={tmp_path}/steps.yaml", f"every.model.path={tiny}", "every.model.name=tiny"]
-    words += [f"data_root={real_data}", f"runs_dir={tmp_path}/runs", "launcher.workers=1", "every.model=trained"]
+    root = with_items(real_data, tmp_path / "data", "sw")
+    words += [f"data_root={root}", f"runs_dir={tmp_path}/runs", "launcher.workers=1", "every.model=trained"]
     assert main(words) == 0
     report = tmp_path / "runs/reports/steps"
     with open(report / "cells.csv", encoding="utf-8") as stream:
@@ -317,11 +315,12 @@ def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     lines = [{"question": text, "answer_number": 16, "equation_solution": by} for text, by in solutions.items()]
     write_rows(tmp_path / "mgsm/qac/test.jsonl", lines)
     write_rows(tmp_path / "mgsm/qac/train.jsonl", lines)
-    (definition,) = define([asked("mgsm_steps_shuffled", 1)], "qac", tmp_path, tmp_path / "tasks")
-    items = rows(definition.file.parent / "mgsm_steps_shuffled.qac.test.jsonl")
+    card = write_items(tmp_path, "qac")
+    (definition,) = task_definitions([asked("mgsm_steps_shuffled", 1)], ["qac"], tmp_path, tmp_path / "tasks")
+    assert definition.num_fewshot == 1
+    items = rows(tmp_path / "mgsm_steps/qac/mgsm_steps_shuffled.jsonl")
     assert [item["choices"][item["label"]] for item in items] == [" 12-9=3", "\n3+13=16"]
     assert items[0]["prompt"].startswith("Question: Zoe dedu 12")
-    card = json.loads((definition.file.parent / "mgsm_steps_shuffled.qac.card.json").read_text())
     assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
 
 
@@ -330,6 +329,7 @@ def test_the_small_world_is_scored(tmp_path: Path) -> None:
     words = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     assert main(["stage=data", "expert=sandbox", "expert.world.items=4", *words]) == 0
     (world,) = (tmp_path / "runs").glob("data-sandbox-*")
+    world = with_items(world, tmp_path / "data", "qac")
     words += ["stage=eval", "checkpoint=package:data/sandbox_base", "eval=mgsm_steps_4shot", "eval.dtype=float32"]
     assert main([*words, "languages=[qac]", f"data_root={world}"]) == 0
     bits = {}

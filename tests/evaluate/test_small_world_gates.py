@@ -31,8 +31,7 @@ def record() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def answers(make_run: Callable[..., Path]) -> dict[str, list[dict[str, Any]]]:
     """ "mgsm.en" -> the base's records of the development problems."""
-    rows = ["expert.world.math_rows=1", "expert.world.language_rows=1"]  # to train on: they change no item
-    world = make_run("stage=data", "expert=sandbox", "expert.world.dev_items=500", *rows)
+    world = make_run("stage=data", "expert=sandbox_items", f"data_root={make_run('stage=data', 'expert=sandbox')}")
     asked = ["checkpoint=package:data/sandbox_base", f"data_root={world}", "eval.split=dev", f"eval.limit={ITEMS}"]
     math = make_run("stage=eval", *asked, "eval=mgsm_0shot", "eval.max_gen_toks=40", "languages=[en,qaa,qab,qac]")
     read = make_run("stage=eval", *asked, "eval=belebele_0shot", "eval.options=text", "languages=[qaa]")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.training import Model
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_config, load_model, load_tokenizer
 from pipeline.models.skeleton import build_skeleton

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.skeleton import build_skeleton
 from pipeline.train.load import check_base

@@ -15,7 +15,7 @@ import pytest
 import torch
 from by_lm_eval import STOCK, answered_by_lm_eval, assert_same_answers, local_files, stock_mgsm
 from mergekit_digests import SWAP, make_experts
-from mgsm_steps_tokens import check_tokens
+from mgsm_steps_tokens import check_tokens, with_items
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -167,7 +167,8 @@ def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
     smollm2: Path, data: Path, tmp_path: Path, code: str, tolerance: float, compared: Callable[..., None]
 ) -> None:
     """All 634 steps: the distinct beginnings of the prompts, by a trie of dictionaries."""
-    definitions = task_definitions([EvalTask("mgsm_steps", 4)], [code], data, tmp_path)
+    root = with_items(data, tmp_path / "data", code)
+    definitions = task_definitions([EvalTask("mgsm_steps", 4)], [code], root, tmp_path)
     (task,) = load_tasks(definitions)
     task.build_all_requests()
     texts = [context + continuation for context, continuation in (request.args for request in task.instances)]

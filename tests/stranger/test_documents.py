@@ -48,7 +48,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (copy / name).write_text(head + yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
 
     def world(expert: Any) -> None:
-        expert["world"] = {"items": 4, "dev_items": 4, "math_rows": 700, "language_rows": 700}
+        expert["world"] = {"items": 4}
 
     def few(table: Any) -> None:
         table["axes"] |= {"counts": {"1+0": {"bottom": 1, "top": 0}, "2+0": {"bottom": 2, "top": 0}}, "density": [0.2]}

@@ -85,11 +85,11 @@ def test_snapshots_models_of_the_hub_and_plain_folders_are_parents_too(
 # ---------------------------------------------------------------------------------------------------- workers
 
 
-DATA = "stage=data expert=sandbox expert.world.items=2 expert.world.dev_items=2 expert.world.math_rows=4"
+DATA = "stage=data expert=sandbox expert.world.items=2"
 
 
 def small(tmp_path: Path, seed: int, **changes: Any) -> Run:
-    words = [*DATA.split(), "expert.world.language_rows=4", "expert.world.documents=10", "tracking.mode=disabled"]
+    words = [*DATA.split(), "tracking.mode=disabled"]
     run = build(compose([*words, f"runs_dir={tmp_path}", f"seed={seed}"]))  # type: ignore[arg-type]
     return dataclasses.replace(run, config=dataclasses.replace(run.config, **changes))
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from tiny_words import WORLD
+from small_world.files import World, write
 
 from pipeline.config.compose import compose
 from pipeline.data.rows import read_jsonl
@@ -29,8 +29,11 @@ def items(make_run: Make, world: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def other_world(make_run: Make) -> Path:
-    return make_run("stage=data", *WORLD, "expert.world.seed=1")
+def other_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What scripts/make_small_world.py writes."""
+    folder = tmp_path_factory.mktemp("other")
+    write(folder, World(seed=1, items=4, dev_items=4, math_rows=40, language_rows=60, documents=0))
+    return folder
 
 
 def test_items_are_the_first_of_the_world_and_in_no_training_file(world: Path, items: Path) -> None:
@@ -103,6 +106,23 @@ def test_of_runs_too(call: Call, runs_dir: Path, other_world: Path, math_expert:
     assert told.status == 1 and f"{math_expert.name} was trained on seed 0" in told.err
     told = call(*score, "merge=soup", f"merge.experts=[{math_expert},{language_expert}]")
     assert told.status == 1 and "is the small world of seed 1" in told.err
+
+
+@pytest.mark.parametrize(
+    "words", ["expert=sandbox expert.world.items=501", "expert=sandbox_items expert.items.dev=501"]
+)
+def test_more_items_than_ship_are_refused(words: str, call: Call, runs_dir: Path, world: Path) -> None:
+    given = [f"data_root={world}"] if "sandbox_items" in words else []
+    told = call("stage=data", f"runs_dir={runs_dir}", *words.split(), *given)
+    assert told.status == 1 and f"{words.split()[1]}: 500 items per benchmark and language ship" in told.err
+    assert "python scripts/make_small_world.py FOLDER --items 501 --dev-items 501" in told.err
+
+
+def test_a_world_of_the_script_is_a_data_root(call: Call, tmp_path: Path) -> None:
+    """Its own items are kept apart from its training rows by the script, and no row is dropped for shared words."""
+    write(tmp_path / "mine", World(items=300, dev_items=4, math_rows=400, language_rows=4, documents=0))
+    told = call("stage=data", f"runs_dir={tmp_path}/runs", "expert=math", f"data_root={tmp_path}/mine")
+    assert told.status == 0 and "400 rows taken of 400" in told.err, told.err
 
 
 def test_a_clone_that_the_world_lacks_is_refused(call: Call, runs_dir: Path, world: Path) -> None:

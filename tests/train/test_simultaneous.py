@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
 from pipeline.config.training import Partition
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides_of_all

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
 from pipeline.config.training import Partition
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name
 from pipeline.models.partition import sides_of_all

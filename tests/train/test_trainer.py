@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from tiny import model
 from tiny import trainer as tiny_trainer
 from transformers import LlamaForCausalLM
@@ -15,7 +16,6 @@ from trl import SFTTrainer
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.train.examples import check_lengths, count_tokens, cut_rows, make_dataset
 from pipeline.train.load import make_bpe

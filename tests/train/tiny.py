@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.train.recipe import trainer_of
 from pipeline.train.trainable import choose_parameters
 

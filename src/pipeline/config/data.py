@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -26,7 +27,7 @@ class Source:
     licence: str = knob("", hashed=False)
     paper: str = knob("", hashed=False)  # where the papers name it
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
-    rows: str = MISSING  # the function of data/sources.py that reads a row
+    rows: str = MISSING  # the reader of data/sources.py
     language: str | None = None  # our code; only rows of it
     column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
@@ -49,23 +50,18 @@ class Source:
 
 @dataclass
 class World:
-    """The small world (data/sandbox.py): sizes in items or rows."""
+    """The small world (data/small_world.py)."""
 
-    seed: int = knob(0, low=0)  # lexicons and facts; the shipped base knows those of seed 0
-    items: int = knob(100, low=1, high=2000)  # test items per benchmark and language
-    dev_items: int = knob(250, low=1, high=2000)
-    math_rows: int = knob(6000, low=1)
-    language_rows: int = knob(16000, low=1)  # per constructed language
-    documents: int = knob(0, low=0)  # plain text to train a base on; 0: none is written
-    last_documents: int = knob(0, low=0)  # and the text it reads after that, much of it in qac
+    items: int = knob(100, low=1)  # test items per benchmark and language
+    dev_items: ClassVar[int] = 250
 
 
 @dataclass
 class Items:
     """Benchmark items of a small world, the data_root, in a separate data run: more items do not require retraining."""
 
-    dev: int = knob(500, low=1, high=2000)
-    test: int = knob(100, low=1, high=2000)  # per benchmark and language
+    dev: int = knob(500, low=1)
+    test: int = knob(100, low=1)  # per benchmark and language
 
 
 @dataclass

@@ -74,9 +74,11 @@ def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
 
 
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
-    """Whether data_root is a data run, which wrote its benchmarks with its training sets and keeps them apart itself:
-    the sentences of a constructed world share their frames, so that n-grams say nothing about its items."""
-    return data_root is not None and read_manifest(data_root) is not None and config.data.benchmarks is None
+    """Whether data_root is a data run or a small world, which wrote its benchmarks with its training sets and keeps
+    them apart itself: the sentences of a constructed world share their frames, so that n-grams say nothing about its
+    items."""
+    wrote_both = data_root is not None and (read_manifest(data_root) or (data_root / "world.json").is_file())
+    return bool(wrote_both) and config.data.benchmarks is None
 
 
 def fate_of_number_variants(config: DataStage, source: Source) -> str:

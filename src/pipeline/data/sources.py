@@ -1,4 +1,4 @@
-"""The datasets: a short function a dataset turns a row into a prompt and a completion, or into text.
+"""The datasets: templates, or a short function, turn a row into a prompt and a completion, or into text.
 
 Schemas are those of the published repositories; a file below data_root holds the same columns. For a row that cannot be
 used a function gives the reason, a key of UNUSABLE: the data card counts it.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
-from pipeline.benchmarks.calculations import calculations_of
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import language
@@ -52,18 +52,8 @@ SCRIPTS = {  # letters that text in the language must hold; the others here are 
 # ---------------------------------------------------------------------------------------------------- the datasets
 
 
-def orca_math(row: Row, _: Source) -> Example | Unusable:
-    """microsoft/orca-math-word-problems-200k: question, answer (a worked solution in prose)."""
-    return pair(row["question"], row["answer"])
-
-
-def gsm8k(row: Row, _: Source) -> Example | Unusable:
-    """openai/gsm8k: question, answer with <<a*b=c>> marks and a last line '#### n'. The papers do not use it."""
-    return pair(row["question"], row["answer"])
-
-
 def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
-    """The same with the annotated calculations alone, a line each, as solutions of mgsm_steps are: math without English
+    """openai/gsm8k, its annotated calculations alone, a line each, as solutions of mgsm_steps are: math without English
     prose. At most 64 characters, and so at most 64 tokens of any tokenizer with single digits and signs."""
     calculations = calculations_of(row["answer"])
     answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
@@ -75,39 +65,14 @@ def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
     return pair(f"Question: {row['question'].strip()}\nAnswer:", solution)
 
 
+def calculations_of(answer: str) -> list[str]:
+    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators: 48/2=24."""
+    return [re.sub(r"[ $,]", "", annotation) for annotation in re.findall(r"<<([^<>]*)>>", answer)]
+
+
 def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
-    """The same as plain text, for a base made from nothing."""
+    """openai/gsm8k as plain text, for a base made from nothing."""
     return {"text": f"{row['question']}\n{row['answer']}"}
-
-
-def aya(row: Row, _: Source) -> Example | Unusable:
-    """CohereLabs/aya_dataset: inputs, targets, language (the English name), language_code."""
-    return pair(row["inputs"], row["targets"])
-
-
-def alpaca(row: Row, _: Source) -> Example | Unusable:
-    """instruction, input (may be empty), output: BongChat, llm-japanese-dataset, Dolly in Japanese."""
-    return pair(join_texts(row["instruction"], row["input"]), row["output"])
-
-
-def telugu_alpaca(row: Row, _: Source) -> Example | Unusable:
-    """Telugu-LLM-Labs' sets: nine columns, of which instruction, input and output are the English originals."""
-    return pair(join_texts(row["telugu_instruction"], row["telugu_input"]), row["telugu_output"])
-
-
-def inkuba(row: Row, _: Source) -> Example | Unusable:
-    """lelapa/Inkuba-instruct: instruction, inputs, targets; its splits are language and part, as swahili_train."""
-    return pair(join_texts(row["instruction"], row["inputs"], "\n\n"), row["targets"])
-
-
-def xp3mt(row: Row, _: Source) -> Example | Unusable:
-    """bigscience/xP3mt: inputs, targets."""
-    return pair(row["inputs"], row["targets"])
-
-
-def ichikara(row: Row, _: Source) -> Example | Unusable:
-    """p1atdev/ichikara-instruction: ID, text (the instruction), output."""
-    return pair(row["text"], row["output"])
 
 
 def nllb(row: Row, source: Source) -> Example | Unusable:
@@ -162,11 +127,6 @@ def text(row: Row, source: Source) -> Example | Unusable:
     return {"text": str(row[source.column or "text"])}
 
 
-def template(row: Row, source: Source) -> Example | Unusable:
-    """Anyone's data: a prompt and a completion with the names of columns in braces."""
-    return pair(fill_template(source.prompt or "", row), fill_template(source.completion or "", row))
-
-
 def bitext(row: Row, source: Source) -> Example | Unusable:
     """Anyone's sentence pairs: `prompt` names the English side, `completion` the other."""
     return translation_example(
@@ -174,24 +134,51 @@ def bitext(row: Row, source: Source) -> Example | Unusable:
     )
 
 
+def filled(row: Row, source: Source) -> Example | Unusable:
+    """A published set's pair, or anyone's data: templates with the names of columns in braces."""
+    templates = templates_of(source)
+    more = "" if any(is_blank(row[column]) for column in template_fields(templates.more)) else templates.more
+    return pair(fill_template(templates.prompt + more, row), fill_template(templates.completion, row))
+
+
+class Templates(NamedTuple):
+    """A pair as templates. `more` continues the prompt where none of its columns is blank."""
+
+    prompt: str
+    completion: str
+    more: str = ""
+
+
+PAIRS = {
+    "orca_math": Templates("{question}", "{answer}"),  # microsoft/orca-math-word-problems-200k
+    "gsm8k": Templates("{question}", "{answer}"),  # openai/gsm8k: <<a*b=c>> marks, and a last line '#### n'
+    "aya": Templates("{inputs}", "{targets}"),  # CohereLabs/aya_dataset
+    # BongChat, llm-japanese-dataset, Dolly in Japanese
+    "alpaca": Templates("{instruction}", "{output}", "\n{input}"),
+    # Telugu-LLM-Labs: of its nine columns instruction, input and output are the English originals
+    "telugu_alpaca": Templates("{telugu_instruction}", "{telugu_output}", "\n{telugu_input}"),
+    "inkuba": Templates("{instruction}", "{targets}", "\n\n{inputs}"),  # lelapa/Inkuba-instruct
+    "xp3mt": Templates("{inputs}", "{targets}"),  # bigscience/xP3mt
+    "ichikara": Templates("{text}", "{output}"),  # p1atdev/ichikara-instruction
+}
 READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
-    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_calculations": gsm8k_calculations,
-    "gsm8k_text": gsm8k_text, "aya": aya, "alpaca": alpaca, "telugu_alpaca": telugu_alpaca,
-    "inkuba": inkuba, "xp3mt": xp3mt, "ichikara": ichikara, "nllb": nllb,
-    "conversation": conversation, "pairs": pairs, "text": text, "template": template, "bitext": bitext,
+    **dict.fromkeys(PAIRS, filled), "gsm8k_calculations": gsm8k_calculations, "gsm8k_text": gsm8k_text, "nllb": nllb,
+    "conversation": conversation, "pairs": pairs, "text": text, "template": filled, "bitext": bitext,
 }  # fmt: skip
 COLUMNS = {
-    "orca_math": ("question", "answer"), "gsm8k": ("question", "answer"),
-    "gsm8k_calculations": ("question", "answer"), "gsm8k_text": ("question", "answer"),
-    "aya": ("inputs", "targets", "language"), "alpaca": ("instruction", "input", "output"),
-    "telugu_alpaca": ("telugu_instruction", "telugu_input", "telugu_output"),
-    "inkuba": ("instruction", "inputs", "targets"), "xp3mt": ("inputs", "targets"), "ichikara": ("text", "output"),
-    "nllb": ("text",), "pairs": ("prompt", "completion"),
+    "gsm8k_calculations": ["question", "answer"], "gsm8k_text": ["question", "answer"], "nllb": ["text"],
+    "pairs": ["prompt", "completion"],
 }  # fmt: skip
-MAY_BE_BLANK = {  # columns that a row may leave blank: further input, the prompt of plain text, what is not taught
-    "alpaca": ("input",), "telugu_alpaca": ("telugu_input",), "inkuba": ("inputs",), "aya": ("language",),
-    "nllb": ("text",), "pairs": ("prompt",),
-}  # fmt: skip
+# columns that a row may leave blank: the prompt of plain text, what is not taught
+MAY_BE_BLANK = {"aya": ["language"], "nllb": ["text"], "pairs": ["prompt"]}
+
+
+def templates_of(source: Source) -> Templates:
+    return PAIRS.get(source.rows) or Templates(source.prompt or "", source.completion or "")
+
+
+def may_be_blank(source: Source) -> list[str]:
+    return MAY_BE_BLANK.get(source.rows, []) + template_fields(templates_of(source).more)
 
 
 # ---------------------------------------------------------------------------------------------------- their parts
@@ -215,10 +202,6 @@ def is_text(value: Any) -> bool:
 
 def pair(prompt: Any, completion: Any) -> Example:
     return {"prompt": str(prompt), "completion": str(completion)}
-
-
-def join_texts(instruction: Any, continuation: Any, between: str = "\n") -> str:
-    return str(instruction) if is_blank(continuation) else f"{instruction}{between}{continuation}"
 
 
 def translation_example(english: str, target_text: str, code: str) -> Example | Unusable:
@@ -322,6 +305,7 @@ def fill_template(words: str, row: Row) -> str:
     return words.format_map({name: row[name] for name in template_fields(words)})
 
 
+@cache
 def template_fields(words: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(words) if name is not None]
 
@@ -371,7 +355,10 @@ def source_columns(name: str, source: Source) -> list[str]:
         if odd:
             raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
         return sorted({column for names_of_columns in names.values() for column in names_of_columns})
-    return list(COLUMNS[source.rows])
+    if source.rows in COLUMNS:
+        return COLUMNS[source.rows]
+    prompt, completion, more = PAIRS[source.rows]
+    return template_fields(prompt + more + completion) + (["language"] if source.rows == "aya" else [])
 
 
 def is_wanted(row: Row, source: Source) -> bool:

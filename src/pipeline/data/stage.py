@@ -6,13 +6,12 @@ what was taken, what was dropped and why.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
-from pipeline.data import benchmarks, sandbox, union
+from pipeline.data import benchmarks, small_world, union
 from pipeline.data.candidates import open_candidates
 from pipeline.data.card import summarize_counts, write_card
 from pipeline.data.draw import draw_rows
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The data stage. Gives the counts that the card states."""
     config = run.config
-    if config.expert.world is not None:
-        counts = sandbox.write(work, config.expert.world)
-    elif config.expert.items is not None:
-        world = json.loads((run.parents["data_root"].folder / "world.json").read_text(encoding="utf-8"))
-        counts = sandbox.write_items(work, world["seed"], config.expert.items)
+    if (world := config.expert.world) is not None:
+        counts = small_world.write(work, "training sets and items", world.dev_items, world.items)
+    elif (items := config.expert.items) is not None:
+        counts = small_world.write(work, "items", items.dev, items.test)
     elif config.expert.union:
         sides = {name: expert.side for name, expert in config.expert.union.items()}
         folders = {name: run.parents[name].folder for name in sides}

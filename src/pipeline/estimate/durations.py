@@ -21,6 +21,7 @@ from typing import Any
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.data.rows import read_jsonl
+from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import (
@@ -50,7 +51,7 @@ from pipeline.train.memory import WIDTH, micro_batches, training_memory
 
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
-READ_RATE, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared a second; rows of a small world written
+READ_RATE = 3e6  # bytes of rows that are read and compared a second
 WORLD_ROW = 200  # bytes of a row of the small world
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
 VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
@@ -342,16 +343,12 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
-    """By the rows of a small world that are written, or the bytes of the files that are read."""
+    """By the bytes of the files that are read; the small world is unpacked, and a union copied."""
     expert, root = run.config.expert, run.parents.get("data_root")
-    if world := expert.world:
-        return 1.5 + (world.math_rows + 3 * world.language_rows + world.documents + world.last_documents) / WORLD_ROWS
-    if expert.items or expert.union:
+    if expert.world or expert.items or expert.union:
         return 1.0
     if isinstance(root, Run) and not root.folder.is_dir() and root.config.expert.world:
-        return (
-            0.7 + WORLD_ROW * (root.config.expert.world.math_rows + root.config.expert.world.language_rows) / READ_RATE
-        )
+        return 0.7 + WORLD_ROW * sum(TRAINING[source.file] for source in expert.sources.values()) / READ_RATE
     if root is None or not root.folder.is_dir():
         return None
     bytes_read = sum((root.folder / source.file).stat().st_size for source in expert.sources.values())

@@ -17,7 +17,7 @@ from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent
 from pipeline.stages.hub_inputs import benchmark_sources
 from pipeline.stages.resolver import Draft, Resolver
-from pipeline.stages.world import refuse_items, small_world
+from pipeline.stages.world import check_items, refuse_items, small_world
 
 
 def build(config: DataStage, resolver: Resolver) -> Draft:
@@ -28,6 +28,7 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
     config = at_locked_revisions(without_left_out(config))
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
+    check_items(config.expert)
     codes = [source.language for source in config.expert.sources.values() if source.language is not None]
     return config, label, parents_of(config, resolver) | own_languages(codes)
 

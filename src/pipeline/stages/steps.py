@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.config.data import World
 from pipeline.config.stages import DataStage, TrainStage
+from pipeline.data.small_world import TRAINING
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import rows_of
@@ -77,19 +77,11 @@ def available_rows(data: Run[DataStage]) -> int | None:
     if root is None or not sources:
         return None
     if isinstance(root, Run) and not root.folder.is_dir():
-        world = root.config.expert.world
-        counts = [world_rows(world).get(source.file) for source in sources] if world else [None]
+        is_world = root.config.expert.world is not None
+        counts = [TRAINING.get(source.file) if is_world else None for source in sources]
     else:
         counts = [rows_of(root.folder / source.file, source) for source in sources]
     return None if None in counts else sum(count or 0 for count in counts)
-
-
-def world_rows(world: World) -> dict[str, int]:
-    """File of a small world -> the rows that a source reads from it, in one language."""
-    return {
-        "orca_math/train.jsonl": world.math_rows, "aya/train.jsonl": world.language_rows,
-        "text/train.jsonl": world.documents, "text/last.jsonl": world.last_documents,
-    }  # fmt: skip
 
 
 def expected_steps(training: Run[TrainStage]) -> int | None:

@@ -153,7 +153,9 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
             raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
         parents["model"] = resolver.model(config.model.path, "model.path", config.model.revision)
         if config.data_root is not None:
-            refuse_another_world(parents["model"], resolver.data_root(config.data_root), config)
+            folder = Path(config.data_root)
+            root = resolver.data_root(config.data_root) or External(folder.name, "", folder)
+            refuse_another_world(parents["model"], root, config)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
             raise PipelineError(

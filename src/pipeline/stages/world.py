@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, RunStage
+from pipeline.data.small_world import LARGEST
 from pipeline.errors import PipelineError
 from pipeline.runs.folders import folder_of
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 
+SCRIPT = "python scripts/make_small_world.py FOLDER"  # for data_root=FOLDER
+SEED = 0  # of the world that ships, which stage=data expert=sandbox writes
 WORLD = "world.json"  # in a small world's data run, and next to the base that was trained in it
 
 
@@ -23,13 +27,27 @@ def refuse_another_world(model: Parent, data_root: Parent | None, config: RunSta
     if data_root and model_seed is not None and model_seed != data_seed:
         raise PipelineError(
             f"data_root={data_root.name} is the small world of seed {data_seed}, and {model.name} was trained on seed "
-            f"{model_seed}: create the data with stage=data expert=sandbox expert.world.seed={model_seed}"
+            f"{model_seed}: give the world of seed {model_seed}, which "
+            + ("stage=data expert=sandbox" if model_seed == SEED else f"{SCRIPT} --seed {model_seed}")
+            + " writes"
         )
 
 
+def check_items(expert: Expert) -> None:
+    """Raise PipelineError where more items of the small world are requested than ship."""
+    asked = {"world.items": expert.world.items} if expert.world else {}
+    asked |= {"items.dev": expert.items.dev, "items.test": expert.items.test} if expert.items else {}
+    for name, items in asked.items():
+        if items > LARGEST:
+            raise PipelineError(
+                f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the program: ask "
+                f"for at most {LARGEST}, or give data_root=FOLDER, from {SCRIPT} --items {items} --dev-items {items}"
+            )
+
+
 def small_world(data_root: Parent | None) -> Parent:
-    """The data run that holds a small world. Raises PipelineError where it holds anything else."""
-    if data_root is None or seed_of_data(data_root) is None:
+    """The data run that holds the small world. Raises PipelineError where it holds anything else."""
+    if data_root is None or seed_of_data(data_root) != SEED:
         problem = f"data_root={data_root.name} is not one" if data_root else "no data run with one is given"
         raise PipelineError(
             f"items are of a small world, and {problem}: give data_root=RUN of stage=data expert=sandbox"
@@ -58,7 +76,7 @@ def seed_of_data(data_root: Parent) -> int | None:
         expert = data_root.config.expert
         if expert.items:
             return seed_of_data(data_root.parents["data_root"])
-        return expert.world.seed if expert.world else None
+        return SEED if expert.world else None
     return written_seed(data_root.folder)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
+import tarfile
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data import Items, World
-from pipeline.data.sandbox.text import (
+from small_world.text import (
     BASE_DOCUMENTS,
     LAST,
     LAST_MIX,
@@ -21,8 +24,8 @@ from pipeline.data.sandbox.text import (
     make_corpus,
     make_instructions,
 )
-from pipeline.data.sandbox.tokenizer import make_tokenizer
-from pipeline.data.sandbox.world import (
+from small_world.tokenizer import make_tokenizer
+from small_world.world import (
     CLONES,
     LANGUAGE_NAMES,
     POOL,
@@ -35,54 +38,75 @@ from pipeline.data.sandbox.world import (
     fact_question,
     say,
 )
-from pipeline.progress import Bar
+
+
+@dataclass(frozen=True)
+class World:
+    """Sizes in items or rows. Those of the archive that the package ships are its `SHIPPED`."""
+
+    seed: int = 0  # lexicons and facts; the shipped base knows those of seed 0
+    items: int = 500  # test items per benchmark and language
+    dev_items: int = 500
+    math_rows: int = 6000
+    language_rows: int = 16000  # per constructed language
+    documents: int = 2000  # plain text to train a base on
+    last_documents: int = 0  # and the text it reads after that, much of it in qac
+
+
+SHIPPED = World()
 
 
 def write(folder: Path, config: World) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
     world = ConstructedWorld(config.seed)
-    rows = config.math_rows + len(CLONES) * config.language_rows + config.documents + config.last_documents
-    with Bar("rows of the small world", rows, "row") as bar:
-        counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
-        counts |= write_files(folder, [("orca_math/train.jsonl", list(bar.over(orca_rows(world, config.math_rows))))])
-        instruction_rows = [row for clone in CLONES for row in bar.over(aya_rows(world, clone, config.language_rows))]
-        counts |= write_files(folder, [("aya/train.jsonl", instruction_rows)])
-        if config.documents:
-            counts |= write_files(folder, [("text/train.jsonl", list(bar.over(make_corpus(world, config.documents))))])
-        if config.last_documents:
-            counts |= write_files(
-                folder, [("text/last.jsonl", list(bar.over(last_corpus(world, config.last_documents))))]
-            )
+    counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
+    instructions = [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)]
+    texts = {
+        "orca_math/train.jsonl": list(orca_rows(world, config.math_rows)), "aya/train.jsonl": instructions,
+        "text/train.jsonl": list(make_corpus(world, config.documents)),
+        "text/last.jsonl": list(last_corpus(world, config.last_documents)),
+    }  # fmt: skip
+    counts |= write_files(folder, [(name, rows) for name, rows in texts.items() if rows])
     make_tokenizer().save_pretrained(folder / "tokenizer")
-    say_whose(folder, world, "training sets and items")
+    content = {"seed": world.seed, "languages": list(world.words), "holds": "training sets and items"}
+    (folder / "world.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     (folder / "data_card.md").write_text(card_text(config, counts), encoding="utf-8")
     return counts
 
 
-def write_items(folder: Path, seed: int, config: Items) -> dict[str, int]:
-    """Items of the benchmarks of the world of this seed, and nothing to train on. Gives their counts."""
-    world = ConstructedWorld(seed)
-    counts = write_files(folder, benchmarks(world, config.dev, config.test))
-    say_whose(folder, world, "items")
-    return counts
+def pack(archive: Path, config: World) -> None:
+    """The files as pipeline/data/small_world.py unpacks them: below `dev` and `test` what is cut to a size, and below
+    `exemplars` and `world` the rest."""
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(archive, "w:xz", preset=9) as packed:
+        folder = Path(scratch)
+        for name in [*write(folder, replace(config, last_documents=0)), "world.json", "data_card.md", *TOKENIZER]:
+            data = (folder / name).read_bytes()
+            if name == "data_card.md":
+                data = data[: data.index(ROWS_BEGIN) + len(ROWS_BEGIN)]  # of what is unpacked
+            member = tarfile.TarInfo(f"{part_of(name)}/{name}")
+            member.size = len(data)
+            packed.addfile(member, io.BytesIO(data))
+
+
+def part_of(name: str) -> str:
+    """dev, test, exemplars or world, of a file of the world."""
+    benchmark, _, file = name.partition("/")
+    if benchmark not in ("mgsm", "belebele", "global_mmlu", "flores"):
+        return "world"
+    file = file.rpartition("/")[2].removesuffix(".jsonl")
+    exemplars = {"mgsm": "train", "global_mmlu": "dev"}.get(benchmark)
+    return "exemplars" if file == exemplars else {"development": "dev", "devtest": "test"}.get(file, file)
 
 
 def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
     """Write them, and give the rows of each."""
-    from pipeline.data.rows import write_jsonl
-
     counts = {}
     for name, rows in files:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(path, rows)
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         counts[name] = len(rows)
     return counts
-
-
-def say_whose(folder: Path, world: ConstructedWorld, holds: str) -> None:
-    content = {"seed": world.seed, "languages": list(world.words), "holds": holds}
-    (folder / "world.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
@@ -188,6 +212,8 @@ def aya_rows(world: ConstructedWorld, clone: str, size: int) -> Iterator[dict[st
         }
 
 
+TOKENIZER = ("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
+ROWS_BEGIN = b"## Rows\n\n"
 CARD = """# The small world
 
 Made from world seed {seed}: lexicons and facts are its functions, and the shipped base knows those of seed 0.

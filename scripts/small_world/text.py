@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from pipeline.data.sandbox.world import (
+from small_world.world import (
     CONTENT_WORDS,
     ITEMS,
     LANGUAGE_NAMES,

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from mgsm_steps.number_words import read_numbers
 from pipeline.benchmarks.local_files import Row
-from pipeline.benchmarks.number_words import read_numbers
+from pipeline.data.sources import calculations_of
 from pipeline.errors import PipelineError
 
 QUESTIONS = 250
@@ -98,11 +99,6 @@ def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
 def build_problems(rows: Sequence[Row]) -> list[Problem]:
     """The calculations of rows in GSM8K's form, with their alternatives, drawn with each row's number as the seed."""
     return [build_problem(index, row) for index, row in enumerate(rows)]
-
-
-def calculations_of(answer: str) -> list[str]:
-    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators: 48/2=24."""
-    return [re.sub(r"[ $,]", "", annotation) for annotation in re.findall(r"<<([^<>]*)>>", answer)]
 
 
 def build_problem(index: int, row: Row) -> Problem:

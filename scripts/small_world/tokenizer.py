@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.data.sandbox.world import LABELS, LARGEST_NUMBER, NAMES, PUNCTUATION, SYLLABLES, WORDS
+from small_world.world import LABELS, LARGEST_NUMBER, NAMES, PUNCTUATION, SYLLABLES, WORDS
 
 
 def make_tokenizer() -> Any:
