@@ -65,14 +65,6 @@ class TaskResult:
     samples: list[Sample]
     task_hash: str
     version: Any
-    too_long: int = 0  # prompts that did not fit and were skipped
-
-    def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "rows": [row.as_json() for row in self.rows]}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TaskResult:
-        return cls(**{**values, "rows": [ScoreRow.from_json(row) for row in values["rows"]]})
 
 
 @dataclass(frozen=True)

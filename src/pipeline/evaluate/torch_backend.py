@@ -11,7 +11,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.backend import Tokens, merge_or_folder
+from pipeline.evaluate.backend import Tokens
 from pipeline.evaluate.decode import Ending, Sampling, can_decode, decode
 from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
 from pipeline.evaluate.shared_cache import SharedCache, heads_as_they_are, takes_masks
@@ -20,9 +20,7 @@ from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import say
 
 if TYPE_CHECKING:
-    from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
-    from pipeline.runs.run import Run
 
 Result = TypeVar("Result")
 
@@ -30,36 +28,33 @@ Result = TypeVar("Result")
 class TorchBackend:
     """A model in memory, on the GPU where there is one. See `Backend`."""
 
-    def __init__(self, batch_size: int, dtype: str = "auto", model: Any = None, tokenizer: Any = None) -> None:
-        self.batch_size, self.dtype = batch_size, dtype
-        self.model, self.tokenizer = model, tokenizer
-        self.live: tuple[Live, Merging] | None = None
+    def __init__(
+        self, batch_size: int, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None
+    ) -> None:
+        self.batch_size, self.dtype, self.weights, self.model = batch_size, dtype, weights, model
 
-    # --------------------------------------------------------------------------------------------------- weights
-
-    def load(self, weights: Run | Path) -> None:
+    def load(self) -> Any:
         """safetensors, no code of its own, in the dtype (auto: as config.json names it). A merge, and an adapter with
         its base, are put together in memory (merge/live.py)."""
         from pipeline.merge.live import model_of
-        from pipeline.models.skeleton import build_skeleton
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        merge, folder = merge_or_folder(weights)
-        try:
-            if merge is not None:
-                live = model_of(merge, self.dtype, device)
-                self.live, self.model, self.tokenizer = (live, merge), live.model, live.tokenizer
-            else:
-                build_skeleton(folder, "checkpoint")
-                self.tokenizer, model = load.load_tokenizer(folder), load.load_model(folder, dtype=self.dtype)
-                self.model = model.to(device)
-        except PipelineError:
-            raise
-        except (OSError, ValueError) as error:
-            raise PipelineError(
-                f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors and a tokenizer"
-            ) from error
-        refuse_other_dtype(self.model, self.dtype, str(folder))
+        if self.model is None:
+            assert self.weights
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            folder = self.weights if isinstance(self.weights, Path) else self.weights.layout.folder
+            try:
+                if isinstance(self.weights, Path):
+                    self.model = load.load_model(self.weights, dtype=self.dtype).to(device)
+                else:
+                    self.model = model_of(self.weights, self.dtype, device).model
+            except PipelineError:
+                raise
+            except (OSError, ValueError) as error:
+                raise PipelineError(
+                    f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors"
+                ) from error
+            refuse_other_dtype(self.model, self.dtype, str(folder))
+        return self.model
 
     # --------------------------------------------------------------------------------------------------- generation
 
@@ -99,8 +94,8 @@ class TorchBackend:
     # --------------------------------------------------------------------------------------------------- likelihoods
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
-    ) -> list[tuple[float, bool]]:
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
+    ) -> None:
         """Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
@@ -108,7 +103,6 @@ class TorchBackend:
             inputs.setdefault((*context, *continuation[:-1]), []).append(place)
         prompts = list(inputs)
         keep = [max(len(requests[place][1]) for place in inputs[prompt]) for prompt in prompts]
-        answers: list[Any] = [None] * len(requests)
 
         def weigh(index: int, logits: torch.Tensor) -> None:
             """Answer the requests of a prompt from the logits [tokens, vocabulary] of its last tokens."""
@@ -117,8 +111,7 @@ class TorchBackend:
                 tokens = torch.tensor(requests[place][1], device=logits.device)
                 predicted = log_probabilities[-len(tokens) :]
                 likelihood = float(predicted.gather(1, tokens[:, None]).sum())
-                answers[place] = likelihood, bool((predicted.argmax(dim=-1) == tokens).all())
-            scored(len(inputs[prompts[index]]))
+                scored(place, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
 
         most = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
         longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
@@ -147,7 +140,6 @@ class TorchBackend:
 
             with self._computing():
                 self.halving(go_on)
-        return answers
 
     # --------------------------------------------------------------------------------------------------- memory
 
