@@ -26,10 +26,12 @@ from pipeline.config.evaluation import Eval, is_sampled
 from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.before import Lengths
+from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
 from pipeline.models.load import date_of_templates
+from pipeline.progress import say
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 LONGEST_PROMPT = 10**7  # characters of a rendered prompt; no model takes as many
@@ -231,6 +233,11 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Leng
             set_template_date(lm, settings)
         rows = rows_asked(definition, task, settings)
         requests = build_requests(lm, definition, task, rows, settings)
+        if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
+            say(
+                f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
+                "or its generation_config.json do not allow other batches"
+            )
         return lengths_of(lm, requests, rows), len(rows), lm.max_length
 
 
