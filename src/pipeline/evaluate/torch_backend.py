@@ -68,28 +68,24 @@ class TorchBackend:
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        finished: set[int] = set()
-
-        def finish(place: int, tokens: list[int]) -> None:
-            finished.add(place)
-            ended(place, tokens)
-
         places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
         for place, prompt in enumerate(prompts):
             places_of.setdefault(tuple(prompt), []).append(place)
         distinct = list(places_of)
-        for shared, group in group_prompts(distinct) if share else [(0, list(range(len(distinct))))]:
-            members = [place for index in group for place in places_of[distinct[index]]]
+        grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
+        groups = [(shared, [at for index in group for at in places_of[distinct[index]]]) for shared, group in grouped]
+        finished: set[int] = set()
 
-            def go_on(shared: int = shared, members: list[int] = members) -> None:
-                left = [member for member in members if member not in finished]
-                rests = [prompts[member][shared:] for member in left]
-                beginning, store = prompts[left[0]][:shared], lambda row, tokens: finish(left[row], tokens)
-                draws = sampling.of(left) if sampling else None
-                decode(self.model, beginning, rests, self.batch_size, ending, store, draws)
+        def answer(shared: int, left: list[int]) -> None:
+            def store(row: int, tokens: list[int]) -> None:
+                finished.add(left[row])
+                ended(left[row], tokens)
 
-            with self._computing():
-                self.halving(go_on)
+            rests = [prompts[place][shared:] for place in left]
+            draws = sampling.of(left) if sampling else None
+            decode(self.model, prompts[left[0]][:shared], rests, self.batch_size, ending, store, draws)
+
+        self._for_each(groups, finished, answer)
 
     # --------------------------------------------------------------------------------------------------- likelihoods
 
@@ -104,6 +100,8 @@ class TorchBackend:
         prompts = list(inputs)
         keep = [max(len(requests[place][1]) for place in inputs[prompt]) for prompt in prompts]
 
+        finished: set[int] = set()
+
         def weigh(index: int, logits: torch.Tensor) -> None:
             """Answer the requests of a prompt from the logits [tokens, vocabulary] of its last tokens."""
             log_probabilities = torch.log_softmax(logits, dim=-1)
@@ -112,41 +110,42 @@ class TorchBackend:
                 predicted = log_probabilities[-len(tokens) :]
                 likelihood = float(predicted.gather(1, tokens[:, None]).sum())
                 scored(place, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
+            finished.add(index)
 
         most = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
         longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
+
+        def weigh_all(shared: int, left: list[int]) -> None:
+            prefix, rows = prompts[left[0]][:shared], build_tries(prompts, left, shared, most)
+            cache = SharedCache(self.model, prefix) if shared or most else None
+            if cache and prefix:
+                cache.share()
+            held = [len(row.paths) for row in rows] if cache else None
+            for batch in batch_places(range(len(rows)), [len(row.tokens) for row in rows], self.batch_size, held):
+                paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
+                needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
+                found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
+                for ends, nodes, logits in zip(paths, needed, found, strict=True):
+                    column = {node: at for at, node in enumerate(nodes)}
+                    for index, path in ends.items():
+                        weigh(index, logits[[column[node] for node in path]])
+
         groups = group_prompts(prompts, longest, most) if share else [(0, list(range(len(prompts))))]
-        for shared, members in groups:
-            rows = build_tries(prompts, members, shared, most)
-            finished: set[int] = set()
-
-            def go_on(shared: int = shared, rows: list[Trie] = rows, finished: set[int] = finished) -> None:
-                pending = [row for row in range(len(rows)) if row not in finished]
-                prefix = prompts[next(iter(rows[0].paths))][:shared]
-                cache = SharedCache(self.model, prefix) if shared or most else None
-                if cache and prefix:
-                    cache.share()
-                lengths = [len(row.tokens) for row in rows]
-                held = [len(row.paths) for row in rows] if cache else None
-                for batch in batch_places(pending, lengths, self.batch_size, held):
-                    paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
-                    needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
-                    found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
-                    for ends, nodes, logits in zip(paths, needed, found, strict=True):
-                        column = {node: at for at, node in enumerate(nodes)}
-                        for index, path in ends.items():
-                            weigh(index, logits[[column[node] for node in path]])
-                    finished.update(batch)
-
-            with self._computing():
-                self.halving(go_on)
+        self._for_each(groups, finished, weigh_all)
 
     # --------------------------------------------------------------------------------------------------- memory
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        with torch.no_grad(), heads_as_they_are(self.model.device):
-            yield
+    def _for_each(
+        self, groups: Sequence[tuple[int, list[int]]], finished: set[int], work: Callable[[int, list[int]], None]
+    ) -> None:
+        """Do the work of each group, (shared tokens, members); out of memory, that of its members which are left."""
+        for shared, members in groups:
+
+            def go_on(shared: int = shared, members: list[int] = members) -> None:
+                work(shared, [member for member in members if member not in finished])
+
+            with torch.no_grad(), heads_as_they_are(self.model.device):
+                self.halving(go_on)
 
     def halving(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, do it again with half the batch."""
