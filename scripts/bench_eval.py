@@ -48,7 +48,7 @@ from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate import torch_backend
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import group_prompts
-from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.runs.provenance import git_state, machine_facts, package_versions
 

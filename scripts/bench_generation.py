@@ -25,8 +25,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from pipeline.config.evaluation import EvalTask
-from pipeline.evaluate.model import Answering, load_model, request_key
-from pipeline.evaluate.score import harness_tamed, load_tasks
+from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.runs.provenance import git_state, machine_facts, package_versions
 
@@ -55,6 +55,8 @@ def measure(lm: Any, requests: list[Instance]) -> tuple[list[str], dict[str, Any
 
 
 def compare(ours: Answering, stock: HFLM, requests: list[Instance]) -> dict[str, Any]:
+    cut_off: list[bool] = []
+    ours.ended = lambda kind, arguments, answer: cut_off.append(answer[1])
     found, our_cost = measure(ours, requests)
     theirs, stock_cost = measure(stock, requests)
     others = [index for index, (one, two) in enumerate(zip(found, theirs, strict=True)) if one != two]
@@ -67,7 +69,7 @@ def compare(ours: Answering, stock: HFLM, requests: list[Instance]) -> dict[str,
         "of_these_ours_is_hflms_in_batches_of_one": sum(
             found[index] == answer for index, answer in zip(others, alone, strict=True)
         ),
-        "cut_off": sum(ours.ran_out[request_key(request.args)] for request in requests),
+        "cut_off": sum(cut_off),
     }  # fmt: skip
 
 

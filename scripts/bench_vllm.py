@@ -94,7 +94,9 @@ def write_expert(base: Path, folder: Path, seed: int, strength: float) -> Checkp
     return Checkpoint.open(folder)
 
 
-def live_merges(asked: argparse.Namespace, vllm: Callable[[], VllmBackend], requests: list[Instance]) -> dict[str, Any]:
+def live_merges(
+    asked: argparse.Namespace, vllm: Callable[..., VllmBackend], requests: list[Instance]
+) -> dict[str, Any]:
     """Each swap in vLLM and in torch: seconds of loading and answering, the first with the start of the process."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, keep_models_resident():
@@ -102,9 +104,9 @@ def live_merges(asked: argparse.Namespace, vllm: Callable[[], VllmBackend], requ
         for bottom, top in [*SWAPS[: asked.configurations], SWAPS[0]]:
             method = LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=top)
             merge = open_merge(method, {"math": math, "language": language}, None, None, 1)
-            backend = vllm()
+            backend = vllm(weights=merge)
             begun = time.perf_counter()
-            backend.load_merge(merge)
+            backend.load()
             loading = round(time.perf_counter() - begun, 2)
             ours = Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
             found, cost = timed(ours, partial(ours.generate_until, requests, disable_tqdm=True))
@@ -136,13 +138,13 @@ def main() -> int:
     parser.add_argument("--configurations", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     asked = parser.parse_args()
-    vllm = partial(VllmBackend, asked.slots, asked.dtype, asked.python)
+    vllm = partial(VllmBackend, asked.slots, asked.dtype, python=asked.python)
     requests = requests_of(asked.data_root, asked.language, asked.questions, asked.tokens)
     ours = load_model(asked.model, asked.slots, asked.dtype)
     ours.share_prefix = True
-    backend = vllm()
+    backend = vllm(weights=asked.model)
     begun = time.perf_counter()
-    backend.load(asked.model)
+    backend.load()
     start = round(time.perf_counter() - begun, 1)
     models = {
         "hflm": HFLM(pretrained=ours.model, tokenizer=ours.tokenizer, batch_size=asked.slots),

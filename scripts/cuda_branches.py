@@ -51,7 +51,7 @@ STAND_INS = {
     ),
     "evaluate/shared_cache.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
     "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
-    "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", "model.to("),
+    "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", ".to(device)"),
     "evaluate/torch_backend.py::TorchBackend.halving": StandIn(
         HERE + "test_memory_is_given_back_before_a_smaller_batch", "empty_cache()"
     ),

@@ -195,17 +195,11 @@ def test_models_are_scored_on_the_gpu(cuda: list[str], monkeypatch: pytest.Monke
     """A folder's, and a merge, which is put together there."""
     merges: list[str] = []
     live = SimpleNamespace(model=Moved(), tokenizer="t")
-    monkeypatch.setattr("pipeline.models.skeleton.build_skeleton", lambda *_: None)
-    monkeypatch.setattr(torch_backend.load, "load_tokenizer", lambda folder: "t")
     monkeypatch.setattr(torch_backend.load, "load_model", lambda folder, dtype: Moved())
     monkeypatch.setattr("pipeline.merge.live.model_of", lambda merge, dtype, device: merges.append(device) or live)
-    monkeypatch.setattr(torch_backend, "merge_or_folder", lambda weights: (None, weights))
-    backend = torch_backend.TorchBackend(8)
-    backend.load(tmp_path)
-    assert backend.model.moved == ["cuda"]
-    monkeypatch.setattr(torch_backend, "merge_or_folder", lambda weights: ("merge", None))
-    backend.load(tmp_path)
-    assert merges == ["cuda"] and backend.model is live.model
+    assert torch_backend.TorchBackend(8, weights=tmp_path).load().moved == ["cuda"]
+    merge: Any = SimpleNamespace(layout=SimpleNamespace(folder=tmp_path))
+    assert torch_backend.TorchBackend(8, weights=merge).load() is live.model and merges == ["cuda"]
 
 
 def test_memory_is_given_back_before_a_smaller_batch(cuda: list[str]) -> None:

@@ -193,13 +193,13 @@ def test_no_score_is_made_twice(
     """Another table asks for scores of the first, and for swaps by other words: new runs, old weights.
     Each (weights, task, questions) is put to a model once."""
     made: list[str] = []
-    score_one = evaluation.score_one
+    compute = evaluation.compute
 
-    def counted(lm: Any, definition: Any, *rest: Any) -> Any:
-        made.append(definition.name)
-        return score_one(lm, definition, *rest)
+    def counted(lm: Any, asked: Any, *rest: Any) -> Any:
+        made.append(asked.name)
+        return compute(lm, asked, *rest)
 
-    monkeypatch.setattr(evaluation, "score_one", counted)
+    monkeypatch.setattr(evaluation, "compute", counted)
     own = tmp_path / "own.yaml"
     text = {
         "defaults": ["tiny"], "name": "own", "axes": {"b": [3, 5]},
@@ -216,7 +216,7 @@ def test_no_score_is_made_twice(
     assert (
         len(runs) == 7 * 7 + 4 + 2
     )  # of the second table two are the first's, two are the same weights by other words
-    files = list((tmp_path / "runs/.scores").glob("*.json"))
+    files = list((tmp_path / "runs/.scores").glob("*.jsonl"))
     assert len(made) == len(files) == 7 * 8 + 4  # FLORES is two tasks, one a direction
 
 

@@ -25,8 +25,10 @@ from tiny_words import FEW
 
 from pipeline import progress
 from pipeline.config.compose import compose
-from pipeline.evaluate import score
+from pipeline.config.evaluation import Eval
+from pipeline.evaluate import model, score
 from pipeline.evaluate.model import load_model
+from pipeline.evaluate.store import Answers
 from pipeline.launch.in_process import make_single_run
 from pipeline.progress import Bar, announced, format_amounts, format_duration, format_speed, say
 
@@ -193,13 +195,14 @@ def test_what_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -
 def test_scoring_announces_loading_and_tokenizing(
     world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(score, "announced", lambda line: announced(line, 0.0))
+    for module in (score, model):
+        monkeypatch.setattr(module, "announced", lambda line: announced(line, 0.0))
     words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={world}"]
     words += ["eval.limit=1", "eval.max_gen_toks=1", f"runs_dir={tmp_path}", "tracking.mode=disabled", "threads=1"]
     make_single_run(compose(words))  # type: ignore[arg-type]
     told = capsys.readouterr().err.splitlines()
     loading, tokenizing = (next(i for i, line in enumerate(told) if text in line) for text in ("loading", "tokenizing"))
-    assert loading < tokenizing
+    assert tokenizing < loading
 
 
 def test_threads_count_together() -> None:
@@ -240,35 +243,40 @@ def requests(kind: Any, asked: list[Any]) -> list[Instance]:
     ]
 
 
+def compute(lm: Any, asked: list[Instance], monkeypatch: pytest.MonkeyPatch, shared: bool = False) -> Any:
+    """The progress of a model that answers four questions."""
+    monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
+    put: Any = score.Asked(None, None, range(4), asked, Answers(), asked)  # type: ignore[arg-type]
+    bar = Heard()
+    score.compute(lm, put, Eval(name="x"), bar)
+    return bar
+
+
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool) -> None:
-    lm = load_model(base, batch_size=2)
-    lm.bar, lm.share_prefix = Heard(), shared
+def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)]
-    lm.generate_until(requests("generate_until", asked))
-    assert lm.bar.seen == [1, 2, 3, 4]
+    assert compute(lm, requests("generate_until", asked), monkeypatch, shared).seen == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_four_choices_are_one_question(base: Path, shared: bool) -> None:
-    lm = load_model(base, batch_size=2)
-    lm.bar, lm.share_prefix = Heard(), shared
+def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"]
     found = requests("loglikelihood", asked)
     for index, request in enumerate(found):
         request.metadata = ("task", index // 4, 1)
         request.__post_init__()
-    lm.loglikelihood(found)
-    assert lm.bar.seen == sorted(lm.bar.seen) and lm.bar.seen[-1] == pytest.approx(4)
-    assert len(set(lm.bar.seen)) >= 2  # two prompts a batch
+    seen = compute(lm, found, monkeypatch, shared).seen
+    assert seen == sorted(seen) and seen[-1] == pytest.approx(4)
+    assert len(set(seen)) >= 2  # two prompts a batch
 
 
 def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, batch_size=4)
+    lm = load_model(base, 4)
     lm.model.generation_config.repetition_penalty = 1.1  # for which the harness generates
-    lm.bar = Heard()
     real, calls = type(lm)._model_generate, []
 
     def once_out_of_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -280,8 +288,8 @@ def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: 
 
     monkeypatch.setattr(type(lm), "_model_generate", once_out_of_memory)
     asked = [(f"question {index}", {"until": [], "max_gen_toks": 4}) for index in range(4)]
-    lm.generate_until(requests("generate_until", asked))
-    assert calls == [4, 2, 2] and lm.bar.done == pytest.approx(4)
+    bar = compute(lm, requests("generate_until", asked), monkeypatch)
+    assert calls == [4, 2, 2] and bar.done == pytest.approx(4)
 
 
 # ---------------------------------------------------------------------------------------------------- the program

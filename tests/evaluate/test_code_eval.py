@@ -16,7 +16,8 @@ from made_up import Scripted, asked, choice, problem, write_rows
 from pipeline.errors import PipelineError
 from pipeline.evaluate import code_eval
 from pipeline.evaluate.code_eval import Ending, Execution
-from pipeline.evaluate.score import load_tasks, score_tasks
+from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
 
 
@@ -317,7 +318,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
 
     definitions = task_definitions([asked("mbpp", 0)], ["sw"], root, tmp_path / "tasks", run_code=True)
     lm = Scripted(answer)
-    scores = score_tasks(lambda: lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
+    scores = score_tasks(lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
     row = scores.rows[0]
     assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,15 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from made_up import asked, choice, ended
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.evaluate import decode
 from pipeline.evaluate.decode import Ending
-from pipeline.evaluate.model import Answering, load_model, request_key
-from pipeline.progress import Bar
+from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.prompts import measured
+from pipeline.evaluate.tasks import task_definitions
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
@@ -144,7 +147,7 @@ def _byte_tokens(tokenizer: PreTrainedTokenizerFast, fallback: bool) -> dict[int
 
 def model_like(kind: str, tiny: Path, batch_size: int = 3) -> Answering:
     """A random float64 model of this kind with the tokenizer of `tiny`, a token a byte."""
-    ours = load_model(tiny, batch_size=batch_size)
+    ours = load_model(tiny, batch_size)
     sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
     sizes |= WINDOWS.get(kind, {})
@@ -196,11 +199,11 @@ def test_answers_are_the_harness_own(tiny: Path, kind: str, shared: bool) -> Non
         assert "\ufffd" not in "".join(until)
         asks = asking(prompts, until, room)
         stock = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1)
-        lm.ran_out = {}
+        reported = ended(lm)
         answers = lm.generate_until(asks)
         assert answers == stock.generate_until(asks, disable_tqdm=True)
         cut_off = [2 not in tokens and not any(stop in lm.tok_decode(tokens) for stop in until) for tokens in plain]
-        assert [lm.ran_out[request_key(ask.args)] for ask in asks] == cut_off
+        assert [reported[prompt] for prompt in prompts] == list(zip(answers, cut_off, strict=True))
 
 
 def test_an_overflow_stays_in_its_row(tiny: Path) -> None:
@@ -219,11 +222,11 @@ class FullOnce:
     """Runs out of memory at the first forward pass after two answers of `lm` have ended."""
 
     def __init__(self, lm: Answering) -> None:
-        self.bar, self.ran_out = lm.bar, False
+        self.ended, self.ran_out = ended(lm), False
         lm.model.register_forward_pre_hook(self)
 
     def __call__(self, *_: Any) -> None:
-        if self.bar and self.bar.done >= 2 and not self.ran_out:
+        if len(self.ended) >= 2 and not self.ran_out:
             self.ran_out = True
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB.")
 
@@ -235,10 +238,9 @@ def test_answers_that_ended_before_memory_ran_out_are_kept(tiny: Path) -> None:
     prompts = [f"{SHOTS} question {index}?" for index in range(9)]
     asks = asking(prompts, ["e"], 12)
     expected = lm.generate_until(asks)
-    lm.bar = Bar("x", 9, "question")
     full = FullOnce(lm)
     assert lm.generate_until(asks) == expected and full.ran_out
-    assert lm.batch_size == 2 and lm.bar.done == 9
+    assert lm.batch_size == 2 and len(full.ended) == 9
 
 
 def test_what_is_not_plain_greedy_search_is_left_to_the_harness(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +250,7 @@ def test_what_is_not_plain_greedy_search_is_left_to_the_harness(tiny: Path, monk
     lm.model.generation_config.update(max_new_tokens=2048, temperature=0.6, top_p=0.9, repetition_penalty=1.0)
     assert decode.can_decode(lm.model)
     lm.model.generation_config.max_new_tokens = None
-    penalized = load_model(tiny, batch_size=2)
+    penalized = load_model(tiny, 2)
     penalized.model.generation_config.repetition_penalty = 1.3
     monkeypatch.setattr("pipeline.evaluate.torch_backend.decode", lambda *_: pytest.fail("decoded in slots"))
     (ask,) = asking(["What?"], [], 3)
@@ -257,11 +259,23 @@ def test_what_is_not_plain_greedy_search_is_left_to_the_harness(tiny: Path, monk
     assert len(lm.generate_until([ask])) == 1
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_plan_says_what_is_left_to_the_harness(
+    tiny: Path, data_root: Path, tmp_path: Path, penalty: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tiny / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty, "eos_token_id": 2}))
+    task = asked("mgsm", 0)
+    (definition,) = task_definitions([task], ["en"], data_root, tmp_path / "tasks")
+    measured(definition, tiny, choice(task))
+    assert ("tiny answers by transformers' generate" in capsys.readouterr().err) is (penalty > 1)
+
+
 def test_any_end_token_of_the_model_ends_an_answer(tiny: Path) -> None:
     """A model may have several, as Llama 3 does; an answer of all its tokens that ends with one is not cut off."""
     lm = model_like("llama", tiny)
     first = greedy(lm, "What?", 3)
     lm.model.generation_config.eos_token_id = [2, first[2]]
     asks = asking(["What?"], [], 3)
+    reported = ended(lm)
     (answer,) = lm.generate_until(asks)
-    assert answer == lm.tok_decode(first) and lm.ran_out == {request_key(asks[0].args): False}
+    assert answer == lm.tok_decode(first) and reported == {"What?": (answer, False)}

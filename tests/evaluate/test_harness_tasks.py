@@ -27,7 +27,7 @@ from pipeline.config.words import stage_of
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
-from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach

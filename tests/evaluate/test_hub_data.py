@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from made_up import asked, worked
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach
 from pipeline.stages.hub_inputs import _evaluated_sets
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from pipeline.config.evaluation import EvalTask
 from pipeline.errors import PipelineError
-from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 
 tasks = [EvalTask("mgsm", 2), EvalTask("belebele", 0)]

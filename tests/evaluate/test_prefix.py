@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from made_up import Notes, asked, needs_real_data, run_of
+from made_up import Notes, asked, ended, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.evaluate import prefix, shared_cache, torch_backend
 from pipeline.evaluate.model import Answering, load_model
-from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 
@@ -79,7 +79,7 @@ def test_prompts_of_few_further_tokens_are_grouped_as_tries() -> None:
 
 
 def both(tiny: Path, double: bool = True) -> tuple[Answering, HFLM]:
-    ours = load_model(tiny, batch_size=4)
+    ours = load_model(tiny, 4)
     if double:
         ours.model.double()
     ours.share_prefix = True
@@ -135,10 +135,11 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
     asks = requests(real_data, tmp_path / "tasks", asked("mgsm", 1), "te", limit=12, max_gen_toks=12)
     ours, stock = both(tiny)
     counts = Counter(ours.model), Counter(stock.model)
+    reported = ended(ours)
     found = ours.generate_until(asks)
     assert found == stock.generate_until(asks) and len(set(found)) > 6
     assert counts[0].tokens < counts[1].tokens / 1.5
-    assert len(ours.ran_out) == len(asks)
+    assert len(reported) == len(asks)
     ours, stock = both(tiny, double=False)
     for ask, one, two in zip(asks, ours.generate_until(asks), stock.generate_until(asks), strict=True):
         if one != two:

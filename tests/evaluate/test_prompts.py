@@ -16,7 +16,8 @@ from lm_eval.tasks import TaskManager
 from made_up import Scripted, asked, choice, needs_real_data, worked, write_rows
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate.score import harness_tamed, load_tasks, score_tasks
+from pipeline.evaluate.prompts import harness_tamed, load_tasks
+from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach
 
@@ -42,7 +43,7 @@ def our_prompts(
 ) -> list[str]:
     lm = Scripted()
     definitions = task_definitions([asked(task, shots)], [code], data_root, folder, **how)
-    score_tasks(lambda: lm, definitions, load_tasks(definitions), choice(limit=limit, **how))
+    score_tasks(lm, definitions, load_tasks(definitions), choice(limit=limit, **how))
     return lm.prompts
 
 
@@ -204,7 +205,7 @@ def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
             return -1.0 if text.strip() in ("option 2.3", "b101") else -2.0
 
         definitions = task_definitions([asked(task, 0)], ["qac"], data_root, tmp_path / task, options="text")
-        found = score_tasks(lambda weigh=weigh: Scripted(weigh=weigh), definitions, load_tasks(definitions), choice())
+        found = score_tasks(Scripted(weigh=weigh), definitions, load_tasks(definitions), choice())
         if task == "belebele":
             texts = [[f" {row[f'mc_answer{i}']}" for i in range(1, 5)] for row in rows]
             numbers, right = range(9), {0, 2, 4, 8}  # 2 by its text; where all are alike the first is taken: 0, 4, 8

@@ -17,7 +17,8 @@ from test_score import number_of, value
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics, records
 from pipeline.evaluate.decode import Sampling
-from pipeline.evaluate.score import load_tasks, score_tasks
+from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.score import score_tasks, split_thoughts
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.stages.evaluation import refuse_sampling
@@ -110,7 +111,7 @@ def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None
     task = asked("mgsm", 2)
     definitions = task_definitions([task], ["en"], data_root, tmp_path / "tasks")
     settings = choice(task, limit=4, temperature=0.7, top_p=0.9, answers=4, sample_seed=5)
-    scores = score_tasks(lambda: Drawn(), definitions, load_tasks(definitions), settings)
+    scores = score_tasks(Drawn(), definitions, load_tasks(definitions), settings)
     each = [0.5, 0.5, 0.0, 1.0]
     first = scores.rows[0]
     assert (first.metric, first.filter, first.value, first.n) == ("exact_match", "flexible-extract", 0.5, 4)
@@ -152,18 +153,13 @@ def test_an_evaluation_is_sampled_and_found_again(data_root: Path, tmp_path: Pat
     assert len(stored) == 1 and len([line for line in stored[0].read_text().splitlines() if line]) == 20
 
 
-def test_thoughts_are_no_part_of_the_answer(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
     """The harness' own cut of the same text, and the language of the thoughts as a score."""
     from lm_eval.models.utils import postprocess_generated_text
 
-    from pipeline.evaluate.model import load_model, request_key
-
-    lm = load_model(tiny, 2, "float32")
-    lm.think_end = "</think>"
-    request = type("Request", (), {"args": ("prompt", {"until": []})})()
     for text in ("six and four make ten</think>\n The answer is 10.", "no end at all", "</think>7"):
-        assert lm._without_thoughts(request, text) == postprocess_generated_text(text, [], "</think>")
-    assert lm.thoughts[request_key(request.args)] == ""
+        assert split_thoughts(text, "</think>")[1] == postprocess_generated_text(text, [], "</think>")
+    assert split_thoughts("</think>7", "</think>")[0] == "" and split_thoughts("7 ", None) == (None, "7 ")
     definitions = task_definitions([asked("mgsm", 0)], ["te"], None, tmp_path / "tasks")
     samples = [
         {"response": "పది", "thinking": thought, "number": "10", "scores": {"numeric_match": True}}

@@ -14,7 +14,9 @@ import sacrebleu
 from made_up import Scripted, asked, choice, needs_real_data
 
 from pipeline.evaluate import metrics, records
-from pipeline.evaluate.score import load_tasks, score_tasks
+from pipeline.evaluate.bundle import over_languages
+from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import TEN
 
@@ -22,7 +24,7 @@ from pipeline.languages import TEN
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
     limit = kwargs.pop("limit", None)
     definitions = task_definitions([task], codes, data_root, folder, **kwargs)
-    return score_tasks(lambda: lm, definitions, load_tasks(definitions), choice(task, limit=limit))
+    return score_tasks(lm, definitions, load_tasks(definitions), choice(task, limit=limit))
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
@@ -148,7 +150,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     lm = Scripted(lambda prompt: answers[number_of(prompt)])
     task = asked("mgsm_direct", 0)
     definitions = task_definitions([task], ["qac"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lambda: lm, definitions, load_tasks(definitions), choice(task))
+    scores = score_tasks(lm, definitions, load_tasks(definitions), choice(task))
     beside = records.further_rows_of(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
     assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
@@ -171,12 +173,13 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
 
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
     definitions = task_definitions([task], [*TEN, "th"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lambda: lm, definitions, load_tasks(definitions), choice(task))
+    scores = score_tasks(lm, definitions, load_tasks(definitions), choice(task))
     (row,) = [
         row
-        for row in records.average_of_ten(scores.rows)
+        for row in over_languages(scores.rows)
         if row.language == "ten languages" and row.filter == "flexible-extract" and row.metric == "exact_match"
     ]
     assert row.value == pytest.approx(sum(1 - n / 10 for n in range(10)) / 10)
     assert (row.n, row.stderr) == (100, None)
-    assert not records.average_of_ten([row for row in scores.rows if row.language != "en"])
+    without = over_languages([row for row in scores.rows if row.language != "en"])
+    assert {row.language for row in without} == {"mean"}

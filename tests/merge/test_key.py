@@ -13,7 +13,7 @@ from small_models import stacked
 from test_adapters import lora  # noqa: F401
 
 from pipeline.config.compose import compose
-from pipeline.evaluate.score_cache import merge_key, model_key
+from pipeline.evaluate.store import merge_key, model_key
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap

@@ -73,7 +73,7 @@ def trained(folder: Path) -> Any:
 def evaluated(folder: Path) -> Any:
     from pipeline.evaluate.model import load_model
 
-    return load_model(folder, batch_size=1)
+    return load_model(folder)
 
 
 def merged(folder: Path) -> Any:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.evaluation import EvalTask
 from pipeline.estimate.flops import question_sets
-from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]

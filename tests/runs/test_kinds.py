@@ -12,7 +12,7 @@ from small_models import stacked
 from pipeline import files
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.evaluate.score_cache import model_key
+from pipeline.evaluate.store import model_key
 from pipeline.files import fingerprints
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import open_merge

@@ -54,7 +54,7 @@ def test_one_run_for_the_user_of_scoring_runs(
     }  # fmt: skip
     assert manifest.facts["scores"]["belebele/mean/acc"] == statistics.fmean(by_language.values())
     # alone, each is the finished run that the bundle made, and nothing is loaded for it
-    monkeypatch.setattr(stage, "load_model", None)
+    monkeypatch.setattr(stage, "open_model", None)
     again = make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", "eval=belebele_0shot",
                      "eval.options=text", "languages=[qac]", *ASKED)  # fmt: skip
     assert again == parents["belebele_0shot.qac"]
@@ -117,8 +117,8 @@ def test_redo_scores_again(make_run: Callable[..., Path], world: Path, monkeypat
     words = ["stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "eval=mgsm_0shot",
              "languages=[en,qac]", *ASKED]  # fmt: skip
     loads: list[Any] = []
-    load = stage.load_model
-    monkeypatch.setattr(stage, "load_model", lambda *args: loads.append(args) or load(*args))
+    load = stage.open_model
+    monkeypatch.setattr(stage, "open_model", lambda *args: loads.append(args) or load(*args))
     first = make_run(*words)
     assert len(loads) == 2 and make_run(*words) == first and len(loads) == 2
     assert make_run(*words, "redo=true") == first and len(loads) == 4

@@ -15,7 +15,7 @@ from tiny_words import FEW
 from pipeline.commands.table import make_table, show_plan
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.evaluate import unloaded
+from pipeline.evaluate import prompts
 from pipeline.launch.in_process import make_run
 from pipeline.launch.preflight import LENGTHS, evaluation_problems
 from pipeline.runs.graph import order_runs
@@ -205,7 +205,7 @@ def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
         with pytest.raises(PipelineError) as stage:
             make_run(run)
         assert cause.startswith(f"2 evaluations cannot run: {stage.value} (")
-    monkeypatch.setattr(unloaded, "measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(prompts, "measured", lambda *_: pytest.fail("measured again"))
     assert refused(make_table, mine("table", **TWO, **long)) == causes
     assert not list((tmp_path / "runs").glob("math-*"))
     config = json.loads((tmp_path / "base/config.json").read_text())

@@ -127,7 +127,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     point = rows[2]
     swap = make_run("stage=merge", *experts, "merge.top_layers=0")
     written = make_run("stage=eval", f"checkpoint={swap}", *ASKED, f"data_root={world}", "redo=true")  # not found again
-    monkeypatch.setattr(stage, "load_model", None)  # nothing is loaded for what is finished
+    monkeypatch.setattr(stage, "open_model", None)  # nothing is loaded for what is finished
     alone = make_run("stage=eval", *experts, "merge.top_layers=0", *ASKED, f"data_root={world}")
     assert alone.name == point["run"] and answers(alone) == answers(written)
     assert call(*words).status == 0 and len(loads) == 3  # the written one, too, stayed for all its tasks

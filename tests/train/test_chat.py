@@ -19,7 +19,7 @@ from pipeline.config.knob import identity
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.score import set_template_date
+from pipeline.evaluate.prompts import set_template_date
 from pipeline.models.load import with_template_date
 from pipeline.train.examples import CHECKED, check_rows, cut_rows, make_dataset, naming_the_template
 from pipeline.train.load import make_bpe

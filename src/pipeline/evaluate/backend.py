@@ -6,8 +6,17 @@ Texts, tokens, stored answers and scores are of `Answering` (model.py), which pu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pipeline.errors import PipelineError, first_line
+from pipeline.files import sha256
+from pipeline.merge.adapters import Adapted
+from pipeline.merge.same_tokenizer import tokenizer_folder
+from pipeline.models.files import BESIDE_WEIGHTS
+from pipeline.models.load import load_tokenizer
+from pipeline.models.skeleton import build_skeleton
 
 if TYPE_CHECKING:
     from pipeline.evaluate.decode import Ending, Sampling
@@ -19,16 +28,13 @@ Result = TypeVar("Result")
 
 
 class Backend(Protocol):
-    """`batch_size`: rows computed together, fewer than was asked for once memory ran out. `model`: has the config, and
-    the weights where they are in this process. `live`: a merge in memory, and the model that holds it."""
+    """`batch_size`: rows computed together, fewer than was asked for once memory ran out."""
 
     batch_size: int
-    model: Any
-    tokenizer: Any
-    live: Any
 
-    def load(self, weights: Run | Path) -> None:
-        """Take the weights of a run's checkpoint or merge, or of a folder. Raises PipelineError where that fails."""
+    def load(self) -> Any:
+        """The model, whose weights are read at the first call; they may be in another process. Raises PipelineError
+        where that fails."""
 
     def can_share(self) -> bool:
         """Whether likelihoods can be computed with what prompts have in common computed once."""
@@ -44,27 +50,55 @@ class Backend(Protocol):
         token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
-    ) -> list[tuple[float, bool]]:
-        """Of (context, continuation): log of the continuation's probability, and whether it is the greedy choice.
-        `scored` is given the number of requests that were scored since its last call."""
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
+    ) -> None:
+        """Of (context, continuation): `scored` is given a request's place, the log of the continuation's probability,
+        and whether it is the greedy choice, once for each request."""
 
     def halving(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, do it again with half of `batch_size`."""
 
 
-def merge_or_folder(weights: Run | Path) -> tuple[Merging | None, Path]:
-    """What is to be loaded: a merge that is put together in memory, such as of an adapter with its base, or else the
-    folder, which of a merge is that of its layout."""
+def merge_or_folder(run: Run) -> Merging | Path:
+    """What a run scores: a merge that is put together in memory, such as of an adapter with its base, or a folder."""
     from pipeline.merge.live import merge_of_one
     from pipeline.merge.resident import keeps_models
     from pipeline.merge.stage import merge_of
     from pipeline.runs.lineage import is_adapter
 
-    merge, folder = None, weights
-    if not isinstance(folder, Path):
-        merge = None if "checkpoint" in folder.parents else merge_of(folder)
-        folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
-    if merge is None and (is_adapter(folder) or (keeps_models() and folder.is_dir())):
-        merge = merge_of_one(folder)
-    return merge, folder
+    if "checkpoint" not in run.parents:
+        return merge_of(run)
+    folder = run.parents["checkpoint"].folder
+    return merge_of_one(folder) if is_adapter(folder) or (keeps_models() and folder.is_dir()) else folder
+
+
+def without_weights(weights: Merging | Path) -> tuple[Any, Any]:
+    """The model on the meta device, with its generation config, and its tokenizer."""
+    if isinstance(weights, Path):
+        return _without_weights(weights, weights, weights, _digests(weights))
+    giver = weights.giver
+    folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
+    texts = tokenizer_folder(giver)
+    return _without_weights(folder, texts, giver.folder, _digests(folder, texts, giver.folder))
+
+
+def _digests(*folders: Path) -> tuple[str, ...]:
+    files = (folder / name for folder in dict.fromkeys(folders) for name in BESIDE_WEIGHTS)
+    return tuple(f"{file} {sha256(file)}" for file in files if file.is_file())
+
+
+@lru_cache(maxsize=1)
+def _without_weights(folder: Path, texts: Path, generation: Path, digests: tuple[str, ...]) -> tuple[Any, Any]:
+    """Cached, as tokenizers take seconds to load and the evaluations of a table share theirs."""
+    from transformers import GenerationConfig
+
+    model = build_skeleton(folder, "checkpoint")
+    try:
+        tokenizer = load_tokenizer(texts)
+        if (generation / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(generation)
+    except PipelineError:
+        raise
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"the tokenizer of {texts} cannot be read ({first_line(error)})") from error
+    return model, tokenizer

@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks import benchmark_of, kind_of
+from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.reading import reading_rows
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
-    average_of_ten,
-    mean_of,
     named_scores,
     write_scores,
 )
 from pipeline.files import link_or_copy
+from pipeline.languages import TEN
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SAMPLED = ("number", "program", "answer")  # kinds of benchmarks of which several answers can be drawn
 BY_TASK = ("versions", "task_hashes", "too_long")  # of the harness' facts: dictionaries by the names of tasks
+AVERAGE_OF_TEN = "ten languages"  # stands where a language does
 WRITTEN = (*SAMPLED, "translation")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
 
@@ -72,7 +73,7 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
         [ScoreRow.from_json(row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
     )
     further += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
-    averages = over_languages([*rows, *further]) + average_of_ten([*rows, *further])
+    averages = over_languages([*rows, *further])
     harness = harness_of_all({role: scores["harness"] for role, scores in written.items()})
     result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
@@ -100,9 +101,10 @@ def harness_of_all(by_part: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """Each metric of a task over its languages, each of the same weight; of FLORES from and into English apart.
+    """Each metric of a task over its languages, each of the same weight; of FLORES from and into English apart. Then
+    MGSM over all its languages but Thai, where all ten are there: Layer Swapping's average.
 
-    It has no standard error, as languages share their questions. None where a language has no score.
+    They have no standard error, as languages share their questions. None where a language has no score.
     """
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
@@ -110,8 +112,18 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             to_english = row.pair is not None and row.pair.endswith("-en")
             place = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
             groups.setdefault(place, {})[row.language] = row
-    return [
-        mean_of(list(by_language.values()), "mean", pair=("mean-en" if to_english else "en-mean") if paired else None)
-        for (*_, paired, to_english), by_language in groups.items()
-        if len(by_language) > 1 and all(row.value is not None for row in by_language.values())
-    ]
+    means, tens = [], []
+    for (task, *_, paired, to_english), by_language in groups.items():
+        scored = {code: row for code, row in by_language.items() if row.value is not None}
+        if 1 < len(by_language) == len(scored):
+            pair = ("mean-en" if to_english else "en-mean") if paired else None
+            means.append(mean_of(list(scored.values()), "mean", pair))
+        if kind_of(task) == "number" and {*TEN} <= scored.keys():
+            tens.append(mean_of([scored[code] for code in TEN], AVERAGE_OF_TEN))
+    return means + tens
+
+
+def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
+    """One row for several languages, each of the same weight."""
+    value = mean([row.value for row in rows if row.value is not None])
+    return replace(rows[0], language=language, pair=pair, value=value, stderr=None, n=sum(row.n for row in rows))

@@ -14,10 +14,8 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
 from pipeline.evaluate.tasks import LeftOut
-from pipeline.languages import TEN
 
 Sample = dict[str, Any]  # one question as samples/ keeps it; what a line holds depends on the task
-AVERAGE_OF_TEN = "ten languages"  # stands where a language does
 
 
 @dataclass(frozen=True)
@@ -65,14 +63,6 @@ class TaskResult:
     samples: list[Sample]
     task_hash: str
     version: Any
-    too_long: int = 0  # prompts that did not fit and were skipped
-
-    def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "rows": [row.as_json() for row in self.rows]}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TaskResult:
-        return cls(**{**values, "rows": [ScoreRow.from_json(row) for row in values["rows"]]})
 
 
 @dataclass(frozen=True)
@@ -218,7 +208,9 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         samples.append({**first, "scores": scores, "answers": varying})
     rows = []
     for parts in zip(*(result.rows for result in results), strict=True):
-        each = answers_per_question(samples, parts[0].metric) if parts[0].filter == chief else None
+        by_answer = [[value_in(sample, parts[0].metric) for sample in result.samples] for result in results]
+        known = parts[0].filter == chief and all(isinstance(value, int | float) for part in by_answer for value in part)
+        each = [metrics.mean(values) for values in zip(*by_answer, strict=True)] if known else None
         value = metrics.mean([part.value for part in parts if part.value is not None])
         rows.append(replace(parts[0], value=value, stderr=metrics.mean_stderr(each) if each else None))
     further = (
@@ -239,15 +231,11 @@ def powers_of_two(most: int) -> list[int]:
     return sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
 
 
-def answers_per_question(samples: Sequence[Sample], metric: str) -> list[float] | None:
-    """A mean over the answers to each question; None of a metric that samples do not hold."""
-    if metric == "unparsed":
-        return [
-            metrics.mean([metrics.is_unparsed(one["extracted"]) for one in answers_of(sample)]) for sample in samples
-        ]
-    if metric == "cut_off":
-        return [metrics.mean([one["cut_off"] for one in answers_of(sample)]) for sample in samples]
-    return [sample["scores"][metric] for sample in samples] if metric in samples[0]["scores"] else None
+def value_in(answer: Sample, metric: str) -> float | None:
+    """A score of one answer, and whether it held none or ran out of tokens; None of a metric that it does not have."""
+    shares = {"unparsed": metrics.is_unparsed(str(answer["extracted"])), "cut_off": answer.get("cut_off")}
+    value: float | None = (answer["scores"] | shares).get(metric)
+    return value
 
 
 def is_right(score: Any) -> bool:
@@ -288,28 +276,6 @@ def language_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sco
         if each := in_another_language([str(one[part]) for one in answers if part in one], language):
             rows.append(score_row(definition, metric, told_by(language), metrics.mean(each), each))
     return rows
-
-
-def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """MGSM over all its languages but Thai, each of the same weight, where all ten are there: Layer Swapping's average.
-
-    It has no standard error, as languages share their questions.
-    """
-    groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
-    for row in rows:
-        if kind_of(row.task) == "number" and row.language in TEN and row.value is not None:
-            groups.setdefault((row.task, row.num_fewshot, row.metric, row.filter), {})[row.language] = row
-    averages = []
-    for by_language in groups.values():
-        if len(by_language) == len(TEN):
-            averages.append(mean_of([by_language[code] for code in TEN], AVERAGE_OF_TEN))
-    return averages
-
-
-def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
-    """One row for several languages, each of the same weight."""
-    value = metrics.mean([row.value for row in rows if row.value is not None])
-    return replace(rows[0], language=language, pair=pair, value=value, stderr=None, n=sum(row.n for row in rows))
 
 
 def missing_row(left_out: LeftOut) -> ScoreRow:

@@ -1,210 +1,265 @@
-"""Tasks put to a model by the evaluation harness: its tasks read, its prompts measured, its scores gathered."""
+"""Tasks put to a model: what is not stored is computed, then the evaluation harness scores all answers."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.metadata import version
-from numbers import Real
 from typing import Any
 
 import torch
-from datasets.exceptions import DatasetGenerationError
 from lm_eval import evaluate
-from lm_eval.api import task as harness_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import env as templates
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import hash_string
 
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
-from pipeline.config.harness_tasks import included_folder
-from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate import score_cache
-from pipeline.evaluate.before import Lengths, too_long, vllm_versions
-from pipeline.evaluate.model import DRAW, Answering, request_key
+from pipeline.evaluate.before import too_long, vllm_versions
+from pipeline.evaluate.model import Answering, is_reproducible
+from pipeline.evaluate.prompts import (
+    build_requests,
+    harness_tamed,
+    lengths_of,
+    prepare,
+    prompt_settings,
+    rows_asked,
+    set_template_date,
+)
 from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of
-from pipeline.evaluate.tasks import data_sets
-from pipeline.hub import reach
-from pipeline.models.load import date_of_templates
+from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
-FEWSHOT_SEED = 1234  # of simple_evaluate
-LONGEST_PROMPT = 10**7  # characters of a rendered prompt; no model takes as many
 
+@dataclass
+class Asked:
+    """A task put to a model: the rows that fit it, the requests of all answers to them, the answers that are there, and
+    the requests that are left."""
 
-def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
-    """The harness' task objects, their data read, in the order of `definitions`.
+    definition: Definition
+    task: Task
+    rows: Sequence[int]
+    requests: list[Instance]
+    answers: Answers
+    left: list[Instance]
+    too_long: int = 0  # prompts that did not fit and were skipped
 
-    Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
-    """
-    manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
-    tasks: list[Task] = []
-    for definition in definitions:
-        sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
-        kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
-        try:
-            with harness_tamed(), reach.force_offline() if kept_from else nullcontext():
-                tasks += manager.load([str(definition.file)])["tasks"].values()
-        except Exception as error:  # datasets raises whatever its readers and the network raise
-            remedy = "write its files below data_root again"
-            if sets:
-                remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
-            if sets and (gated := benchmark_of(definition.task).gated):
-                remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
-            elif benchmark_of(definition.task).of_harness and kept_from:
-                remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
-            elif included_folder(definition.part or definition.task):
-                remedy = "correct its task file in eval.include_path, or the rows that it names"
-            elif benchmark_of(definition.task).of_harness:
-                remedy = f"give its rows the columns that the harness' {definition.task} reads"
-            cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-            problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(cause)
-            raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
-        _refuse_too_many_shots(definition, tasks[-1])
-        if benchmark_of(definition.task).of_harness:
-            _refuse_no_number(definition, tasks[-1])
-    return tasks
-
-
-def _refuse_no_number(definition: Definition, task: Any) -> None:
-    """Raise PipelineError for a task without questions, or with a metric that is not a number: an empty answer to the
-    first question is scored. What cannot be scored so is found when the answers are."""
-    if not len(task.eval_docs):
-        raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
-    doc = task.eval_docs[0]
-    try:
-        choices = len(task.doc_to_choice(doc)) if task.OUTPUT_TYPE == "multiple_choice" else 1
-        answers = {"generate_until": [""], "loglikelihood_rolling": [-1.0]}
-        scores = task.process_results(doc, answers.get(task.OUTPUT_TYPE, [(-1.0, False)] * choices))
-        values = {metric: task.aggregation()[metric]([score]) for metric, score in scores.items()}
-    except Exception:  # of the task's own functions, which may not take an empty answer
-        return
-    for metric, value in values.items():
-        if not isinstance(value, Real):
-            raise PipelineError(
-                f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out of "
-                "metric_list, or give it an aggregation that returns a number"
-            )
-
-
-def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
-    """What is checked of local files before, of the Hub's."""
-    if definition.num_fewshot:
-        subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
-        if fewest < definition.num_fewshot:
-            raise PipelineError(
-                f"{definition.name}: num_fewshot={definition.num_fewshot}, but there are {fewest} exemplars"
-                + (f" of {subject}" if subject else "")
-                + f": ask for at most {fewest}"
-            )
+    @property
+    def name(self) -> str:
+        return self.definition.name
 
 
 def score_tasks(
-    load: Callable[[], LM],
-    definitions: Sequence[Definition],
-    tasks: Sequence[Task],
-    settings_asked: Eval,
-    cache: score_cache.Kept | None = None,
+    lm: Any, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store | None = None
 ) -> EvaluationResult:
-    """Put each task to the model of `load()` and gather the harness' scores; what is kept already is taken as it is.
+    """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
 
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
-    settings: dict[str, Any] = {
-        "backend": settings_asked.backend,
-        "chat_template": settings_asked.chat_template,
-        "dtype": settings_asked.dtype,
-    }
-    settings |= rounding_settings(settings_asked) | (
-        {"template_date": settings_asked.template_date} if settings_asked.chat_template else {}
-    )
-    if is_sampled(settings_asked):
-        sampling = ("temperature", "top_p", "answers", "sample_seed")
-        settings["sampling"] = {name: getattr(settings_asked, name) for name in sampling}
-    for name in ("think_end", "system_instruction"):
-        if getattr(settings_asked, name) is not None:
-            settings[name] = getattr(settings_asked, name)
-    if settings_asked.chat_template and not settings_asked.fewshot_as_multiturn:
-        settings["fewshot_as_multiturn"] = False
-    if settings_asked.backend == "vllm":
-        settings["engine"] = vllm_versions(settings_asked.vllm_python, settings_asked.vllm_suffix)
-    put = list(zip(definitions, tasks, strict=True))
-    rows_of_task = {definition.name: rows_asked(definition, task, settings_asked) for definition, task in put}
-    keys: dict[str, score_cache.Key] = {}
-    results: dict[str, TaskResult] = {}
-    if cache:
-        for definition, task in put:
-            asks = score_cache.task_key(definition, task, rows_of_task[definition.name])
-            keys[definition.name] = score_cache.whole_key(cache.model, asks, settings, cache.version)
-            again = cache.look_up(keys[definition.name])
-            if again and again.too_long <= settings_asked.too_long:
-                results[definition.name] = again
-                say(f"{definition.name}: found again, scored before on these weights")
-    found_again = list(results)
-    unscored = [(definition, task) for definition, task in put if definition.name not in results]
-    if unscored:
-        say_if_rounded(settings_asked)
+    facts = facts_of(settings)
     with harness_tamed():
-        with announced(f"{', '.join(definition.name for definition, _ in unscored)}: loading the model"):
-            lm = load() if unscored else None
-        if lm and settings_asked.chat_template:
-            set_template_date(lm, settings_asked)
+        if settings.chat_template:
+            set_template_date(lm, settings)
         with announced("tokenizing the questions"):
-            fitting = {
-                d.name: _fitting_rows(lm, d, task, rows_of_task[d.name], settings_asked) for d, task in unscored if lm
-            }
-        asked = settings_asked.answers * sum(map(len, fitting.values()))
-        with Bar(", ".join(fitting), asked, "question") if unscored else nullcontext() as bar:
-            for definition, task in unscored:
-                assert lm
-                put_now = fitting[definition.name]
-                if isinstance(lm, Answering):  # below float32, an answer depends on those computed together with it
-                    apart = cache and not below_float32(settings_asked)
-                    lm.kept = cache.answers(definition.name, settings) if cache and apart else None
-                bar_before = bar.done if bar else 0
-                if isinstance(lm, Answering):
-                    set_sharing(lm, definition, settings_asked)
-                    lm.bar = bar
-                    if settings_asked.answers > 1:
-                        lm.answer_ahead(requests_of_all_answers(lm, definition, task, put_now, settings_asked))
-                numbers = range(settings_asked.answers)
-                scored = [score_one(lm, definition, task, put_now, settings_asked, number) for number in numbers]
-                if bar:
-                    bar.to(bar_before + len(numbers) * len(put_now))
-                result = join_answers(definition, scored) if len(scored) > 1 else scored[0]
-                result = replace(result, too_long=len(rows_of_task[definition.name]) - len(put_now))
-                results[definition.name] = result
-                _report_endless_answers(definition, result, settings_asked)
-                if cache and not (below_float32(settings_asked) and was_halved(lm, settings_asked)):
-                    cache.keep(keys[definition.name], result)
+            asked = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
+        left = [one for one in asked if one.left]
+        for one in asked:
+            if stored := len(one.requests) - len(one.left):
+                say(f"{one.name}: {stored} of {len(one.requests)} answers are stored from an earlier evaluation")
+        if left:
+            say_if_rounded(settings)
+        questions = settings.answers * sum(len(one.rows) for one in left)
+        with Bar(", ".join(one.name for one in left), questions, "question") if left else nullcontext() as bar:
+            for one in left:
+                compute(lm, one, settings, bar)
+        results = {one.name: score(lm, one, settings) for one in asked}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
-    names = [definition.name for definition in definitions]
     harness = {
         "packages": {package: version(package) for package in packages},
-        "versions": {name: results[name].version for name in names},
-        "task_hashes": {name: results[name].task_hash for name in names},
-        **settings,
-        "share_prefix": settings_asked.share_prefix and not (isinstance(lm, Answering) and lm.unshared),
-        "found_again": found_again,
-        **(
-            {"halved_batch_size": lm.batch_size} if isinstance(lm, Answering) and was_halved(lm, settings_asked) else {}
-        ),
-        "too_long": {name: results[name].too_long for name in names if results[name].too_long},
+        "versions": {name: result.version for name, result in results.items()},
+        "task_hashes": {name: result.task_hash for name, result in results.items()},
+        **facts,
+        "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
+        "found_again": [one.name for one in asked if not one.left],
+        **({"halved_batch_size": lm.batch_size} if was_halved(lm, settings) else {}),
+        "too_long": {one.name: one.too_long for one in asked if one.too_long},
     }
-    rows = [row for name in names for row in results[name].rows]
-    return EvaluationResult(rows, {name: results[name].samples for name in names}, harness)
+    rows = [row for result in results.values() for row in result.rows]
+    return EvaluationResult(rows, {name: result.samples for name, result in results.items()}, harness)
+
+
+def facts_of(settings: Eval) -> dict[str, Any]:
+    """How an evaluation is scored, as scores.json has it."""
+    facts: dict[str, Any] = {"backend": settings.backend, "chat_template": settings.chat_template}
+    facts |= {"dtype": settings.dtype} | rounding_settings(settings)
+    if settings.chat_template:
+        facts["template_date"] = settings.template_date
+    if is_sampled(settings):
+        sampling = ("temperature", "top_p", "answers", "sample_seed")
+        facts["sampling"] = {name: getattr(settings, name) for name in sampling}
+    for name in ("think_end", "system_instruction"):
+        if getattr(settings, name) is not None:
+            facts[name] = getattr(settings, name)
+    if settings.chat_template and not settings.fewshot_as_multiturn:
+        facts["fewshot_as_multiturn"] = False
+    return facts | engine_of(settings)
+
+
+def engine_of(settings: Eval) -> dict[str, Any]:
+    versions = settings.backend == "vllm" and vllm_versions(settings.vllm_python, settings.vllm_suffix)
+    return {"engine": versions} if versions else {}
+
+
+def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
+    """The requests of a task and what is stored of their answers. What is stored fitted the model; else prompts are
+    measured, and those that do not fit are skipped.
+
+    Raises:
+        PipelineError: more than eval.too_long do not fit.
+    """
+    rows = rows_asked(definition, task, settings)
+    asked = stored(lm, definition, task, rows, settings, store)
+    if asked.left and hasattr(lm, "max_length"):
+        lengths = lengths_of(lm, asked.requests, rows)
+        if excluded := too_long(definition.name, lengths, len(rows), lm.max_length, settings.too_long):
+            say(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score")
+            fitting = [row for row in rows if row not in excluded]
+            asked = stored(lm, definition, task, fitting, settings, store)
+            asked.too_long = len(excluded)
+    return asked
+
+
+def stored(
+    lm: Any, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, store: Store | None
+) -> Asked:
+    """Below float32 an answer depends on those computed together with it: there all of them are stored, or none."""
+    requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
+    if store:
+        decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
+        together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
+        answers = store.answers(definition.name, decides | engine_of(settings), together)
+    left = [request for request in requests if answers.look_up(key_of(request)) is None]
+    if left and answers.together:
+        answers.found, left = {}, requests
+    return Asked(definition, task, rows, requests, answers, left)
+
+
+def key_of(request: Instance) -> tuple[Any, ...]:
+    return (request.request_type, *request.args)
+
+
+def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
+    """Answer the requests that are not stored, each kind together, but for those that have another answer each time."""
+    each = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
+    if isinstance(lm, Answering):
+        set_sharing(lm, asked.definition, settings)
+        if bar:
+            bar.at_once = lm.batch_size * each
+
+    def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        if asked.answers.add((kind, *arguments), answer) and bar:
+            bar.update(each)
+
+    lm.ended = ended
+    for kind in dict.fromkeys(request.request_type for request in asked.left):
+        alike = [request for request in asked.left if request.request_type == kind and has_one_answer(request)]
+        if alike:
+            for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
+                ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
+    if asked.answers.together and not was_halved(lm, settings):
+        asked.answers.write(asked.answers.found.items())
+
+
+def has_one_answer(request: Instance) -> bool:
+    return request.request_type != "generate_until" or is_reproducible(normalize_gen_kwargs(request.args[1]))
+
+
+class Answered(LM):
+    """Gives the harness the answers that are there; what has another answer each time is put to the model."""
+
+    def __init__(self, lm: Any, answers: Answers, think_end: str | None) -> None:
+        super().__init__()
+        self.lm, self.answers, self.think_end = lm, answers, think_end
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.lm.tokenizer_name)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(self.lm.apply_chat_template(chat_history, add_generation_prompt))
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        found = [self.answers.look_up(key_of(request)) for request in requests]
+        texts = [text for text, _ in found] if all(found) else self.lm.generate_until(requests, disable_tqdm=True)
+        return [split_thoughts(text, self.think_end)[1] for text in texts]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        return [tuple(self.answers.look_up(key_of(request))) for request in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        return [self.answers.look_up(key_of(request)) for request in requests]
+
+
+def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
+    """A model's thoughts, None where they do not end, and the answer after them, as the harness cuts it."""
+    thoughts, ended, answer = text.rpartition(think_end) if think_end else ("", "", text)
+    return (thoughts, answer.lstrip()) if ended else (None, text if think_end is None else text.lstrip())
+
+
+def score(lm: Any, asked: Asked, settings: Eval) -> TaskResult:
+    """The answers of a task scored by the harness, each of several to a question by itself."""
+    scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
+    result = join_answers(asked.definition, scored) if len(scored) > 1 else scored[0]
+    cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
+    if asked.left and cut_off > len(result.samples) / 2:
+        say(
+            f"{asked.name}: {cut_off} of {len(result.samples)} answers ran out of eval.max_gen_toks"
+            f"{'' if settings.max_gen_toks is None else f'={settings.max_gen_toks}'} and were scored as they stood: "
+            "the model does not stop, or needs more"
+        )
+    return result
+
+
+def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResult:
+    """The answers of this number: the inner half of the harness' simple_evaluate.
+
+    The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
+    as scoring a small task does.
+    """
+    definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
+    prepare(asked.task, definition, settings, number)
+    how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
+    output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))
+    records = output["samples"][asked.name]
+    _, chief = primary_metric(definition.task)
+    samples = []
+    for record in records:
+        if record["filter"] == chief:
+            text, cut_off = asked.answers.look_up(("generate_until", *record["arguments"][0])) or ("", None)
+            thoughts, _ = split_thoughts(text, settings.think_end)
+            samples.append(
+                sample_of(definition, record, cut_off) | ({} if thoughts is None else {"thinking": thoughts})
+            )
+    return TaskResult(
+        rows=rows_of(definition, output["results"][asked.name], records, samples),
+        samples=samples,
+        task_hash=hash_string(  # as the harness' command line makes it
+            "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
+        ),
+        version=output["versions"].get(asked.name),
+    )
+
+
+def set_sharing(lm: Answering, definition: Definition, settings: Eval) -> None:
+    """Prompts share their exemplars, choices by text their question."""
+    benchmark = benchmark_of(definition.task)
+    texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
+    lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:
@@ -230,200 +285,3 @@ def say_if_rounded(settings: Eval) -> None:
 def was_halved(lm: LM | None, settings: Eval) -> bool:
     """Whether memory ran out, so that another batch size was used than eval.batch_size."""
     return isinstance(lm, Answering) and lm.batch_size < settings.batch_size
-
-
-def _report_endless_answers(definition: Definition, result: TaskResult, settings: Eval) -> None:
-    cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
-    if cut_off > len(result.samples) / 2:
-        say(
-            f"{definition.name}: {cut_off} of {len(result.samples)} answers ran out of eval.max_gen_toks"
-            f"{'' if settings.max_gen_toks is None else f'={settings.max_gen_toks}'} and were scored as they stood: "
-            "the model does not stop, or needs more"
-        )
-
-
-def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
-    """The rows to score: those of the first eval.limit questions. A range, not a list: the harness asks `row in rows`
-    for each row."""
-    end, column = len(task.eval_docs), benchmark_of(definition.task).question_column
-    if settings.limit is None:
-        return range(definition.first, end)
-    if not column:
-        return range(definition.first, min(end, definition.first + settings.limit))
-    questions: dict[Any, None] = {}
-    for row in range(definition.first, end):
-        questions[task.eval_docs[row][column]] = None
-        if len(questions) > settings.limit:
-            return range(definition.first, row)
-    return range(definition.first, end)
-
-
-def score_one(
-    lm: LM, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, answer: int = 0
-) -> TaskResult:
-    """One task put to a model: the inner half of the harness' simple_evaluate. `answer`: the number of the sampled
-    answer to each question.
-
-    The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
-    as scoring a small task does.
-    """
-    set_draw(task, settings, answer)
-    put: Any = {"tasks": {definition.name: task}}
-    samples: Any = {definition.name: rows}
-    seed_exemplars(task, definition, settings)
-    how: Any = prompt_settings(settings)
-    output = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
-    records = output["samples"][definition.name]
-    _, chief = primary_metric(definition.task)
-    ran_out, thoughts = (lm.ran_out, lm.thoughts) if isinstance(lm, Answering) else ({}, {})
-    task_samples = []
-    for record in records:
-        if record["filter"] == chief:
-            key = request_key(record["arguments"][0])
-            thinking = {"thinking": thoughts[key]} if key in thoughts else {}
-            task_samples.append(sample_of(definition, record, ran_out.get(key)) | thinking)
-    return TaskResult(
-        rows=rows_of(definition, output["results"][definition.name], records, task_samples),
-        samples=task_samples,
-        task_hash=hash_string(  # as the harness' command line makes it
-            "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
-        ),
-        version=output["versions"].get(definition.name),
-    )
-
-
-def set_sharing(lm: Answering, definition: Definition, settings: Eval) -> None:
-    """Prompts share their exemplars, choices by text their question."""
-    benchmark = benchmark_of(definition.task)
-    texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
-    lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
-    lm.think_end = settings.think_end
-
-
-def set_draw(task: Any, settings: Eval, answer: int) -> None:
-    if is_sampled(settings):
-        draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
-        task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
-
-
-def requests_of_all_answers(
-    lm: Answering, definition: Definition, task: Any, rows: Sequence[int], settings: Eval
-) -> list[Instance]:
-    """What the harness will ask for, of each sampled answer to each question."""
-    requests = []
-    for answer in range(settings.answers):
-        set_draw(task, settings, answer)
-        seed_exemplars(task, definition, settings)
-        task.build_all_requests(samples=rows, **prompt_settings(settings), **template_of(lm, settings))
-        requests += task.instances
-    return requests
-
-
-def prompt_settings(settings: Eval) -> dict[str, Any]:
-    """What the harness makes prompts with, in its names."""
-    turns = settings.chat_template and settings.fewshot_as_multiturn
-    how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": turns}
-    return how | {"system_instruction": settings.system_instruction}
-
-
-def template_of(lm: Any, settings: Eval) -> dict[str, Any]:
-    """What `evaluate` gives the tasks where they are to apply the model's chat template."""
-    names = {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
-    return names if settings.chat_template else {}
-
-
-@contextlib.contextmanager
-def harness_tamed() -> Iterator[None]:
-    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
-    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
-    time, and warnings that a model in memory is not a model's name.
-    """
-    state, compile_template = random.getstate(), templates.from_string
-    logger = logging.getLogger("lm_eval")
-    bar, level = harness_task.tqdm, logger.level
-    templates.from_string = functools.cache(compile_template)
-    harness_task.tqdm = functools.partial(bar, disable=True)
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        harness_task.tqdm = bar
-        templates.from_string = compile_template
-        random.setstate(state)
-
-
-def seed_exemplars(task: Task, definition: Definition, settings: Eval) -> None:
-    """As the harness' command line does, where exemplars are drawn."""
-    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
-        task.set_fewshot_seed(FEWSHOT_SEED)
-
-
-def set_template_date(lm: Any, settings: Eval) -> None:
-    lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
-
-
-def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int], settings: Eval) -> Lengths:
-    """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
-    templated = settings.chat_template
-    if templated and not getattr(lm.tokenizer, "chat_template", None):
-        raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
-    how = prompt_settings(settings) | template_of(lm, settings)
-    seed_exemplars(task, definition, settings)
-    for some in (rows[:1], rows) if templated else (rows,):  # one first: the text of a template may have any length
-        try:
-            task.build_all_requests(samples=some, **how)  # type: ignore[arg-type]
-        except Exception as error:  # a template is a program, and raises what it likes
-            if not templated:
-                raise
-            problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
-            raise PipelineError(template_problem(problem)) from error
-        for request in task.instances if templated else ():
-            prompt = request.args[0]
-            if len(prompt) > LONGEST_PROMPT:
-                problem = f"renders a prompt of {len(prompt)} characters for a question of {definition.name}"
-                raise PipelineError(template_problem(problem))
-            if not without_marks(prompt, lm.tokenizer) and without_marks(str(task.doc_to_text(request.doc)), None):
-                raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
-    answer = 0
-    put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
-    for request in task.instances:
-        if request.request_type == "loglikelihood_rolling":
-            continue  # the harness scores it in windows
-        prompt, after = request.args
-        if request.request_type == "generate_until":
-            answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
-        put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
-    lengths = [  # the last token is only predicted
-        (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
-    ]
-    return Lengths(lengths, answer)
-
-
-def template_problem(problem: str) -> str:
-    return f"eval.chat_template=true, but the checkpoint's chat template {problem}: correct it, or leave it off"
-
-
-def plain_line(error: Exception) -> str:
-    """What an error says, in one line of at most 200 printable characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return "".join(letter for letter in text if letter.isprintable())[:200]
-
-
-def without_marks(text: str, tokenizer: Any) -> str:
-    """A text without special tokens and the space around it."""
-    for mark in tokenizer.all_special_tokens if tokenizer else ():
-        text = text.replace(mark, "")
-    return text.strip()
-
-
-def _fitting_rows(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:
-    """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
-    if not hasattr(lm, "max_length"):
-        return rows
-    lengths = lengths_of(lm, definition, task, rows, settings)
-    excluded = too_long(definition.name, lengths, len(rows), lm.max_length, settings.too_long)
-    if excluded:
-        say(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score")
-        return [row for row in rows if row not in excluded]
-    return rows

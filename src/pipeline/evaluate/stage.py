@@ -2,7 +2,7 @@
 
 Scores are the harness' own; further ones are added to them (standard errors, a row a subject, the share of answers
 that held no number or ran out of tokens). A prompt that does not fit is counted and refused, where the harness would
-cut its beginning off with no more than a warning. What was scored before is found again (score_cache.py).
+cut its beginning off with no more than a warning. Answers that are stored are not computed again (store.py).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_eval.api.model import LM
-
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
-from pipeline.evaluate import records, score_cache
-from pipeline.evaluate.backend import Backend
+from pipeline.evaluate import records
+from pipeline.evaluate.backend import Backend, merge_or_folder
 from pipeline.evaluate.before import define_tasks, refuse_early
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_groups
-from pipeline.evaluate.model import load_model
-from pipeline.evaluate.score import harness_tamed, load_tasks, score_tasks
+from pipeline.evaluate.model import open_model
+from pipeline.evaluate.prompts import harness_tamed, load_tasks
+from pipeline.evaluate.score import score_tasks
+from pipeline.evaluate.store import Store, merge_key, model_key
 from pipeline.evaluate.tasks import LeftOut
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.models import local_folder
@@ -58,10 +58,12 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        load = functools.partial(load_model, run, settings.batch_size, settings.dtype, backend_of(settings))
-        model = functools.cache(load)
-        cache = kept_scores(run, model)
-        result = score_tasks(model, definitions, tasks, settings, cache)
+        weights: Any = merge_or_folder(run)
+        written = run.parents.get("checkpoint")
+        key = model_key(written) if written else merge_key(weights, run.runs_dir)
+        store = Store(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)
+        lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings))
+        result = score_tasks(lm, definitions, tasks, settings, store)
         definitions, result = join_groups(definitions, result)
     spm_model = Path(settings.spm_model) if settings.spm_model else None
     further_rows = records.further_rows_of(definitions, result.samples, spm_model)
@@ -71,14 +73,13 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")
     merge: dict[str, float] = {}
-    if "checkpoint" not in run.parents:  # what the run of the written merge records
-        lm: Any = model()
-        merge = measure_merge(lm.engine.live[1], cache.model["root"], run.config.threads)
+    if not written:  # what the run of the written merge records
+        merge = measure_merge(weights, key["root"], run.config.threads)
     tracker.summary(scores | merge)
-    return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
+    return {"scores": scores, "harness": result.harness, "weights_root": key["root"], **merge}
 
 
-def backend_of(settings: Eval) -> Callable[[int, str], Backend]:
+def backend_of(settings: Eval) -> Callable[..., Backend]:
     """What eval.backend names."""
     if settings.backend == "hf":
         return TorchBackend
@@ -105,13 +106,3 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
             f"eval.dtype={stored}, and the same to all that is compared with it"
         )
     return replace(run, config=replace(config, eval=replace(config.eval, dtype=stored)))
-
-
-def kept_scores(run: Run[EvalStage], model: Callable[[], LM]) -> score_cache.Kept:
-    """Where scores of this model are kept from one evaluation to the next. A merge is known by what it is in memory."""
-    if "checkpoint" in run.parents:
-        key = score_cache.model_key(run.parents["checkpoint"])
-    else:
-        lm: Any = model()
-        key = score_cache.merge_key(lm.engine.live[1], run.runs_dir)
-    return score_cache.Kept(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.backend import Tokens, merge_or_folder
+from pipeline.evaluate.backend import Tokens
 from pipeline.evaluate.decode import Ending, Sampling, can_decode, decode
 from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
 from pipeline.evaluate.shared_cache import SharedCache, heads_as_they_are, takes_masks
@@ -20,9 +20,7 @@ from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import say
 
 if TYPE_CHECKING:
-    from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
-    from pipeline.runs.run import Run
 
 Result = TypeVar("Result")
 
@@ -30,36 +28,33 @@ Result = TypeVar("Result")
 class TorchBackend:
     """A model in memory, on the GPU where there is one. See `Backend`."""
 
-    def __init__(self, batch_size: int, dtype: str = "auto", model: Any = None, tokenizer: Any = None) -> None:
-        self.batch_size, self.dtype = batch_size, dtype
-        self.model, self.tokenizer = model, tokenizer
-        self.live: tuple[Live, Merging] | None = None
+    def __init__(
+        self, batch_size: int, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None
+    ) -> None:
+        self.batch_size, self.dtype, self.weights, self.model = batch_size, dtype, weights, model
 
-    # --------------------------------------------------------------------------------------------------- weights
-
-    def load(self, weights: Run | Path) -> None:
+    def load(self) -> Any:
         """safetensors, no code of its own, in the dtype (auto: as config.json names it). A merge, and an adapter with
         its base, are put together in memory (merge/live.py)."""
         from pipeline.merge.live import model_of
-        from pipeline.models.skeleton import build_skeleton
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        merge, folder = merge_or_folder(weights)
-        try:
-            if merge is not None:
-                live = model_of(merge, self.dtype, device)
-                self.live, self.model, self.tokenizer = (live, merge), live.model, live.tokenizer
-            else:
-                build_skeleton(folder, "checkpoint")
-                self.tokenizer, model = load.load_tokenizer(folder), load.load_model(folder, dtype=self.dtype)
-                self.model = model.to(device)
-        except PipelineError:
-            raise
-        except (OSError, ValueError) as error:
-            raise PipelineError(
-                f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors and a tokenizer"
-            ) from error
-        refuse_other_dtype(self.model, self.dtype, str(folder))
+        if self.model is None:
+            assert self.weights
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            folder = self.weights if isinstance(self.weights, Path) else self.weights.layout.folder
+            try:
+                if isinstance(self.weights, Path):
+                    self.model = load.load_model(self.weights, dtype=self.dtype).to(device)
+                else:
+                    self.model = model_of(self.weights, self.dtype, device).model
+            except PipelineError:
+                raise
+            except (OSError, ValueError) as error:
+                raise PipelineError(
+                    f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors"
+                ) from error
+            refuse_other_dtype(self.model, self.dtype, str(folder))
+        return self.model
 
     # --------------------------------------------------------------------------------------------------- generation
 
@@ -73,34 +68,30 @@ class TorchBackend:
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        finished: set[int] = set()
-
-        def finish(place: int, tokens: list[int]) -> None:
-            finished.add(place)
-            ended(place, tokens)
-
         places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
         for place, prompt in enumerate(prompts):
             places_of.setdefault(tuple(prompt), []).append(place)
         distinct = list(places_of)
-        for shared, group in group_prompts(distinct) if share else [(0, list(range(len(distinct))))]:
-            members = [place for index in group for place in places_of[distinct[index]]]
+        grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
+        groups = [(shared, [at for index in group for at in places_of[distinct[index]]]) for shared, group in grouped]
+        finished: set[int] = set()
 
-            def go_on(shared: int = shared, members: list[int] = members) -> None:
-                left = [member for member in members if member not in finished]
-                rests = [prompts[member][shared:] for member in left]
-                beginning, store = prompts[left[0]][:shared], lambda row, tokens: finish(left[row], tokens)
-                draws = sampling.of(left) if sampling else None
-                decode(self.model, beginning, rests, self.batch_size, ending, store, draws)
+        def answer(shared: int, left: list[int]) -> None:
+            def store(row: int, tokens: list[int]) -> None:
+                finished.add(left[row])
+                ended(left[row], tokens)
 
-            with self._computing():
-                self.halving(go_on)
+            rests = [prompts[place][shared:] for place in left]
+            draws = sampling.of(left) if sampling else None
+            decode(self.model, prompts[left[0]][:shared], rests, self.batch_size, ending, store, draws)
+
+        self._for_each(groups, finished, answer)
 
     # --------------------------------------------------------------------------------------------------- likelihoods
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
-    ) -> list[tuple[float, bool]]:
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
+    ) -> None:
         """Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
@@ -108,7 +99,8 @@ class TorchBackend:
             inputs.setdefault((*context, *continuation[:-1]), []).append(place)
         prompts = list(inputs)
         keep = [max(len(requests[place][1]) for place in inputs[prompt]) for prompt in prompts]
-        answers: list[Any] = [None] * len(requests)
+
+        finished: set[int] = set()
 
         def weigh(index: int, logits: torch.Tensor) -> None:
             """Answer the requests of a prompt from the logits [tokens, vocabulary] of its last tokens."""
@@ -117,44 +109,43 @@ class TorchBackend:
                 tokens = torch.tensor(requests[place][1], device=logits.device)
                 predicted = log_probabilities[-len(tokens) :]
                 likelihood = float(predicted.gather(1, tokens[:, None]).sum())
-                answers[place] = likelihood, bool((predicted.argmax(dim=-1) == tokens).all())
-            scored(len(inputs[prompts[index]]))
+                scored(place, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
+            finished.add(index)
 
         most = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
         longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
+
+        def weigh_all(shared: int, left: list[int]) -> None:
+            prefix, rows = prompts[left[0]][:shared], build_tries(prompts, left, shared, most)
+            cache = SharedCache(self.model, prefix) if shared or most else None
+            if cache and prefix:
+                cache.share()
+            held = [len(row.paths) for row in rows] if cache else None
+            for batch in batch_places(range(len(rows)), [len(row.tokens) for row in rows], self.batch_size, held):
+                paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
+                needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
+                found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
+                for ends, nodes, logits in zip(paths, needed, found, strict=True):
+                    column = {node: at for at, node in enumerate(nodes)}
+                    for index, path in ends.items():
+                        weigh(index, logits[[column[node] for node in path]])
+
         groups = group_prompts(prompts, longest, most) if share else [(0, list(range(len(prompts))))]
-        for shared, members in groups:
-            rows = build_tries(prompts, members, shared, most)
-            finished: set[int] = set()
-
-            def go_on(shared: int = shared, rows: list[Trie] = rows, finished: set[int] = finished) -> None:
-                pending = [row for row in range(len(rows)) if row not in finished]
-                prefix = prompts[next(iter(rows[0].paths))][:shared]
-                cache = SharedCache(self.model, prefix) if shared or most else None
-                if cache and prefix:
-                    cache.share()
-                lengths = [len(row.tokens) for row in rows]
-                held = [len(row.paths) for row in rows] if cache else None
-                for batch in batch_places(pending, lengths, self.batch_size, held):
-                    paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
-                    needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
-                    found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
-                    for ends, nodes, logits in zip(paths, needed, found, strict=True):
-                        column = {node: at for at, node in enumerate(nodes)}
-                        for index, path in ends.items():
-                            weigh(index, logits[[column[node] for node in path]])
-                    finished.update(batch)
-
-            with self._computing():
-                self.halving(go_on)
-        return answers
+        self._for_each(groups, finished, weigh_all)
 
     # --------------------------------------------------------------------------------------------------- memory
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        with torch.no_grad(), heads_as_they_are(self.model.device):
-            yield
+    def _for_each(
+        self, groups: Sequence[tuple[int, list[int]]], finished: set[int], work: Callable[[int, list[int]], None]
+    ) -> None:
+        """Do the work of each group, (shared tokens, members); out of memory, that of its members which are left."""
+        for shared, members in groups:
+
+            def go_on(shared: int = shared, members: list[int] = members) -> None:
+                work(shared, [member for member in members if member not in finished])
+
+            with torch.no_grad(), heads_as_they_are(self.model.device):
+                self.halving(go_on)
 
     def halving(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, do it again with half the batch."""

@@ -1,8 +1,7 @@
 """The backend that has vLLM compute, in a process of its own (vllm_engine.py). Merges are loaded into it live.
 
-A merge is put together in memory, on the CPU, as for the other backend, and what differs from what vLLM holds goes
-through a pipe. Done naively that is wrong without an error: in modules that vLLM fuses (q, k and v; gate and up) a part
-alone does not arrive, and cached prefixes keep the values of the weights before.
+A merge is put together in memory, on the CPU, as for the other backend, and all of its tensors go through a pipe: in
+modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
 """
 
 from __future__ import annotations
@@ -21,30 +20,26 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import vllm_engine
-from pipeline.evaluate.backend import Tokens, merge_or_folder
+from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, Sampling, settings_beyond_greedy
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.merge.adapters import Adapted, with_uniform_rank, write_adapter
-from pipeline.models.load import load_tokenizer
-from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.provenance import environment_for
 
 if TYPE_CHECKING:
     from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
-    from pipeline.runs.run import Run
 
 Result = TypeVar("Result")
 MOST_CHOICES = 128  # of logprob_token_ids
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's max_lora_rank
 LARGER = 1.25  # factor of weights that no answer stays the same with
 ROOM_ON_A_CPU = 2048  # tokens of a row
-WRITTEN = "write the merge with stage=merge and score it with checkpoint=RUN, or use eval.backend=hf"
-PROBE, PROBED = "One, two, three: the sum of the first three numbers is", 24  # a prompt, tokens of its answer
+PROBE = "One, two, three: the sum of the first three numbers is"
 
 
 class Engine:
-    """vLLM's process with the model of a folder. `holds`: what each tensor was last replaced by, nothing at first."""
+    """vLLM's process with the model of a folder. `holds`: signatures of the tensors that it was last given."""
 
     def __init__(self, python: str | None, start: dict[str, Any]) -> None:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -54,11 +49,7 @@ class Engine:
         )  # fmt: skip
         self.close = weakref.finalize(self, end, self.process)
         self.start, self.holds = start, dict[str, Any]()
-        self.answers: dict[tuple[Any, ...], list[int]] = {}  # to the probe, by what was held
-        self.fused: list[list[str]] = []
-        self.max_length = 0
-        about = self.ask("start", **start)
-        self.fused, self.max_length = about["fused"], about["max_length"]
+        self.max_length = int(self.ask("start", **start)["max_length"])
 
     def ask(self, task: str, tensors: Iterable[tuple[str, torch.Tensor]] = (), **asked: Any) -> dict[str, Any]:
         """The answer to a request that has one."""
@@ -127,84 +118,71 @@ class VllmBackend:
     drafts by suffix decoding (arXiv 2411.04975)."""
 
     def __init__(
-        self, batch_size: int, dtype: str, python: str | None = None, share_prefix: bool = True, suffix: bool = False
-    ) -> None:
-        self.batch_size, self.dtype, self.python = batch_size, dtype, python
+        self, batch_size: int, dtype: str, weights: Merging | Path, python: str | None = None,
+        share_prefix: bool = True, suffix: bool = False,
+    ) -> None:  # fmt: skip
+        self.batch_size, self.dtype, self.weights, self.python = batch_size, dtype, weights, python
         self.share_prefix, self.suffix = share_prefix, suffix
-        self.live: tuple[Live, Merging] | None = None
+        self.live: Live | None = None
         self.model: Any = None
-        self.tokenizer: Any = None
         self.steps = 0  # of its engine, for answers
 
     # --------------------------------------------------------------------------------------------------- weights
 
-    def load(self, weights: Run | Path) -> None:
-        """As TorchBackend's, but for the model in memory, which stays on the CPU."""
-        merge, folder = merge_or_folder(weights)
-        if merge is None:
-            self._load_skeleton(folder, folder, folder)
-            self.engine = Engine(self.python, self._settings(folder))
-        else:
-            self.load_merge(merge)
+    def load(self) -> Any:
+        """As TorchBackend's, but for the model in memory, which stays on the CPU; of a folder it has no weights."""
+        if self.model is None:
+            self.model, self.tokenizer = without_weights(self.weights)
+            if settings := settings_beyond_greedy(self.model):
+                raise PipelineError(
+                    f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which is not passed on "
+                    "to vLLM: score it with eval.backend=hf"
+                )
+            if isinstance(self.weights, Path):
+                self.engine = Engine(self.python, self._settings(self.weights))
+            elif adapter := served_adapter(self.weights):
+                self._load_adapter(adapter)
+            else:
+                self._load_merge(self.weights)
+        return self.model
 
-    def _load_skeleton(self, folder: Path, texts: Path, generation: Path) -> None:
-        """The model without its weights; `texts`: where its tokenizer is, `generation`: its generation config."""
-        from transformers import GenerationConfig
-
-        self.model, self.tokenizer = build_skeleton(folder, "checkpoint"), load_tokenizer(texts)
-        if (generation / "generation_config.json").is_file():
-            self.model.generation_config = GenerationConfig.from_pretrained(generation)
-        self._refuse()
-
-    def load_merge(self, merge: Merging) -> None:
-        """Take a merge, into the process that has the merge before where there is one: an adapter of the base, or what
-        differs of the weights."""
+    def _load_merge(self, merge: Merging) -> None:
+        """Into the process that has the merge before, where there is one."""
         from pipeline.merge.live import model_of
 
-        if adapter := served_adapter(merge):
-            self._load_adapter(merge, adapter)
-            return
-        live = model_of(merge, self.dtype, "cpu")
-        self.live, self.model, self.tokenizer = (live, merge), live.model, live.tokenizer
-        self._refuse()
+        self.live = live = model_of(merge, self.dtype, "cpu")
+        self.model = live.model
         assert live.folder
-        if not (live.served and live.served.close.alive and live.served.start == self._settings(live.folder)):
+        start = self._settings(live.folder)
+        if not (live.served and live.served.close.alive and live.served.start == start):
             if live.served:
                 live.served.close()
-            live.served = Engine(self.python, self._settings(live.folder))
-            self.engine = live.served
-            check_replacing(self)
+            live.served = self.engine = Engine(self.python, start)
+            check_replacing(self, live)
             live.apply(merge)
         self.engine = live.served
-        hand_over(live, merge)
+        signatures = {name: merge.signature(name) for name in merge.names}
+        if self.engine.holds != signatures:
+            put_tensors(live)
+            self.engine.holds = signatures
 
-    def _load_adapter(self, merge: Merging, adapter: Adapted) -> None:
+    def _load_adapter(self, adapter: Adapted) -> None:
+        """As an adapter of the base, into the process that has the base."""
         from pipeline.merge.live import Live
         from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
-        from pipeline.merge.same_tokenizer import tokenizer_folder
 
-        giver, folder = merge.giver, adapter.base.folder
-        self._load_skeleton(folder, tokenizer_folder(giver), giver.folder)
-        rank = next(rank for rank in RANKS if rank >= rank_of(adapter))
-        start = self._settings(folder) | {"adapters": rank}
+        folder = adapter.base.folder
+        start = self._settings(folder) | {"adapters": next(rank for rank in RANKS if rank >= rank_of(adapter))}
         live = next((live for live in LIVE_MODELS if live.served and live.served.start == start), None)
         if not (live and live.served.close.alive):
             release_models()
             live = Live(self.model, self.tokenizer, folder, kind=("adapters",), served=Engine(self.python, start))
             if keeps_models():
                 LIVE_MODELS.append(live)
-        self.live, self.engine = (live, merge), live.served
+        self.live, self.engine = live, live.served
         with tempfile.TemporaryDirectory() as place:
             write_adapter(adapter, Path(place))
             self.engine.ask("adapt", folder=place)
-
-    def _refuse(self) -> None:
-        """Raise PipelineError for a model that chooses tokens otherwise than greedily."""
-        if settings := settings_beyond_greedy(self.model):
-            raise PipelineError(
-                f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which is not passed on to "
-                "vLLM: score it with eval.backend=hf"
-            )
 
     def _settings(self, folder: Path) -> dict[str, Any]:
         """What vLLM's process is started with. On a CPU it keeps room for some tokens of each row, where it would take
@@ -249,13 +227,13 @@ class VllmBackend:
                 self.steps += answer["steps"]
 
     def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[float], None]
-    ) -> list[tuple[float, bool]]:
+        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
+    ) -> None:
         """A continuation of one token is a choice of its context, and all choices of a context are one request. For a
         longer one vLLM reads the prompt without its prefix cache; with an adapter it cannot on a CPU, and each of its
         tokens is a choice. With drafts vLLM has no choices, and gives none without an error."""
         self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests))
-        sums, greedy = [0.0] * len(requests), [True] * len(requests)
+        sums, greedy, found_of = [0.0] * len(requests), [True] * len(requests), [0] * len(requests)
         choices: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # context -> places, and the token of each
         whole: list[int] = []
         for place, (context, continuation) in enumerate(requests):
@@ -274,15 +252,14 @@ class VllmBackend:
             for (place, token), found in zip(pairs, answer["found"], strict=True):
                 sums[place] += found
                 greedy[place] &= token == answer["greedy"]
-            scored(sum(1 / len(requests[place][1]) for place, _ in pairs))
+                found_of[place] += 1
+                if found_of[place] == len(requests[place][1]):
+                    scored(place, sums[place], greedy[place])
         prompts = [[*requests[place][0], *requests[place][1]] for place in whole]
         lengths = [len(requests[place][1]) for place in whole]
         for answer in self.engine.answers_to("weigh", prompts=prompts, lengths=lengths):
             if "found" in answer:
-                place = whole[answer["place"]]
-                sums[place], greedy[place] = sum(answer["found"]), all(answer["greedy"])
-                scored(1)
-        return list(zip(sums, greedy, strict=True))
+                scored(whole[answer["place"]], sum(answer["found"]), all(answer["greedy"]))
 
     def _refuse_too_long(self, longest: int) -> None:
         if longest > self.engine.max_length:
@@ -315,69 +292,32 @@ def rank_of(adapter: Adapted) -> int:
     return max(part.rank for part in adapter.factors.values())
 
 
-def hand_over(live: Live, merge: Merging) -> None:
-    """Give vLLM what it does not hold of a merge, fused modules as a whole. Raises PipelineError where it answers
-    otherwise than it did when it held the same weights before."""
-    engine: Engine = live.served
-    signatures = {name: merge.signature(name) for name in merge.names}
-    changed = {name for name in merge.names if engine.holds.get(name) != signatures[name]}
-    put_tensors(live, whole_modules(changed, engine.fused))
-    engine.holds |= signatures
-    answer = answer_to_probe(live)
-    if engine.answers.setdefault(tuple(signatures.values()), answer) != answer:
-        engine.close()
-        raise PipelineError("eval.backend=vllm: vLLM answers otherwise than before to the same weights: " + WRITTEN)
+def check_replacing(backend: VllmBackend, live: Live) -> None:
+    """Once for each process: replace all weights by larger ones, which no answer stays the same with.
 
-
-def check_replacing(backend: VllmBackend) -> None:
-    """Once for each process: replace all weights by larger ones, and by those that it had again.
-
-    Raises PipelineError where the likelihoods of the former are not those of torch, so that something was not replaced,
-    or where the greedy answer of the latter is another than before.
+    Raises PipelineError where likelihoods are not those of torch, so that something was not replaced.
     """
-    from pipeline.merge.live import merge_of_one
-
-    assert backend.live
-    live = backend.live[0]
-    assert live.folder
-    loaded = merge_of_one(live.folder)
-    live.apply(loaded)
-    before = answer_to_probe(live)
     live.holds.clear()  # what is done to its weights here is not a merge
     for parameter in live.model.parameters():
         parameter.data *= LARGER
-    put_tensors(live, loaded.names)
+    put_tensors(live)
     tokens = live.tokenizer(PROBE).input_ids
     requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
-    found = backend.loglikelihood(requests, True, lambda _: None)
-    expected = TorchBackend(1, model=live.model).loglikelihood(requests, False, lambda _: None)
-    differs = max(abs(ours - other) for (ours, _), (other, _) in zip(expected, found, strict=True))
-    live.apply(loaded)
-    put_tensors(live, loaded.names)
-    live.served.holds = {name: loaded.signature(name) for name in loaded.names}
-    live.served.answers[tuple(live.served.holds.values())] = before
-    if differs > (0.01 if live.model.dtype == torch.float32 else 0.5) or answer_to_probe(live) != before:
+    ours: dict[int, float] = {}
+    torchs: dict[int, float] = {}
+    backend.loglikelihood(requests, True, lambda place, value, _: ours.update({place: value}))
+    TorchBackend(1, model=live.model).loglikelihood(
+        requests, False, lambda place, value, _: torchs.update({place: value})
+    )
+    differs = max(abs(ours[place] - torchs[place]) for place in torchs)
+    if differs > (0.01 if live.model.dtype == torch.float32 else 0.5):
         live.served.close()
-        raise PipelineError(f"eval.backend=vllm: vLLM does not replace all weights of {live.folder}: " + WRITTEN)
+        raise PipelineError(
+            f"eval.backend=vllm: vLLM does not replace all weights of {live.folder}: write the merge with stage=merge "
+            "and score it with checkpoint=RUN, or use eval.backend=hf"
+        )
 
 
-def whole_modules(names: Iterable[str], fused: Sequence[Sequence[str]]) -> list[str]:
-    """The names, and those of the tensors that vLLM fuses with them: of q_proj, k_proj and v_proj all or none."""
-    whole = set(names)
-    for name in names:
-        for parts in fused:
-            for part in set(parts) & set(name.split(".")):
-                whole |= {name.replace(f".{part}.", f".{other}.") for other in parts}
-    return sorted(whole)
-
-
-def put_tensors(live: Live, names: Sequence[str]) -> None:
-    if names:
-        parameters = dict(live.model.named_parameters())
-        live.served.ask("load", ((name, parameters[name].data) for name in names), names=list(names))
-
-
-def answer_to_probe(live: Live) -> list[int]:
-    prompts = [live.tokenizer(PROBE).input_ids]
-    answer, _ = live.served.answers_to("generate", prompts=prompts, ends=[], stop=[], room=PROBED)
-    return list(answer["tokens"])
+def put_tensors(live: Live) -> None:
+    parameters = dict(live.model.named_parameters())
+    live.served.ask("load", ((name, one.data) for name, one in parameters.items()), names=list(parameters))

@@ -51,20 +51,12 @@ class Engine:
             model=folder, tokenizer=tokenizer, dtype=dtype, load_format="safetensors", max_num_seqs=rows,
             max_model_len=-1, enable_prefix_caching=share_prefix, disable_log_stats=True, seed=0, **how,
         )  # fmt: skip
-        (fused,) = self.llm.apply_model(lambda model: dict(getattr(model, "packed_modules_mapping", {})))
-        self.parts = [parts for parts in fused.values() if len(parts) > 1]
         config = self.llm.llm_engine.vllm_config.model_config
         device = "cpu" if cpu else torch.cuda.get_device_name()
-        return {"max_length": config.max_model_len, "fused": self.parts, "device": device}
+        return {"max_length": config.max_model_len, "device": device}
 
     def load(self, names):
-        """Replace the tensors `names`, whose values follow. A part of a fused module alone would be wrong unnoticed."""
-        for name in names:
-            for parts in self.parts:
-                for part in set(parts) & set(name.split(".")):
-                    missing = {name.replace(f".{part}.", f".{other}.") for other in parts} - set(names)
-                    if missing:
-                        raise ValueError(f"{name} is fused with {min(missing)}, which was not given")
+        """Replace all tensors, whose values follow. A part of a fused module alone would be wrong unnoticed."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.tensors(names)})
         self.llm.apply_model(pack_head)
         if not self.llm.reset_prefix_cache():

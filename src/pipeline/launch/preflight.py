@@ -194,7 +194,7 @@ def lengths_of(run: Run[EvalStage], definition: Definition, model: Path) -> tupl
             return Lengths(prompts, record["answer"]), record["questions"], record["most"]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    from pipeline.evaluate.unloaded import measured
+    from pipeline.evaluate.prompts import measured
 
     lengths, questions, max_tokens = measured(definition, model, run.config.eval)
     if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by

@@ -1,22 +1,18 @@
-"""Scores are found again by all that decides them, or not at all."""
+"""Answers are stored by all that decides them, and found by it or not at all."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up import Notes, asked, run_of, write_rows
 
-from pipeline.benchmarks import task_files
-from pipeline.evaluate import score, score_cache, stage, torch_backend
-from pipeline.evaluate.records import ScoreRow, TaskResult
-from pipeline.evaluate.score import load_tasks
-from pipeline.evaluate.tasks import task_definitions
+from pipeline.data.rows import read_jsonl
+from pipeline.evaluate import score, stage, store, torch_backend
 from pipeline.runs.manifest import Ancestor, Manifest
 from pipeline.runs.run import External
 
@@ -57,7 +53,7 @@ def test_the_same_again_needs_no_model(
     def change() -> None:
         first["scores"] = (tmp_path / "work/scores.json").read_text()
         first["samples"] = (tmp_path / "work/samples/mgsm.en.jsonl").read_text()
-        monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("a model was loaded"))
+        monkeypatch.setattr(torch_backend.TorchBackend, "load", lambda _: pytest.fail("weights were read"))
 
     assert scored_again(change, batch_size=2) == BOTH  # a batch size decides nothing
     assert json.loads((tmp_path / "work/scores.json").read_text())["rows"] == json.loads(first["scores"])["rows"]
@@ -71,8 +67,8 @@ def test_a_copy_of_the_weights_is_the_same_model(scored_again: Callable[..., lis
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"dtype": "bfloat16"}, {"limit": 3}, {"redo": True}, {"max_gen_toks": 5}],
-    ids=["dtype", "fewer questions", "redo", "longer answers"],
+    [{"dtype": "bfloat16"}, {"redo": True}, {"max_gen_toks": 5}],
+    ids=["dtype", "redo", "longer answers"],
 )
 def test_another_way_of_asking_is_scored(scored_again: Callable[..., list[str]], knobs: dict[str, Any]) -> None:
     expected = ["belebele_en_2shot"] if "max_gen_toks" in knobs else []
@@ -128,43 +124,26 @@ def test_other_weights_data_or_words_are_scored(
     assert scored_again(other_config) == []
 
 
-def test_another_harness_or_backend_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, task = {"root": "a"}, {"name": "b"}
-    plain = {"backend": "hf", "chat_template": False}
-    ways = [plain, plain | {"backend": "vllm"}, plain | {"chat_template": True}]
-    keys = [score_cache.whole_key(model, task, way, 1) for way in ways]
-    keys.append(score_cache.whole_key(model, task, plain, 2))
-    monkeypatch.setattr(score_cache, "version", lambda package: "0.0.1")
-    keys.append(score_cache.whole_key(model, task, plain, 1))
-    assert len({json.dumps(key, sort_keys=True) for key in keys}) == 5
+def test_fewer_questions_are_stored_in_float32_alone(scored_again: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Below it an answer depends on those computed together with it."""
+    assert scored_again(limit=3) == BOTH
+    shutil.rmtree(tmp_path / "runs")
+    narrow: dict[str, Any] = {"dtype": "bfloat16", "max_gen_toks": 1}
+    assert scored_again(before=narrow | {"limit": 4}, **narrow, limit=2) == []
 
 
-def test_a_score_is_found_after_a_module_was_renamed(data_root: Path, tmp_path: Path) -> None:
-    """What decides is what a task file says and which function it names, not in which module that function is now."""
-    (definition,) = task_definitions([asked("global_mmlu", 1)], ["qac"], data_root, tmp_path / "tasks")
-    (task,) = load_tasks([definition])
-    ours = (task_files.OURS / "global_mmlu.yaml").read_text()
-    assert "!function pipeline.evaluate.global_mmlu.BySubject" in ours
-    spellings = {
-        "renamed": ours.replace("evaluate.global_mmlu.BySubject", "evaluate.by_subject.BySubject")
-        + "# and a comment\n",
-        "another function": ours.replace("BySubject", "AllTogether"),
-        "another word": ours + 'target_delimiter: "\\n"\n',
-    }
-    keys = {"now": score_cache.task_key(definition, task, range(8))}
-    for name, text in spellings.items():
-        (tmp_path / f"{name}.yaml").write_text(text)
-        file = tmp_path / f"{name} task.yaml"
-        file.write_text(definition.file.read_text().replace(str(task_files.OURS / "global_mmlu.yaml"), f"{name}.yaml"))
-        keys[name] = score_cache.task_key(replace(definition, file=file), task, range(8))
-    model, settings = {"root": "a"}, {"backend": "hf"}
-    kept = score_cache.Kept(tmp_path / "scores", model, 2)
-    row = ScoreRow("global_mmlu", "qac", None, None, 1, "acc", "none", 0.25, None, 8)
-    result = TaskResult([row], [{"doc_id": 0}], "hash", 1.0)
-    kept.keep(score_cache.whole_key(model, keys["renamed"], settings, 2), result)
-    found = {name: kept.look_up(score_cache.whole_key(model, key, settings, 2)) for name, key in keys.items()}
-    assert found == {"now": result, "renamed": result, "another function": None, "another word": None}
-    assert str(tmp_path) not in json.dumps(keys) and str(task_files.OURS) not in json.dumps(keys)
+def test_another_harness_or_backend_is_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = {"backend": "hf", "dtype": "float32"}
+
+    def file(version: int = 1, together: str | None = None, **settings: Any) -> str:
+        answers = store.Store(tmp_path, {"root": "a"}, version).answers("b", plain | settings, together)
+        assert answers.file
+        return answers.file.name.partition(".")[0]
+
+    names = [file(), file(2), file(backend="vllm"), file(dtype="float16"), file(together="c")]
+    assert file() == names[0] and len(set(names)) == 5
+    monkeypatch.setattr(store, "version", lambda package: "0.0.1")
+    assert file() not in names
 
 
 def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
@@ -175,45 +154,37 @@ def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
         (folder / "adapter_config.json").write_text("{}")
         facts = {"weights": {"root": "sha256:adapter"}}
         Manifest(base, "hash", {"stage": "sft"}, facts, parents={"model": Ancestor("m", "h", base)}).write(folder)
-        found.append(score_cache.model_key(External(base, "hash", folder)))
+        found.append(store.model_key(External(base, "hash", folder)))
     assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
 
 
-@pytest.mark.parametrize("harm", ["half", "value", "key"])
-def test_a_file_that_is_not_whole_is_not_there(
-    scored_again: Callable[..., list[str]], tmp_path: Path, harm: str
+def test_a_file_that_is_not_whole_is_read_as_far_as_it_is(
+    scored_again: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    def change() -> None:
-        (file,) = (tmp_path / "runs/.scores").glob("mgsm*.json")
-        text = file.read_text()
-        kept = json.loads(text)
-        if harm == "value":
-            kept["scored"]["rows"][0]["value"] = 0.99
-        if harm == "key":
-            kept["key"]["backend"] = "vllm"
-        file.write_text(text[: len(text) // 2] if harm == "half" else json.dumps(kept))
+    def halve() -> None:
+        (file,) = (tmp_path / "runs/.scores").glob("mgsm*.jsonl")
+        file.write_text(file.read_text()[: file.stat().st_size // 2])
 
-    assert scored_again(change) == ["belebele_en_2shot"]
+    assert scored_again(halve) == ["belebele_en_2shot"]
 
 
 def test_an_evaluation_that_stops_keeps_what_it_scored(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score_one = score.score_one
+    compute = score.compute
 
-    def until_belebele(lm: Any, definition: Any, *rest: Any) -> Any:
-        if definition.task == "belebele":
+    def until_belebele(lm: Any, asked: Any, *rest: Any) -> Any:
+        if asked.definition.task == "belebele":
             raise KeyboardInterrupt
-        return score_one(lm, definition, *rest)
+        return compute(lm, asked, *rest)
 
     run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), asked("belebele", 2), max_gen_toks=4)
-    monkeypatch.setattr(score, "score_one", until_belebele)
+    monkeypatch.setattr(score, "compute", until_belebele)
     with pytest.raises(KeyboardInterrupt):
         stage.make(run, tmp_path / "work", Notes())
     monkeypatch.undo()
     facts = stage.make(run, tmp_path / "work", Notes())
     assert facts["harness"]["found_again"] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
-    assert not list((tmp_path / "runs/.scores").glob("*.part"))
 
 
 # ------------------------------------------------------------------------------------------- one answer after another
@@ -246,20 +217,20 @@ def test_a_killed_evaluation_resumes_at_the_next_question(
 ) -> None:
     """Killed after three of six answers, the last one written in part: four are computed, and samples are the same."""
     expected = evaluate(tmp_path / "whole", tiny, data_root)
-    real = score_cache.Answers.keep
+    real = store.Answers.add
 
-    def killed(self: score_cache.Answers, *answer: Any) -> None:
+    def killed(self: store.Answers, *answer: Any) -> None:
         real(self, *answer)
         if len(self.found) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(score_cache.Answers, "keep", killed)
+        patch.setattr(store.Answers, "add", killed)
         evaluate(tmp_path, tiny, data_root)
     (file,) = (tmp_path / "runs/.scores").glob("*.jsonl")
     file.write_text(file.read_text()[:-4])
     assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]
-    assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]  # the task's score is stored
+    assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]  # all are stored
 
 
 @pytest.mark.parametrize(
@@ -275,12 +246,58 @@ def test_answers_that_are_stored_are_not_computed_again(
     assert decoded == [3, left]
 
 
-def test_a_file_of_answers_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
-    """Lines of earlier versions end with the answer's tokens; a kill leaves a line in part."""
-    kept = score_cache.Answers(tmp_path / "mgsm.jsonl")
-    kept.keep(("What?", {"until": []}), " 5", False)
-    key = next(iter(kept.found))
-    kept.file.write_text("5\n[1, 2]\n" + f'["{key}", " 4", true, [1, 2]]\n' + kept.file.read_text() + '["b", ')
-    assert score_cache.Answers(kept.file).found == {key: (" 5", False)}
-    assert score_cache.Answers(kept.file).look_up(("What?", {"until": []})) == (" 5", False)
-    assert not score_cache.Answers(kept.file, fresh=True).found
+def test_a_killed_evaluation_of_choices_resumes(
+    tmp_path: Path, tiny: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The likelihoods that were computed before the kill are not computed again; the others are of another batch, and
+    differ in the last digits."""
+    put: list[int] = []
+    real, add = torch_backend.TorchBackend.loglikelihood, store.Answers.add
+
+    def counted(self: Any, requests: list[Any], *others: Any) -> None:
+        put.append(len(requests))
+        real(self, requests, *others)
+
+    def killed(self: store.Answers, *answer: Any) -> bool:
+        if len(self.found) == 12:
+            raise KeyboardInterrupt
+        return add(self, *answer)
+
+    def scored(folder: Path) -> list[float]:
+        shutil.rmtree(folder / "work", ignore_errors=True)
+        knobs = {"languages": ["en"], "dtype": "float32", "batch_size": 2}
+        stage.make(run_of(folder, tiny, data_root, asked("belebele", 2), **knobs), folder / "work", Notes())
+        samples = read_jsonl(folder / "work/samples/belebele.en.jsonl")
+        return [value for sample in samples for value in sample["loglikelihoods"].values()]
+
+    monkeypatch.setattr(torch_backend.TorchBackend, "loglikelihood", counted)
+    expected = scored(tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store.Answers, "add", killed)
+        scored(tmp_path)
+    found = scored(tmp_path)
+    assert found == pytest.approx(expected, abs=1e-4) and len(found) == 28 and put == [28, 28, 16]
+
+
+def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
+    """Each to a file of its own. A kill leaves a line in part, which is not read."""
+    kept = store.Store(tmp_path, {"root": "a"}, 1)
+    one, two = (kept.answers("mgsm", {}, None) for _ in range(2))
+    ask, other = ("generate_until", "What?", {"until": []}), ("loglikelihood", "What?", " 5")
+    assert one.add(ask, (" 5", False)) and two.add(other, (-1.5, True)) and not two.add(other, (-9.0, True))
+    assert two.file and one.file != two.file
+    two.file.write_text("5\n[1, 2, 3]\n" + two.file.read_text() + '["b", ')
+    found = kept.answers("mgsm", {}, None)
+    assert found.look_up(ask) == [" 5", False] and found.look_up(other) == [-1.5, True] and len(found.found) == 2
+    assert not store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None).found
+    assert not kept.answers("mgs", {}, None).found
+
+
+def test_answers_that_depend_on_each_other_are_written_together(tmp_path: Path) -> None:
+    kept = store.Store(tmp_path, {"root": "a"}, 1)
+    answers = kept.answers("mgsm", {}, "all requests")
+    answers.add(("loglikelihood", "a", "b"), (-1.5, True))
+    assert not list(tmp_path.iterdir())
+    answers.write(answers.found.items())
+    assert kept.answers("mgsm", {}, "all requests").found.keys() == answers.found.keys()
+    assert not kept.answers("mgsm", {}, "other requests").found

@@ -1,0 +1,258 @@
+"""Questions as the evaluation harness puts them: its tasks read, their requests built, and the lengths of these."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from datasets.exceptions import DatasetGenerationError
+from lm_eval.api import task as harness_task
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import env as templates
+
+from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks.task_files import Definition
+from pipeline.config.evaluation import Eval, is_sampled
+from pipeline.config.harness_tasks import included_folder
+from pipeline.errors import PipelineError, first_line
+from pipeline.evaluate.before import Lengths
+from pipeline.evaluate.decode import can_decode
+from pipeline.evaluate.model import DRAW, open_model
+from pipeline.evaluate.tasks import data_sets
+from pipeline.hub import reach
+from pipeline.models.load import date_of_templates
+from pipeline.progress import say
+
+FEWSHOT_SEED = 1234  # of simple_evaluate
+LONGEST_PROMPT = 10**7  # characters of a rendered prompt; no model takes as many
+
+
+def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
+    """The harness' task objects, their data read, in the order of `definitions`.
+
+    Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
+    """
+    manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
+    tasks: list[Task] = []
+    for definition in definitions:
+        sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
+        kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
+        try:
+            with harness_tamed(), reach.force_offline() if kept_from else nullcontext():
+                tasks += manager.load([str(definition.file)])["tasks"].values()
+        except Exception as error:  # datasets raises whatever its readers and the network raise
+            remedy = "write its files below data_root again"
+            if sets:
+                remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
+            if sets and (gated := benchmark_of(definition.task).gated):
+                remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
+            elif benchmark_of(definition.task).of_harness and kept_from:
+                remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
+            elif included_folder(definition.part or definition.task):
+                remedy = "correct its task file in eval.include_path, or the rows that it names"
+            elif benchmark_of(definition.task).of_harness:
+                remedy = f"give its rows the columns that the harness' {definition.task} reads"
+            cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+            problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(cause)
+            raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
+        _refuse_too_many_shots(definition, tasks[-1])
+        if benchmark_of(definition.task).of_harness:
+            _refuse_no_number(definition, tasks[-1])
+    return tasks
+
+
+def _refuse_no_number(definition: Definition, task: Any) -> None:
+    """Raise PipelineError for a task without questions, or with a metric that is not a number: an empty answer to the
+    first question is scored. What cannot be scored so is found when the answers are."""
+    if not len(task.eval_docs):
+        raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
+    doc = task.eval_docs[0]
+    try:
+        choices = len(task.doc_to_choice(doc)) if task.OUTPUT_TYPE == "multiple_choice" else 1
+        answers = {"generate_until": [""], "loglikelihood_rolling": [-1.0]}
+        scores = task.process_results(doc, answers.get(task.OUTPUT_TYPE, [(-1.0, False)] * choices))
+        values = {metric: task.aggregation()[metric]([score]) for metric, score in scores.items()}
+    except Exception:  # of the task's own functions, which may not take an empty answer
+        return
+    for metric, value in values.items():
+        if not isinstance(value, Real):
+            raise PipelineError(
+                f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out of "
+                "metric_list, or give it an aggregation that returns a number"
+            )
+
+
+def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
+    """What is checked of local files before, of the Hub's."""
+    if definition.num_fewshot:
+        subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
+        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
+        if fewest < definition.num_fewshot:
+            raise PipelineError(
+                f"{definition.name}: num_fewshot={definition.num_fewshot}, but there are {fewest} exemplars"
+                + (f" of {subject}" if subject else "")
+                + f": ask for at most {fewest}"
+            )
+
+
+def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
+    """The rows to score: those of the first eval.limit questions. A range, not a list: the harness asks `row in rows`
+    for each row."""
+    end, column = len(task.eval_docs), benchmark_of(definition.task).question_column
+    if settings.limit is None:
+        return range(definition.first, end)
+    if not column:
+        return range(definition.first, min(end, definition.first + settings.limit))
+    questions: dict[Any, None] = {}
+    for row in range(definition.first, end):
+        questions[task.eval_docs[row][column]] = None
+        if len(questions) > settings.limit:
+            return range(definition.first, row)
+    return range(definition.first, end)
+
+
+def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[int], settings: Eval) -> list[Instance]:
+    """What the harness will ask for, of each sampled answer to each question.
+
+    Raises:
+        PipelineError: the model's chat template cannot render the prompts.
+    """
+    templated = settings.chat_template
+    if templated and not getattr(lm.tokenizer, "chat_template", None):
+        raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
+    how = prompt_settings(settings)
+    if templated:
+        how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    requests: list[Instance] = []
+    for answer in range(settings.answers):
+        prepare(task, definition, settings, answer)
+        for some in (rows[:1], rows) if templated else (rows,):  # one first: the text of a template may have any length
+            try:
+                task.build_all_requests(samples=some, **how)
+            except Exception as error:  # a template is a program, and raises what it likes
+                if not templated:
+                    raise
+                problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
+                raise PipelineError(template_problem(problem)) from error
+            for request in task.instances if templated else ():
+                refuse_empty_prompt(request, definition, task, lm.tokenizer)
+        requests += task.instances
+    return requests
+
+
+def refuse_empty_prompt(request: Instance, definition: Definition, task: Any, tokenizer: Any) -> None:
+    """Raise PipelineError for a prompt that a chat template leaves empty, or that has no end."""
+    prompt = request.args[0]
+    if len(prompt) > LONGEST_PROMPT:
+        problem = f"renders a prompt of {len(prompt)} characters for a question of {definition.name}"
+        raise PipelineError(template_problem(problem))
+    if not without_marks(prompt, tokenizer) and without_marks(str(task.doc_to_text(request.doc)), None):
+        raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
+
+
+def prepare(task: Any, definition: Definition, settings: Eval, answer: int) -> None:
+    """Set what the requests of the sampled answer of this number differ in; draw exemplars as the harness' command line
+    does."""
+    if is_sampled(settings):
+        draw = {"temperature": settings.temperature, "top_p": settings.top_p, DRAW: f"{settings.sample_seed} {answer}"}
+        task.set_config("generation_kwargs", {"do_sample": True, **draw}, update=True)
+    if settings.exemplars == "random" or benchmark_of(definition.task).of_harness:
+        task.set_fewshot_seed(FEWSHOT_SEED)
+
+
+def prompt_settings(settings: Eval) -> dict[str, Any]:
+    """What the harness makes prompts with, in its names."""
+    turns = settings.chat_template and settings.fewshot_as_multiturn
+    how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": turns}
+    return how | {"system_instruction": settings.system_instruction}
+
+
+@contextlib.contextmanager
+def harness_tamed() -> Iterator[None]:
+    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
+    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
+    time, and warnings that a model in memory is not a model's name.
+    """
+    state, compile_template = random.getstate(), templates.from_string
+    logger = logging.getLogger("lm_eval")
+    bar, level = harness_task.tqdm, logger.level
+    templates.from_string = functools.cache(compile_template)
+    harness_task.tqdm = functools.partial(bar, disable=True)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        harness_task.tqdm = bar
+        templates.from_string = compile_template
+        random.setstate(state)
+
+
+def set_template_date(lm: Any, settings: Eval) -> None:
+    lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
+
+
+def lengths_of(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> Lengths:
+    """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
+    answer = 0
+    put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
+    for request in requests:
+        if request.request_type == "loglikelihood_rolling":
+            continue  # the harness scores it in windows
+        prompt, after = request.args
+        if request.request_type == "generate_until":
+            answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
+        put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
+    lengths = [  # the last token is only predicted
+        (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
+    ]
+    return Lengths(lengths, answer)
+
+
+def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Lengths, int, int]:
+    """(lengths of the prompts, questions, tokens that the model takes) of one task and the model in `folder`, whose
+    weights are not read.
+
+    Raises:
+        PipelineError: its data cannot be read, or the model's files are not those of its config.json.
+    """
+    with contextlib.redirect_stdout(sys.stderr), harness_tamed():
+        (task,) = load_tasks([definition])
+        lm = open_model(folder)
+        if settings.chat_template:
+            set_template_date(lm, settings)
+        rows = rows_asked(definition, task, settings)
+        requests = build_requests(lm, definition, task, rows, settings)
+        if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
+            say(
+                f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
+                "or its generation_config.json do not allow other batches"
+            )
+        return lengths_of(lm, requests, rows), len(rows), lm.max_length
+
+
+def template_problem(problem: str) -> str:
+    return f"eval.chat_template=true, but the checkpoint's chat template {problem}: correct it, or leave it off"
+
+
+def plain_line(error: Exception) -> str:
+    """What an error says, in one line of at most 200 printable characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(letter for letter in text if letter.isprintable())[:200]
+
+
+def without_marks(text: str, tokenizer: Any) -> str:
+    """A text without special tokens and the space around it."""
+    for mark in tokenizer.all_special_tokens if tokenizer else ():
+        text = text.replace(mark, "")
+    return text.strip()

@@ -1,0 +1,136 @@
+"""Answers that models gave before, by request: what is stored is not computed again, whoever asks for it.
+
+Files of runs_dir/.scores are named by a task and by the digest of all that decides an answer besides the request: the
+weights, the files beside them, the settings, the harness. A process appends to a file of its own and reads those of
+all, so that several write at once; a line that a kill cut off is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pipeline.files import sha256
+from pipeline.hub.models import local_folder
+from pipeline.merge.adapters import recorded_key, write_adapter
+from pipeline.merge.digests import SourceDigests
+from pipeline.merge.write import copy_files
+from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.models.files import ADAPTER_CONFIG, DECIDING
+from pipeline.runs.lineage import base_folder
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Parent
+
+if TYPE_CHECKING:
+    from pipeline.merge.merge import Merging
+
+Key = dict[str, Any]
+
+
+def model_key(checkpoint: Parent) -> Key:
+    """What a model is: the root over its tensors, an adapter's base, and the files that decide how it answers.
+
+    The root is the one that its run recorded, of a merge its key; of a folder that no run made, all tensors are read.
+    """
+    folder, base = checkpoint.folder, None
+    manifest = read_manifest(folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        model = manifest.parents.get("model") if manifest else None  # a merge has none
+        base = (model.content or model.hash) if model else root_of(local_folder(base_folder(folder)))
+    return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
+
+
+def merge_key(merge: Merging, runs_dir: Path) -> Key:
+    """The key of a merge in memory, which is that of the written merge: by what it is made of (merge/digests.py)."""
+    with TemporaryDirectory() as folder:
+        if merge.adapter:
+            write_adapter(merge.adapter, Path(folder))
+        copy_files(merge.giver, Path(folder), merge.dtype, bool(merge.adapter))
+        base = root_of(merge.adapter.base.folder) if merge.adapter else None
+        return {"root": SourceDigests(merge, runs_dir).key(), "base": base, "files": deciding_files(Path(folder))}
+
+
+def root_of(folder: Path) -> str:
+    """What was recorded when a model was written, of a merge its key, else the root over its tensors."""
+    return recorded_key(folder) or weights_root(digest_tensors(folder))
+
+
+def deciding_files(folder: Path) -> dict[str, str]:
+    return {name: sha256(folder / name) for name in DECIDING if (folder / name).is_file()}
+
+
+def digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+@dataclass
+class Answers:
+    """Answers by request, (kind, *arguments) as the harness has them: a generated text and whether it ran out of
+    tokens, or a log-likelihood and whether it is the greedy choice, or the one of a whole text.
+
+    file: takes those that are added, each at once, or where they depend on each other (`together`) when all are there.
+    """
+
+    file: Path | None = None
+    together: bool = False
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def look_up(self, request: Iterable[Any]) -> Any:
+        return self.found.get(digest(list(request)))
+
+    def add(self, request: Iterable[Any], answer: Any) -> bool:
+        """Whether the answer is new; one that is there stays."""
+        key = digest(list(request))
+        if key in self.found:
+            return False
+        self.found[key] = answer
+        if not self.together:
+            self.write([(key, answer)])
+        return True
+
+    def write(self, answers: Iterable[tuple[str, Any]]) -> None:
+        if self.file:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{json.dumps(answer)}\n" for answer in answers))
+
+
+@dataclass
+class Store:
+    """The folder with the files, and the model whose answers are requested. `fresh`: find nothing, write again."""
+
+    folder: Path
+    model: Key
+    version: int  # of the eval stage
+    fresh: bool = False
+
+    def answers(self, task: str, settings: Key, together: str | None) -> Answers:
+        """What the model answered to requests of a task, whatever its rows. settings: the backend, the dtype and what
+        else decides an answer; together: where it depends on those computed with it, the digest of all requests."""
+        made_by = {"harness": version("lm_eval"), "ours": self.version}
+        key = {"model": self.model, "made_by": made_by, "together": together, **settings}
+        name = f"{task}-{digest(key)[:32]}"
+        found: dict[str, Any] = {}
+        for file in [] if self.fresh else sorted(self.folder.glob(f"{glob.escape(name)}.*.jsonl")):
+            found |= stored_answers(file)
+        return Answers(self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, found)
+
+
+def stored_answers(file: Path) -> dict[str, Any]:
+    """The lines of a file that are whole: [digest of a request, its answer]."""
+    found = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            key, answer = json.loads(line)
+            found[str(key)] = answer
+    return found
