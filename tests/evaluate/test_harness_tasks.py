@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -377,6 +378,21 @@ def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:
     assert rows["exact_match"]["value"] == facts["scores"]["own_aime/en/exact_match"] == mean(map(mean, right))
     assert rows["pass@4"]["value"] == mean(map(max, right)) and rows["pass@4"]["n"] == 3
     assert {"pass@1", "pass@2", "majority", "cut_off"} < rows.keys()
+
+
+def test_what_has_another_answer_each_time_is_not_stored(tmp_path: Path, tiny: Path) -> None:
+    """A task that sets do_sample by itself, with two answers to each question: both are of the model, each time."""
+    how = {"until": [], "max_gen_toks": 4, "do_sample": True, "temperature": 1.5}
+    own = write_own(tmp_path, "own_drawn", generation_kwargs=how, repeats=2)
+    include(str(own))
+    work = tmp_path / "work"
+    for _ in range(2):
+        work.mkdir()
+        run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_drawn", 0), languages=["en"], dtype="float32")
+        assert make(run, work, Notes())["harness"]["found_again"] == []  # type: ignore[arg-type]
+        assert all("cut_off" in sample for sample in read_jsonl(work / "samples/own_drawn.en.jsonl"))
+        shutil.rmtree(work)
+    assert not list((tmp_path / "runs").glob(".scores/*"))
 
 
 @pytest.mark.parametrize("turns", [None, True, False])

@@ -173,6 +173,7 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
                 ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
     if asked.answers.together and not was_halved(lm, settings):
         asked.answers.write(asked.answers.found.items())
+    asked.answers.close()
 
 
 def has_one_answer(request: Instance) -> bool:
@@ -232,6 +233,7 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
     as scoring a small task does.
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
+    lm.ended = lambda kind, arguments, answer: asked.answers.add((kind, *arguments), answer)
     prepare(asked.task, definition, settings, number)
     how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
     output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))

@@ -14,10 +14,11 @@ import json
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.files import sha256
 from pipeline.hub.models import local_folder
@@ -100,9 +101,20 @@ class Answers:
 
     def write(self, answers: Iterable[tuple[str, Any]]) -> None:
         if self.file:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{json.dumps(answer)}\n" for answer in answers))
+            self.lines.write("".join(f"{json.dumps(answer)}\n" for answer in answers))
+
+    @cached_property
+    def lines(self) -> TextIO:
+        """The file, open while answers are added: on a shared disk to open it takes longer than to write a line."""
+        assert self.file
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        return self.file.open("a", encoding="utf-8", buffering=1)
+
+    def close(self) -> None:
+        """What is added from now on is not stored."""
+        if "lines" in vars(self):
+            self.lines.close()
+        self.file = None
 
 
 @dataclass
