@@ -89,7 +89,7 @@ STAND_INS = {
     ),
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
-    "commands/check.py::probe": "a card's name, memory and identity, and NCCL's sum; on the CPU gloo's is tested",
+    "commands/check_processes.py::probe": "a card's name, memory and identity, and NCCL's sum; on the CPU gloo's is tested",
     "evaluate/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
@@ -98,7 +98,7 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
     "commands/check.py::Checking.check_devices": 2,
     "commands/check.py::check_sum": 2,
-    "commands/check.py::probe": 8,
+    "commands/check_processes.py::probe": 8,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import random
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from pipeline.commands.check_inputs import QUESTIONS, fields_of, here, write_base, write_rows
+from pipeline.commands.check_processes import (
+    Wrong,
+    finished,
+    kill_after_resume_point,
+    last_lines,
+    started,
+)
 from pipeline.config.compose import chosen_options, compose
 from pipeline.config.defaults import read_hardware
 from pipeline.config.stages import CheckStage, TrainStage
-from pipeline.config.training import Model, Sft
+from pipeline.config.training import Sft
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import cores, driver_version, visible_gpus
@@ -37,23 +39,22 @@ from pipeline.estimate.flops import GPUS, Gpu, training_seconds
 from pipeline.estimate.gpu_budget import seconds_of_parts, trained_parts, written_bytes
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
-from pipeline.launch.in_process import error_sentence, reason_of, refuse_without_gpus
+from pipeline.launch.in_process import reason_of
 from pipeline.launch.slurm_arrays import DRY_RUN, FOLDER, Resources, script_of, show_dry_run, submit_script, write_speed
 from pipeline.launch.slurm_commands import check_installed, queued_jobs
-from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
+from pipeline.models.shape import shape_in, shape_of
 from pipeline.progress import say
 from pipeline.runs.disk import check_writable
-from pipeline.runs.find import find_run
 from pipeline.runs.lease import hold_lease
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.provenance import environment_for, git_state, machine_facts, package_versions, recorded_environment
+from pipeline.runs.provenance import git_state, machine_facts, package_versions, recorded_environment
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import WIDTH, full_model, micro_batches, trained_parameters, training_memory
 
 RECORD = "check.json"
-STEPS, QUESTIONS, ANSWER = 3, 8, 64  # optimizer steps of a method; questions; tokens of an answer
+STEPS, ANSWER = 3, 64  # optimizer steps of a method; tokens of an answer
 EXAMPLE = ("stage=sft", "expert=math")  # what the command's words are taken to be a command of
 READ = ("model", "sft", "recipe", "partition", "eval", "hardware", "seed", "threads")  # of the command's words
 SET = {  # what the check sets itself -> what may be given
@@ -63,7 +64,6 @@ SET = {  # what the check sets itself -> what may be given
 }  # fmt: skip
 START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
 SLOWEST, LEAST = 10, 300.0  # a line is ended after so many times its estimate, and not before so many seconds
-REDUCED = 2**26  # numbers that the processes add up, 256 MB
 NOT_OF_TRAININGS = re.compile(r"\+?(model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?|eval\..*)=")
 MOSTLY_FREE = 0.95  # of a device's memory, below which another process is using it
 Found = tuple[str, dict[str, Any]]  # the text of a line, and its numbers
@@ -78,10 +78,6 @@ class Line:
     state: str
     text: str
     numbers: dict[str, Any] = field(default_factory=dict)
-
-
-class Wrong(PipelineError):
-    """The line that is being checked is wrong; the message says why."""
 
 
 class LeftOut(PipelineError):
@@ -332,7 +328,7 @@ class Checking:
         self.data.mkdir(parents=True, exist_ok=True)
         write_rows(self.data, STEPS * self.sft.batch_size, self.sft.seq_length)
         words = [word for word in self.training(self.methods[0]) if not word.startswith("model")]
-        code = ("-c", "from pipeline.commands.check import probe_main; probe_main()")
+        code = ("-c", "from pipeline.commands.check_processes import probe_main; probe_main()")
         self.devices = facts = json.loads(self.command("devices", [*words, "model=small_bpe"], code))
         ranks, count = facts["ranks"], self.sft.processes
         hardware = self.given.get("hardware", "").partition("=")[2]
@@ -490,228 +486,6 @@ def same_bits(whole: Manifest, resumed: Manifest) -> Found:
 
 def seconds_of(manifest: Manifest) -> dict[str, Any]:
     return {"seconds": manifest.seconds, "guessed_seconds": manifest.cost["guessed_seconds"]}
-
-
-# ---------------------------------------------------------------------------------------------------- processes
-
-
-@contextmanager
-def started(
-    log: Path, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")
-) -> Iterator[subprocess.Popen[str]]:
-    """Context of a command in a process group of its own, which is killed at the end if it is still there."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *code, *words, *(f"--config-dir={path}" for path in added_conf())]
-    environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    options: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment, "start_new_session": True}
-    with open(log, "w") as file:
-        process = subprocess.Popen(command, stderr=file, **options)
-    try:
-        yield process
-    finally:
-        kill_group(process)
-
-
-def kill_group(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def finished(process: subprocess.Popen[str], log: Path, limit: float) -> str:
-    """Standard output of a process that ends well within `limit` seconds. Raises Wrong otherwise."""
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        kill_group(process)
-        raise Wrong(f"no end within {limit:.0f} s, last printed: {last_line(log)}") from error
-    if process.returncode:
-        raise Wrong(last_line(log) or f"exit status {process.returncode}")
-    return output
-
-
-def last_lines(log: Path, count: int = 20) -> list[str]:
-    """The last lines that a command printed; none where it has not begun."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    lines = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
-    return [line for line in lines if line][-count:]
-
-
-def last_line(log: Path) -> str:
-    """The error that a command printed, else its last line."""
-    lines = last_lines(log)
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
-
-
-def kill_after_resume_point(process: subprocess.Popen[str], runs_dir: Path, limit: float) -> bool:
-    """Kill a training as soon as it has a resume point. False where it ended before, or has none in `limit` seconds."""
-    end = time.monotonic() + limit
-    while process.poll() is None and time.monotonic() < end:
-        if any(runs_dir.glob(".work/*/*/resume.json")):
-            kill_group(process)
-            return any(runs_dir.glob(".work/*/*/resume.json"))  # removed when a training ends
-        time.sleep(0.005)
-    return False
-
-
-def probe_main() -> None:
-    """Print the facts of the devices as JSON: the command of the line `devices`, with the words of a training."""
-    from pipeline.train.processes import train_together
-
-    try:
-        config = compose(sys.argv[1:])
-        assert isinstance(config, TrainStage)
-        run: Any = SimpleNamespace(config=config, name="stage=check", label="check")
-        refuse_without_gpus([run])
-        facts: Any = train_together(probe, run, Path("."), None)  # type: ignore[arg-type]
-    except Exception as error:
-        sentence = error_sentence(error)
-        if sentence is None:
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        sys.exit(1)
-    print(json.dumps(facts))
-
-
-def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """Facts of all processes, which take their devices and their backend as in a training."""
-    import torch
-    from accelerate import PartialState
-
-    cuda = torch.cuda.is_available()
-    state = PartialState(cpu=not cuda)
-    device = state.device
-    numbers = torch.full((REDUCED if cuda else 1024,), float(state.process_index + 1), device=device)
-    seconds = None
-    if state.num_processes > 1:
-        torch.distributed.all_reduce(numbers)
-        if cuda:
-            again = torch.zeros_like(numbers)
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            torch.distributed.all_reduce(again)
-            torch.cuda.synchronize()
-            seconds = time.perf_counter() - begun
-    properties = torch.cuda.get_device_properties(device) if cuda else None
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if cuda else cpu.memory()
-    facts = {
-        "rank": state.process_index, "sum": [numbers[0].item(), numbers[-1].item()],
-        "uuid": str(getattr(properties, "uuid", device)), "name": properties.name if properties else "the CPU",
-        "memory": properties.total_memory if properties else cpu.memory(), "free": free,
-    }  # fmt: skip
-    ranks: list[Any] = [facts] * state.num_processes
-    if state.num_processes > 1:
-        torch.distributed.all_gather_object(ranks, facts)
-    nccl = torch.cuda.nccl.version() if cuda else None
-    return {
-        "ranks": ranks, "backend": str(state.backend or "no backend"), "cuda": torch.version.cuda if cuda else None,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
-        "gigabytes_a_second": numbers.nbytes / seconds / 1e9 if seconds else None,
-    }  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- rows and weights
-
-
-def write_rows(folder: Path, rows: int, length: int) -> None:
-    """Rows of made-up words for a math and a language expert, each at least `length` tokens of any tokenizer, and
-    questions as MGSM's, with two exemplars."""
-    generator = random.Random(0)
-    words = ["".join(generator.choices("aeioklmnprst", k=5)) for _ in range(400)]
-
-    def text(count: int) -> str:
-        return " ".join(generator.choices(words, k=count))
-
-    math = [{"question": text(4), "answer": text(length)} for _ in range(2 * rows)]
-    qac = {"language": "qac", "language_code": "qac"}
-    language = [{"inputs": text(4), "targets": text(length), **qac} for _ in range(2 * rows)]
-    asked = [{"question": f"{text(20)}?", "answer": None, "answer_number": n} for n in range(QUESTIONS)]
-    worked = [
-        {"question": f"Question: {text(20)}?", "answer": f"Step-by-Step Answer: {text(9)}. The answer is {n}.",
-         "answer_number": n} for n in range(2)
-    ]  # fmt: skip
-    files: dict[str, list[Any]] = {"orca_math/train": math, "aya/train": language}
-    files |= {"mgsm/en/test": asked, "mgsm/en/train": worked}
-    for name, lines in files.items():
-        file = folder / f"{name}.jsonl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def here(model: Model, runs_dir: Path) -> Path | None:
-    """The folder of a model that is on this disk, in the Hub's cache too; None where there is none.
-
-    Raises:
-        PipelineError: a model whose shape is not known before it is here.
-    """
-    if model.init == "random":
-        return None
-    name = str(model.path)
-    if name.startswith("hub:"):
-        from huggingface_hub import snapshot_download
-
-        from pipeline.models.files import HUB_PATTERNS
-
-        with suppress(Exception):  # not in the cache, or a part of it
-            repository, _, revision = name.removeprefix("hub:").partition("@")
-            how: Any = {"revision": model.revision or revision or None, "allow_patterns": HUB_PATTERNS}
-            cached = Path(snapshot_download(repository, local_files_only=True, **how))
-            if any(cached.glob("*.safetensors")):
-                return cached
-        if model.name not in SHAPES:
-            raise PipelineError(
-                f"model={name} is not on this disk, and its shape is not known: fetch it with stage=prefetch, or give "
-                f"one of {', '.join(SHAPES)}"
-            )
-        return None
-    return find_run(name, runs_dir, "model").folder
-
-
-def fields_of(model: Model) -> dict[str, Any]:
-    """Fields of transformers' config at the shape of a model whose weights are not here."""
-    if model.init == "random":
-        return {"vocab_size": model.vocab_size, **model.architecture}
-    shape: Shape = SHAPES[model.name]
-    kind = "cohere" if shape.norms == 1 else "qwen2" if shape.qkv_bias else "llama"
-    return {
-        "model_type": kind, "hidden_size": shape.width, "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_width, "vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied,
-        "max_position_embeddings": 8192,
-    }  # fmt: skip
-
-
-def write_base(folder: Path, fields: dict[str, Any], data: Path) -> None:
-    """A checkpoint of random bfloat16 weights with a small tokenizer. Numbers repeat after 2**20: drawing 8e9 takes
-    minutes on a CPU."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from pipeline.train.load import make_bpe
-
-    lines = (data / "orca_math/train.jsonl").read_text(encoding="utf-8").splitlines()
-    rows: list[Any] = [{"prompt": row["question"], "completion": row["answer"]} for row in map(json.loads, lines)]
-    tokenizer = make_bpe(rows, 512)
-    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    named = {key: value for key, value in fields.items() if key != "model_type"}
-    config = AutoConfig.for_model(fields["model_type"], **{**named, **ids})
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.to_empty(device="cpu")
-    model.tie_weights()
-    block = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).mul(0.02).to(torch.bfloat16)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-                continue
-            flat = parameter.view(-1)
-            for start in range(0, flat.numel(), block.numel()):
-                part = flat[start : start + block.numel()]
-                part.copy_(block[: part.numel()])
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 # ---------------------------------------------------------------------------------------------------- the record
