@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import repositories
 
 from pipeline.config.compose import compose
 from pipeline.config.data import Expert, Source
-from pipeline.data.rows import read_jsonl, write_jsonl
+from pipeline.data.rows import read_jsonl
 from pipeline.data.union import unite_sets
 from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
@@ -91,7 +92,9 @@ def test_steps_of_a_joint_training_are_planned_from_both_sets() -> None:
 def put(folder: Path, **parts: list[Any]) -> Path:
     folder.mkdir(parents=True)
     for part in ("train", "validation"):
-        write_jsonl(folder / f"{part}.jsonl", [{"prompt": name, "completion": "a"} for name in parts.get(part, [])])
+        repositories.jsonl(
+            folder / f"{part}.jsonl", [{"prompt": name, "completion": "a"} for name in parts.get(part, [])]
+        )
     return folder
 
 
@@ -113,8 +116,8 @@ def test_the_other_experts_validation_rows_are_left_out(tmp_path: Path) -> None:
 def test_sets_of_two_kinds_are_not_joined(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
-    write_jsonl(text / "train.jsonl", [{"text": "plain"}])
-    write_jsonl(text / "validation.jsonl", [])
+    repositories.jsonl(text / "train.jsonl", [{"text": "plain"}])
+    repositories.jsonl(text / "validation.jsonl", [])
     sets = {"math": put(tmp_path / "math", train=["1"]), "bn": text}
     with pytest.raises(PipelineError, match="math and bn are plain text and prompts with completions"):
         unite_sets(sets, {"math": "math", "bn": "language"}, 0)

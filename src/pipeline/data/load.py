@@ -123,6 +123,8 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
     limit = min(source.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
     if data_root is not None:
         path = local_file(source, data_root)
+        if path.suffix == ".jsonl":
+            return json_lines(path, limit, seed)
         return of_dataset(open_packaged(source, [str(path)]), limit, seed, path)
     if locked is not None:
         return of_dataset(open_packaged(source, [str(path) for path in locked]), limit, seed, source.hub or locked[0])
@@ -239,6 +241,33 @@ def draw_indices(available: int, count: int, seed: int) -> Any:
     import numpy as np
 
     return np.sort(np.random.default_rng(seed).choice(available, size=count, replace=False))
+
+
+def json_lines(path: Path, limit: int, seed: int) -> Rows:
+    with open(path, "rb") as file:
+        available = sum(1 for line in file if line.strip())
+    keep = iter(draw_indices(available, limit, seed).tolist()) if available > limit else None
+    first = next(_json_rows(path, None), {})
+    return Rows(_json_rows(path, keep), list(first), min(available, limit), available if keep is not None else None)
+
+
+def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
+    """The rows of a JSONL file, or those numbered by `keep`. A column that a row lacks is null."""
+    index, next_kept, names = -1, next(keep, None) if keep is not None else None, None
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                index += 1
+                if keep is not None and index != next_kept:
+                    continue
+                next_kept = next(keep, None) if keep is not None else None
+                row = parse_line(line, number, path)
+                names = names or dict.fromkeys(row)
+                yield {**names, **row}
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
 
 
 def parse_line(line: str, number: int, path: Path | str) -> Row:

@@ -108,21 +108,21 @@ def examples_of(
         )
 
 
-def filter_candidates(
-    config: DataStage, candidates: Candidates, counts: dict[str, Any], vouched: bool
-) -> dict[str, list[int]]:
-    """Source -> the rows that are left of it, in their order. What is dropped or seen is counted.
+def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouched: bool) -> dict[str, list[int]]:
+    """Source -> those of `rows` (candidates.CANDIDATE) that are left of it, in their order. What is dropped or seen is
+    counted.
 
     vouched: no row is dropped for what it shares with a benchmark.
     """
     import numpy as np
 
-    sources, marks, variants, maths = candidates.arrays()
-    first = candidates.first_of_each()
+    marks, variants, maths = rows["marks"], rows["variants"], rows["math"]
+    first = np.zeros(len(rows), dtype=bool)  # that says what it says
+    first[np.unique(rows["digest"], return_index=True)[1]] = True
     bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
-        usable = sources == index
+        usable = rows["source"] == index
         counts[name]["duplicates"] = int((usable & ~first).sum())
         usable &= first
         counts[name] |= {
@@ -143,9 +143,9 @@ def filter_candidates(
         counts[name]["left"] = len(rows_by_source[name])
     if not any(rows_by_source.values()):
         why = drop_reasons(config, counts).values()
-        rows = sum(counts[name]["rows"] for name in rows_by_source)
+        seen = sum(counts[name]["rows"] for name in rows_by_source)
         raise PipelineError(
-            f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask for other sources, "
+            f"expert={config.expert.name}: nothing is left of {seen} rows ({', '.join(why)}): ask for other sources, "
             "or data.decontaminate=count, data.word_problems=count"
         )
     return rows_by_source

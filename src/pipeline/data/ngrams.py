@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 Numbers = Any  # numpy arrays of uint64
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
@@ -167,12 +168,7 @@ class NgramSet:
         if len(joined):
             begins = np.flatnonzero(np.concatenate(([True], joined[1:] != joined[:-1])))
             joined, marks = joined[begins], np.bitwise_or.reduceat(marks, begins)
-        self.numbers, self.marks = joined, marks
-        # A bit a number in a table 16 times as large says of most others that they are none, without a search.
-        self.shift = np.uint64(64 - max(16, (16 * max(len(joined), 1)).bit_length()))
-        self.table = np.zeros(1 << (64 - int(self.shift) - 3), dtype=np.uint8)
-        places = joined >> self.shift
-        np.bitwise_or.at(self.table, places >> np.uint64(3), bit_in_byte(places))
+        self.numbers, self.marks = pd.Index(joined), marks
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -180,15 +176,6 @@ class NgramSet:
     def marks_of(self, numbers: Numbers, owner: Any, texts: int) -> Any:
         """The bits of the sets that each of `texts` texts shares an n-gram with: uint16, one a text."""
         bits = np.zeros(texts, dtype=np.uint16)
-        if len(self) == 0 or len(numbers) == 0:
-            return bits
-        places = numbers >> self.shift
-        likely = np.flatnonzero(self.table[places >> np.uint64(3)] & bit_in_byte(places))
-        at = np.minimum(np.searchsorted(self.numbers, numbers[likely]), len(self) - 1)
-        present = self.numbers[at] == numbers[likely]
-        np.bitwise_or.at(bits, owner[likely[present]], self.marks[at[present]])
+        at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known
+        np.bitwise_or.at(bits, owner[at >= 0], self.marks[at[at >= 0]])
         return bits
-
-
-def bit_in_byte(places: Numbers) -> Any:
-    return np.left_shift(np.uint8(1), (places & np.uint64(7)).astype(np.uint8))

@@ -8,14 +8,6 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 
-# ---------------------------------------------------------------------------------------------------- files
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
 # of lines of JSON as data/lines.py hands them over; no column of anyone's table is called so
 JSON_COLUMNS = ["\ue000line", "\ue000json"]
 

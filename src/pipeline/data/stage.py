@@ -61,17 +61,17 @@ def make_training_set(
     known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
     with open_candidates(work, known_ngrams) as candidates:
         counts = gather_candidates(config, candidates, data_root, lock, count)
-        usable = filter_candidates(config, candidates, counts, vouched)
+        rows = candidates.rows()
+        usable = filter_candidates(config, rows, counts, vouched)
         drawn = draw_rows(config, usable)
         if not drawn["train"]:
             raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
-        owners = candidates.arrays()[0]
         for index, name in enumerate(config.expert.sources):
-            counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in drawn.values())
-        for name, rows in drawn.items():
+            counts[name]["taken"] = sum(int((rows["source"][part] == index).sum()) for part in drawn.values())
+        for name, part in drawn.items():
             with open(work / f"{name}.jsonl", "wb") as file:
-                file.writelines(candidates.lines(rows))
-    counts |= {name: len(rows) for name, rows in drawn.items()}
+                file.writelines(candidates.lines(rows["place"][part].tolist()))
+    counts |= {name: len(part) for name, part in drawn.items()}
     (work / "data_card.md").write_text(write_card(config, counts, known_ngrams, vouched), encoding="utf-8")
     print(summarize_counts(config, counts), file=sys.stderr)
     if not known_ngrams.texts:
