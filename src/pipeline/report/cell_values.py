@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.papers import published as papers
-from pipeline.report.expression import evaluate, leaf_cells
+from pipeline.report.expression import evaluate, leaf_cells, scores_under
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, TablePlan, difference_of
-from pipeline.tables.planned_runs import primary_value, reason_left_out, score_rows
+from pipeline.tables.planned_runs import reason_left_out, score_rows
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -65,30 +65,27 @@ class Outcome:
     # ------------------------------------------------------------------------------------------ cells
 
     def number_in(self, cell: Cell) -> Number:
-        printed, suspect = None, None
+        number = Number()
         if cell.published:
-            printed, suspect = papers.published_value(*cell.published), papers.reason_for_doubt(*cell.published)
+            published, suspect = papers.published_value(*cell.published), papers.reason_for_doubt(*cell.published)
+            number = Number(published=published, suspect=suspect)
         runs: dict[Path, None] = {}
         if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
             models = [self.table.training_of(item.model) for item in cell.items if item.model is not None]
             folders = tuple(run.folder for run in models if run)
-            return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
+            return replace(number, n=len(folders), missing="a figure, in its run's folder", runs=folders)
         try:
-            number = self.evaluate(cell, runs)
-            return Number(float(number), count_numbers(self.table.plan, cell), printed, suspect, "", tuple(runs))
+            value, n = float(self.evaluate(cell, runs)), count_numbers(self.table.plan, cell)
+            return replace(number, value=value, n=n, runs=tuple(runs))
         except NoScore as error:
-            return Number(None, 0, printed, suspect, str(error), tuple(runs))
+            return replace(number, missing=str(error), runs=tuple(runs))
 
     def evaluate(self, cell: Cell, runs: dict[Path, None], axes: Sequence[str] = ()) -> Any:
         """The number of a cell, or (levels ...) numbers at each value of `axes`; adds the folders that were read."""
-
-        own = {
-            (leaf.row, leaf.column): {score for item in leaf.items for one in item.readings for score in one.values()}
-            for leaf in leaf_cells(self.table.plan, cell)
-        }  # fmt: skip
+        own = {(leaf.row, leaf.column, score) for leaf, score in scores_under(self.table.plan, cell)}
 
         def number(at: Cell, key: ScoreRef | str) -> float:
-            return self.number_of(at, key, runs, key in own[at.row, at.column])
+            return self.number_of(at, key, runs, (at.row, at.column, key) in own)
 
         return evaluate(self.table.plan, cell, number, number, axes)[1]
 
@@ -108,15 +105,13 @@ class Outcome:
             measure, subtracted = parts
             return self.read_score(score, measure, pair, runs) - self.read_score(subtracted, measure, pair, runs)
         run, _ = self.finished(score, self.table.evaluations.get(score), runs)
-        main_value = primary_value(run) if metric is None and pair is None else None
         rows = score_rows(run, metric, pair)
-        if main_value is None and not rows:
+        if not rows:
             if reason := reason_left_out(run):
                 raise NoScore(reason)
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
-        number = statistics.fmean(row["value"] for row in rows) if main_value is None else main_value
-        return number * (percent_factor(rows[0]["metric"]) if rows else 100)
+        return statistics.fmean(row["value"] for row in rows) * percent_factor(rows[0]["metric"])
 
     def finished(self, key: str | ScoreRef, run: Run | None, runs: dict[Path, None]) -> tuple[Run, Manifest]:
         """The run of a score, or of a spec with a fact; adds its folder to `runs`. Raises NoScore unless it is there

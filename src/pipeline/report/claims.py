@@ -353,18 +353,15 @@ class Ranked:
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
     """Verdicts of claims with their pairs, p Holm-corrected over all pairs of a family. A family with too few clusters
     for any result to be significant cannot be tested."""
-    families: dict[str, list[tuple[str, int]]] = {}
+    families: dict[str, list[Ranked]] = {}
     for claim, pairs in claims:
-        families.setdefault(family_of(claim), []).extend((claim.id, at) for at in range(len(pairs)))
-    of_claim = {claim.id: pairs for claim, pairs in claims}
-    adjusted: dict[tuple[str, int], float] = {}
-    for members in families.values():
-        adjusted |= zip(members, holm([of_claim[name][at].p for name, at in members]), strict=True)
+        families.setdefault(family_of(claim), []).extend(pairs)
+    adjusted = {family: iter(holm([pair.p for pair in members])) for family, members in families.items()}
     verdicts = []
     for claim, pairs in claims:
         sign = 1 if claim.direction == "higher" else -1
         count = len(families[family_of(claim)])
-        holms = [adjusted[claim.id, place] for place in range(len(pairs))]
+        holms = [next(adjusted[family_of(claim)]) for _ in pairs]
         small = [p < LEVEL for p in holms]
         on_side = [sign * pair.difference > 0 for pair in pairs]
         all_on_side = all(is_small and side for is_small, side in zip(small, on_side, strict=True))

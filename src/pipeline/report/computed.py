@@ -10,6 +10,7 @@ from pipeline.config.evaluation import Eval
 from pipeline.config.stages import DataStage, SelectStage, TrainStage
 from pipeline.evaluate.selection import compared
 from pipeline.report.cell_values import Outcome
+from pipeline.report.expression import scores_under
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.plan import ScoreRef
@@ -62,10 +63,8 @@ Questions = tuple[str, str, str]  # task, split, language
 
 
 def questions_of_cells(outcome: Outcome) -> set[Questions]:
-    items = [item for cell in outcome.table.plan.cells.values() for item in cell.items]
-    return questions_behind(
-        outcome, (score for item in items for reading in item.readings for score in reading.values())
-    )
+    plan = outcome.table.plan
+    return questions_behind(outcome, (score for cell in plan.cells.values() for _, score in scores_under(plan, cell)))
 
 
 def questions_behind(outcome: Outcome, scores: Iterable[ScoreRef]) -> set[Questions]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipeline.tables.plan import Cell, Item, TablePlan, reduce_items
+from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, reduce_items
 
 # the value of a score (or of the spec that holds a fact) in a cell: a number, (N,) answers or (draws,) means
 Source = Callable[[Cell, Any], Any]
@@ -121,6 +121,14 @@ def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
         yield cell
     for row in cell.of:
         yield from leaf_cells(plan, plan.cells[row, cell.column])
+
+
+def scores_under(plan: TablePlan, cell: Cell) -> Iterator[tuple[Cell, ScoreRef]]:
+    """Each score that a cell reads, of all candidates of a choice, with the cell that holds it."""
+    for leaf in leaf_cells(plan, cell):
+        for item in leaf.items:
+            for reading in item.readings:
+                yield from ((leaf, score) for score in reading.values())
 
 
 def is_open_choice(item: Item) -> bool:

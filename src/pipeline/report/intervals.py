@@ -11,7 +11,7 @@ from pipeline.benchmarks import is_measure
 from pipeline.config.stages import TrainStage
 from pipeline.report.cell_values import VALIDATIONS, NoScore, Outcome
 from pipeline.report.contrasts import sampled_axes
-from pipeline.report.expression import is_plain_mean, leaf_cells
+from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.placed_claims import metrics_of, tasks_of
@@ -107,8 +107,7 @@ def estimate_interval(
 def is_untrained(plan: TablePlan, cell: Cell) -> bool:
     """Whether all models that a cell scores are the unmodified model of `every`."""
     specs = plan.specs
-    items = [item for leaf in leaf_cells(plan, cell) for item in leaf.items]
-    models = [score.model for item in items for reading in item.readings for score in reading.values()]
+    models = [score.model for _, score in scores_under(plan, cell)]
     return all(model in specs and specs[model].kind == "base" for model in models)
 
 

@@ -29,7 +29,7 @@ from pipeline.report.claims import (
     judge_wilcoxon,
 )
 from pipeline.report.contrasts import DISCORDANT, task_and_questions
-from pipeline.report.expression import leaf_cells
+from pipeline.report.expression import leaf_cells, scores_under
 from pipeline.report.placed_claims import RANKED, PlacedClaim, claims_of
 from pipeline.report.questions import StoredAnswers, Vector
 from pipeline.report.verdicts import Sides, judge, ranked_pairs
@@ -118,8 +118,7 @@ def threshold_rates(placed: PlacedClaim) -> dict[ScoreRef, float]:
 
 
 def scores_of(plan: TablePlan, cell: Cell) -> list[ScoreRef]:
-    items = [item for leaf in leaf_cells(plan, cell) for item in leaf.items]
-    return [score for item in items for reading in item.readings for score in reading.values()]
+    return [score for _, score in scores_under(plan, cell)]
 
 
 # ---------------------------------------------------------------------------------------------------- worlds

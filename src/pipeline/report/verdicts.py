@@ -26,7 +26,7 @@ from pipeline.report.claims import (
     not_made,
     not_testable,
 )
-from pipeline.report.expression import average, evaluate, is_plain_mean, leaf_cells
+from pipeline.report.expression import average, evaluate, is_plain_mean, leaf_cells, scores_under
 from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
 from pipeline.report.questions import Questions, StoredAnswers, questions_of
 from pipeline.stats import ranks
@@ -274,13 +274,7 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
 
 
 def mean_of_candidates(questions: Questions, cell: Cell) -> float:
-    means = [
-        questions.means[score, leaf.pair]
-        for leaf in leaf_cells(questions.plan, cell)
-        for item in leaf.items
-        for reading in item.readings
-        for score in reading.values()
-    ]
+    means = [questions.means[score, leaf.pair] for leaf, score in scores_under(questions.plan, cell)]
     return float(sum(means) / len(means))
 
 
