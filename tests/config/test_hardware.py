@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.commands.table import show_plan
+from pipeline.commands.plan import show_plan
 from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.manual import manual_text

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.commands.table import show_plan
+from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError

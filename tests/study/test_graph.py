@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_runs import a_run, writes
 
-from pipeline.commands.table import show_runs
+from pipeline.commands.plan import show_runs
 from pipeline.estimate.durations import History
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished

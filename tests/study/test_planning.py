@@ -13,7 +13,7 @@ import pytest
 import yaml
 from planned import TABLES
 
-from pipeline.commands.table import show_plan
+from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
-from pipeline.commands.table import make_table, show_plan
+from pipeline.commands.plan import show_plan
+from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import prompts

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.table import not_planned
+from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
 from pipeline.config.stages import PrefetchStage
 from pipeline.data.load import causes_of, readable_errors

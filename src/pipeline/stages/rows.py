@@ -103,7 +103,7 @@ RUN_STAGES = {
 STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
     "search": Row(SearchStage, "pipeline.commands.search:make_search"),
-    "plan": Row(PlanStage, "pipeline.commands.table:show_plan"),
+    "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
     "report": Row(ReportStage, "pipeline.commands.table:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
