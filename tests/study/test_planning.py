@@ -247,8 +247,6 @@ def test_random_exemplars_are_for_mgsm(tmp_path: Path) -> None:
 
     (drawn,) = task_definitions([EvalTask("mgsm", 2)], ["sw"], None, tmp_path / "a", exemplars="random")
     assert yaml.unsafe_load(drawn.file.read_text())["fewshot_config"] == {"sampler": "default"}
-    rooms = task_definitions([EvalTask("mgsm", 2)], ["sw", "te"], None, tmp_path / "b", max_gen_toks_of={"te": 1024})
-    assert [yaml.unsafe_load(one.file.read_text())["generation_kwargs"]["max_gen_toks"] for one in rooms] == [512, 1024]
     with pytest.raises(PipelineError, match="exemplars=random is for MGSM: belebele"):
         task_definitions([EvalTask("belebele", 5)], ["sw"], None, tmp_path / "c", exemplars="random")
 

@@ -45,7 +45,6 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> 
         folder,
         split=settings.split,
         max_gen_toks=settings.max_gen_toks,
-        max_gen_toks_of=settings.max_gen_toks_of,
         exemplars=settings.exemplars,
         run_code=settings.run_code,
         options=settings.options,

@@ -95,8 +95,7 @@ def score_tasks(
 
 def facts_of(settings: Eval) -> dict[str, Any]:
     """How an evaluation is scored, as scores.json has it."""
-    facts: dict[str, Any] = {"backend": settings.backend, "chat_template": settings.chat_template}
-    facts |= {"dtype": settings.dtype} | rounding_settings(settings)
+    facts = decided_by(settings) | {"chat_template": settings.chat_template}
     if settings.chat_template:
         facts["template_date"] = settings.template_date
     if is_sampled(settings):
@@ -107,12 +106,15 @@ def facts_of(settings: Eval) -> dict[str, Any]:
             facts[name] = getattr(settings, name)
     if settings.chat_template and not settings.fewshot_as_multiturn:
         facts["fewshot_as_multiturn"] = False
-    return facts | engine_of(settings)
+    return facts
 
 
-def engine_of(settings: Eval) -> dict[str, Any]:
-    versions = settings.backend == "vllm" and vllm_versions(settings.vllm_python, settings.vllm_suffix)
-    return {"engine": versions} if versions else {}
+def decided_by(settings: Eval) -> dict[str, Any]:
+    """What decides an answer besides the model and the request."""
+    decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
+    if settings.backend == "vllm":
+        decides["engine"] = vllm_versions(settings.vllm_python, settings.vllm_suffix)
+    return decides
 
 
 def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
@@ -140,9 +142,8 @@ def stored(
     """Below float32 an answer depends on those computed together with it: there all of them are stored, or none."""
     requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
     if store:
-        decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
         together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
-        answers = store.answers(definition.name, decides | engine_of(settings), together)
+        answers = store.answers(definition.name, decided_by(settings), together)
     left = [request for request in requests if answers.look_up(key_of(request)) is None]
     if left and answers.together:
         answers.found, left = {}, requests

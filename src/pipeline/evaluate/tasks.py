@@ -9,7 +9,7 @@ Everything that can be wrong with the data is found here, before any weights loa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,6 @@ def task_definitions(
     *,
     split: str = "test",
     max_gen_toks: int | None = None,
-    max_gen_toks_of: Mapping[str, int] | None = None,
     exemplars: str = "first_n",
     run_code: bool = False,
     options: str = "letters",
@@ -81,10 +80,10 @@ def task_definitions(
                 f"{eval_task.task} translates between English and another language: add one to languages"
             )
         for target in spoken:
-            room = (max_gen_toks_of or {}).get(target.code, max_gen_toks)
             ask = Ask(
                 task=eval_task.task, language=target, num_fewshot=eval_task.num_fewshot, data_root=data_root,
-                split=split, max_gen_toks=room, run_code=run_code, folder=folder, exemplars=exemplars, options=options,
+                split=split, max_gen_toks=max_gen_toks, run_code=run_code, folder=folder, exemplars=exemplars,
+                options=options,
             )  # fmt: skip
             try:
                 if data_root and target.constructed and not benchmark.one_set:

@@ -151,7 +151,7 @@ class VllmBackend:
         from pipeline.merge.live import model_of
 
         self.live = live = model_of(merge, self.dtype, "cpu")
-        self.model = live.model
+        self.model, self.tokenizer = live.model, live.tokenizer
         assert live.folder
         start = self._settings(live.folder)
         if not (live.served and live.served.close.alive and live.served.start == start):
