@@ -119,7 +119,7 @@ def test_cells_without_a_model_for_spbleu_are_named_by_the_plan(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("published", "problem"),
     [
-        ("unreasonable.table_a9", "published: there is no unreasonable.table_a9, did you mean unreasonable.table_a8"),
+        ("unreasonable.table_a9", "published: there is no unreasonable.table_a9: did you mean unreasonable.table_a8"),
         ("unreasonable.table_a8", "published: unreasonable.table_a8 has no row 'sw': there are llama3.1_8b_instruct"),
         ("unreasonable.partitions", "is not a table of numbers"),
     ],
