@@ -32,6 +32,8 @@ def main() -> None:
     folder, archive, world = asked.pop("folder"), asked.pop("archive"), World(**asked)
     if max(world.items, world.dev_items) > POOL:
         parser.error(f"--items and --dev-items are at most {POOL}: no training text holds these")
+    if min(value for key, value in asked.items() if key != "seed") < 0:
+        parser.error("numbers of items, rows and documents are 0 or more")
     if archive:
         pack(archive, SHIPPED)
     elif folder:

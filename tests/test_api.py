@@ -12,6 +12,7 @@ from tiny_words import FEW
 
 from pipeline.api import evaluate, merge, report, spelled, table, train
 from pipeline.errors import PipelineError
+from pipeline.files import ADDED_CONF
 
 Call = Callable[..., SimpleNamespace]
 
@@ -32,6 +33,8 @@ def test_functions_give_what_the_commands_print(
     assert scores.attrs["folder"].parent == tmp_path / "runs" and set(scores.run) == {scores.attrs["folder"].name}
     rows = json.loads((scores.attrs["folder"] / "scores.json").read_text())["rows"]
     assert scores.value.tolist()[: len(rows)] == [row["value"] for row in rows]
+    named = {"math": math, "language": qac, "scale_to_depth": True}
+    assert evaluate(merge="layer_swap", **named, **words).value.tolist() == scores.value.tolist()
     assert evaluate(merge="layer_swap", **live, **words).value.tolist() == scores.value.tolist()
 
     common = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
@@ -70,3 +73,16 @@ def test_keywords_are_the_words_of_the_command() -> None:
         train("math", learning_rat=1e-5)
     with pytest.raises(PipelineError, match="methd"):
         merge("layer_swap", methd="x")
+    with pytest.raises(PipelineError, match="evry"):
+        table("sandbox", evry={"seed": 1})
+
+
+def test_a_folder_of_options_is_given_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDED_CONF, "")
+    (tmp_path / "conf/recipe").mkdir(parents=True)
+    (tmp_path / "conf/recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0\n")
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="no-such-data"):
+            train("math", recipe="mine", model="sandbox", data_root="./no-such-data", config_dir=tmp_path / "conf")
+    with pytest.raises(PipelineError, match="does not exist"):
+        train("math", config_dir=tmp_path / "none")

@@ -10,8 +10,8 @@
 
 A knob of the command's own group needs no prefix: `learning_rate` of train is sft.learning_rate, `bottom_layers` of
 merge is merge.bottom_layers. Others come as on the command line, **{"data.size": 1000}, or as mappings,
-data={"size": 1000}. All functions do nothing twice, write progress to standard error, and raise PipelineError, one
-sentence, where the command would end with an error.
+data={"size": 1000}; options of one's own by config_dir="./conf_of_mine". All functions do nothing twice, write progress
+to standard error, and raise PipelineError, one sentence, where the command would end with an error.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline.config import conf
 from pipeline.config.compose import compose, refuse_repeated
 from pipeline.config.words import as_words
+from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
 from pipeline.progress import quiet
 from pipeline.stages.rows import CONFIGS
@@ -56,7 +57,7 @@ def evaluate(**words: Any) -> DataFrame:
     """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric: fractions of 1, BLEU and
     chrF++ 0-100. `run` names the run, whose folder, with its answers in samples/, is attrs["folder"].
 
-    Keywords: checkpoint, or merge with its runs as on the command line; eval or tasks; languages ...; knobs of eval.
+    Keywords: checkpoint, or merge with its runs and knobs; eval or tasks; languages ...; knobs of eval.
     """
     import pandas as pd
 
@@ -70,12 +71,12 @@ def evaluate(**words: Any) -> DataFrame:
 
 def table(table: str | Path, **words: Any) -> Report:
     """Every run and score of a table, computed where missing, and its page. Keywords: every={...}, launcher ..."""
-    return report_at(answer("table", "table", {"table": table, **words}))
+    return report_at(answer("table", None, {"table": table, **words}))
 
 
 def report(table: str | Path, **words: Any) -> Report:
     """The page of a table, by what is computed. Keywords as of `table`."""
-    return report_at(answer("report", "report", {"table": table, **words}))
+    return report_at(answer("report", None, {"table": table, **words}))
 
 
 def report_at(page: str) -> Report:
@@ -84,24 +85,28 @@ def report_at(page: str) -> Report:
     return Report(Path(page), *results(Path(page).parent))
 
 
-def answer(stage: str, group: str, words: Mapping[str, Any]) -> str:
-    """What the command of a stage prints."""
+def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
+    """What the command of a stage prints. config_dir: a folder of options, as --config-dir."""
     quiet()
+    if (folder := words.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
+        conf.add_folder(str(folder))
     command = [f"stage={stage}", *as_words(spelled(stage, group, words))]
     refuse_repeated(command)
     return stage_output(compose(command), command)
 
 
-def spelled(stage: str, group: str, words: Mapping[str, Any]) -> dict[str, Any]:
+def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords as words of the command line: those that are neither a group nor a key of the command are knobs of
-    `group`, and what a mapping holds are dotted keys."""
+    `group`, or of the merge that is evaluated; what a mapping holds are dotted keys."""
     known = {*conf.groups_read(stage), *(item.name for item in fields(CONFIGS[stage])), "every", "hardware"}
+    method = conf.method_of(words.get("merge"))
+    of_merge = {item.name for item in fields(method)} if method else set()
     spelled_words: dict[str, Any] = {}
     for key, value in words.items():
-        name = key if key in known or "." in key else f"{group}.{key}"
-        inner = (
-            {f"{key}.{part}": one for part, one in value.items()} if key in known and isinstance(value, dict) else {}
-        )
+        own = "merge" if key in of_merge else group
+        name = key if key in known or "." in key or own is None else f"{own}.{key}"
+        dotted = key in known and isinstance(value, dict)
+        inner = {f"{key}.{part}": plain(one) for part, one in value.items()} if dotted else {}
         spelled_words |= inner or {name: plain(value)}
     return spelled_words
 

@@ -163,6 +163,9 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     prompts = [tokenizer(row["prompt"]).input_ids for row in rows]
     cut, lost = sum(len(one) > 40 for one in ids), sum(len(one) >= 40 for one in prompts)
     assert 0 < lost < cut <= 40
+    short = mine("plan", "every.sft.seq_length=8", **TWO)
+    with pytest.raises(PipelineError, match=r"math-\S+: sft.seq_length=8 leaves no row with a loss: raise it above"):
+        show_plan(short)
     line = f"truncates {cut} of 40 rows of {data.name}, {lost} of them before any response: these are dropped"
     assert line in show_plan(config)
 

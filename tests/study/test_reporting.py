@@ -487,6 +487,7 @@ def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
     ("more", "sentence"),
     [
         ([], "stage=export needs export.to"),
+        (["export.to=notes.txt"], "export.to=notes.txt is no name of an archive: give export.to=notes.zip"),
         (["export.to=nowhere/t.zip"], "export.to=nowhere/t.zip is not a place for a file"),
         (["export.format=figures", "export.to=nowhere/t"], "export.to=nowhere/t is not a place for a folder"),
     ],

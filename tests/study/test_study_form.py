@@ -41,6 +41,12 @@ def test_a_study_is_written_out_as_this_table() -> None:
     }  # fmt: skip
 
 
+def test_an_expert_has_the_side_of_its_option() -> None:
+    experts = {"one": {"expert": "math"}, "mathias": {"expert": "sw"}}
+    swap = expand_study(STUDY | {"experts": experts}, "s")["runs"]["layer_swap"]
+    assert swap == {"merge": "layer_swap", "merge.math": "one", "merge.language": "mathias"}
+
+
 def test_one_of_a_kind_needs_no_list() -> None:
     alone = {"methods": "soup", "languages": "sw", "benchmarks": "mgsm_2shot"}
     assert expand_study(STUDY | alone, "s") == expand_study(STUDY | {k: [v] for k, v in alone.items()}, "s")
@@ -75,7 +81,12 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
         ({"experts": {"math": {"run": "a", "expert": "math"}}}, "experts: math: give run alone"),
         ({"experts": {"math": "./a", "math2": "./b"}}, "s.yaml, experts: no expert of side language"),
         ({"methods": ["reset"]}, "s.yaml, methods: reset is not a merge of two experts"),
-        ({"methods": ["layer_swop"]}, "s.yaml, methods: layer_swop is not a merge of two experts"),
+        ({"methods": ["layer_swop"]}, "layer_swop is not a merge of two experts: did you mean layer_swap"),
+        ({"experts": {"a": {"expert": "math_sw"}}}, "experts: a: side=both is neither math nor language: give side="),
+        (
+            {"base": None, "experts": {"sw": "./b", "math": {"expert": "math"}}},
+            "experts: math: no base to train it from: give base",
+        ),
         ({"base": None, "controls": True}, "s.yaml, controls: a control has the base"),
     ],
 )

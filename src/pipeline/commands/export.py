@@ -56,6 +56,8 @@ def export_table(config: ExportStage, to: str) -> Path:
     if (file.is_file() if figures else file.is_dir()) or not file.parent.is_dir():
         kind = "folder" if figures else "file"
         raise PipelineError(f"export.to={file} is not a place for a {kind}: name one in an existing folder")
+    if config.export.format == "archive" and file.suffix != ".zip":
+        raise PipelineError(f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
     results = gather_results(planning, remembered.failed)

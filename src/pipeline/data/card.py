@@ -53,7 +53,7 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
         by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     if vouched:
-        fate = variants = "counted and kept, as data_root is a data run, which keeps its items apart"
+        fate = variants = "counted and kept, as data_root is a small world or a data run, whose items are kept apart"
     texts = _count_lines(benchmarks.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
@@ -240,34 +240,50 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     return tuple(sorted(length for file in readable for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
-def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some."""
-    lines: dict[tuple[Any, ...], str | None] = {}
+class Cut(NamedTuple):
+    """Rows that sft.seq_length cuts, those of which it leaves no loss, and rows looked at; whether these are all."""
+
+    cut: int
+    lost: int
+    rows: int
+    all_rows: bool = True
+
+
+def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
+    """The first training of each set of rows of which sft.seq_length cuts some."""
+    sets: dict[tuple[Any, ...], tuple[Run[TrainStage], Cut]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"].name
             kind = (data, tokenizer_of(run), sft.seq_length, sft.template, sft.loss_on, sft.separator)
-            if kind not in lines:
-                cut, lost, rows = cut_of(run)
-                lines[kind] = f"{cut_words(sft, cut, lost, f'{rows} of {data}')} ({run.name})" if cut else None
-    return [line for line in lines.values() if line]
+            if kind not in sets:
+                sets[kind] = run, cut_of(run)
+    return [(run, found) for run, found in sets.values() if found.cut]
 
 
-def cut_of(run: Run[TrainStage]) -> tuple[int, int, str]:
-    """(rows that sft.seq_length cuts, those of which it leaves no loss, rows looked at) of a training: all rows of a
-    finished data run, as they will be tokenized; of files that it will read, and without the model's tokenizer, the
-    first ones by their text."""
+def cut_lines(runs: Sequence[Run]) -> list[str]:
+    """One line for each set of rows of which sft.seq_length cuts some."""
+    lines = []
+    for run, found in cut_sets(runs):
+        rows = f"{'' if found.all_rows else 'the first '}{found.rows:,} rows of {run.parents['data'].name}"
+        lines.append(f"{cut_words(run.config.sft, found.cut, found.lost, rows)} ({run.name})")
+    return lines
+
+
+def cut_of(run: Run[TrainStage]) -> Cut:
+    """What sft.seq_length cuts: of all rows of a finished data run, as they will be tokenized; of files that it will
+    read, and without the model's tokenizer, of the first rows by their text."""
     sft, file, tokenizer = run.config.sft, run.parents["data"].folder / "train.jsonl", tokenizer_of(run)
     if not (file.is_file() and tokenizer):
         lengths = row_lengths(run, COUNTED)
-        return sum(length > sft.seq_length for length in lengths), 0, f"the first {len(lengths):,} rows"
+        return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
     if sft.template == "plain" and max(map(len, file.read_bytes().splitlines())) <= sft.seq_length:
-        return 0, 0, "all rows"  # as a token has a byte or more; without importing transformers
+        return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
     rows = read_jsonl(file)
     with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
         cut, lost = cut_rows(rows, load_tokenizer(tokenizer.parent), sft)
-        return cut, len(lost), f"{len(rows):,} rows"
-    return 0, 0, "no rows"
+        return Cut(cut, len(lost), len(rows))
+    return Cut(0, 0, 0)
 
 
 def mean_row(run: Run[TrainStage], otherwise: float) -> float:

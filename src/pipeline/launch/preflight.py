@@ -25,7 +25,7 @@ from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
+from pipeline.estimate.durations import cut_sets, gpu_memory, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import moved_by_part
 from pipeline.estimate.models import models_of, shape_for
 from pipeline.evaluate.before import (
@@ -42,6 +42,7 @@ from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
+from pipeline.train.examples import no_loss
 from pipeline.train.memory import refuse_without_room, refuse_without_torchao
 
 LENGTHS = ".lengths"
@@ -50,8 +51,8 @@ DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_confi
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
-    """One sentence per finished training set of these runs with rows that share text with a benchmark added since, and
-    one where trainings need a library that is not installed.
+    """One sentence per finished training set of these runs with rows that share text with a benchmark added since, or
+    that sft.seq_length leaves without a loss, and one where trainings need a library that is not installed.
 
     remaining: the hashes of the runs that are not finished.
     """
@@ -63,6 +64,9 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 refuse_without_torchao(run.config.sft)
             except PipelineError as error:
                 problems[str(error)] = None
+    for run, found in cut_sets([run for run in runs if run.hash in remaining]):
+        if found.lost == found.rows:
+            problems[f"{run.name}: {no_loss(run.config.sft)}"] = None
     return list(problems)
 
 

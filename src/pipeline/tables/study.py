@@ -24,6 +24,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config import conf
 from pipeline.errors import PipelineError, suggest
 
@@ -55,24 +57,27 @@ def expand_study(study: Words, file: str) -> Words:
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for name, expert in study["experts"].items():
         words = dict(expert) if isinstance(expert, dict) else {"run": expert}
-        side = words.pop("side", "math" if str(name).startswith("math") else "language")
+        side = words.pop("side", None) or side_of(str(name), words.get("expert"))
         if side not in SIDES:
-            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}")
+            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: give side=")
         sides[side].append(name)
         runs[name] = {"checkpoint": words["run"]} if set(words) == {"run"} else {"stage": "sft", **words}
         if "run" in runs[name]:
             raise refuse(f"experts: {name}", "give run alone, or the words of a training without run")
+        if "stage" in runs[name] and not (study.get("base") or "model" in {*(study.get("every") or {}), *words}):
+            raise refuse(f"experts: {name}", "no base to train it from: give base, a folder or a name on the Hub")
     methods = study.get("methods") or []
     methods = [methods] if isinstance(methods, str) else methods
     if methods and (empty := next((side for side in SIDES if not sides[side]), None)):
-        raise refuse("experts", f"no expert of side {empty}: merges need one of each, as in {EXAMPLE}")
+        raise refuse("experts", f"no expert of side {empty}: give one its side, as in {EXAMPLE}")
     compare: dict[str, list[str]] = {}
     for method in methods:
         knobs = methods[method] if isinstance(methods, dict) else {}
         for name, pair in pairs(str(method), sides["math"], sides["language"]):
             made = merge_words(str(method), pair)
             if made is None:
-                raise refuse("methods", f"{method} is not a merge of two experts: give layer_swap, soup, ties ...")
+                two = [one for one in conf.options("merge") if merge_words(one, pair)]
+                raise refuse("methods", f"{method} is not a merge of two experts: {suggest(str(method), two)}")
             elsewhere = runs.get("base") is not None and any("checkpoint" in runs[expert] for expert in pair)
             base = {"merge.base": "base"} if elsewhere else {}
             runs[name] = {**made, **base, **{f"merge.{knob}": value for knob, value in (knobs or {}).items()}}
@@ -88,6 +93,13 @@ def expand_study(study: Words, file: str) -> Words:
         "every": {**({"model": study["base"]} if "base" in runs else {}), **(study.get("every") or {})},
         "runs": runs, "columns": columns, "rows": {name: {"run": name} for name in runs}, "compare": compare,
     }  # fmt: skip
+
+
+def side_of(name: str, expert: Any) -> str:
+    """The side of an expert that says none: that of its option, else by its name, which of a math expert begins so."""
+    file = conf.option_file("expert", str(expert)) if expert else None
+    declared = yaml.safe_load(file.read_text(encoding="utf-8")).get("side") if file else None
+    return declared or ("math" if name.startswith("math") else "language")
 
 
 def pairs(method: str, math: list[str], language: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:

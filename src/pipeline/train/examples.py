@@ -146,13 +146,15 @@ def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
     sides = [row["side"] if sft.method == "simultaneous" else "" for row in examples]
     left = Counter(sides) - Counter(sides[number] for number in lost)
     if empty := sorted(set(sides) - left.keys()):
-        of = f" of side {empty[0]}" if empty[0] else ""
-        raise PipelineError(
-            f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
-        )
+        raise PipelineError(no_loss(sft, empty[0]))
     if cut:
         warn(cut_words(sft, cut, len(lost), f"{len(examples):,} rows"))
     return cut
+
+
+def no_loss(sft: Sft, side: str = "") -> str:
+    of = f" of side {side}" if side else ""
+    return f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
 
 
 def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:

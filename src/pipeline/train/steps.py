@@ -35,9 +35,11 @@ def steps_of(sft: Sft, rows: int) -> int:
     """
     available = whole_batches(sft, rows)
     if available == 0 or (sft.steps or 0) > available:
+        wanted = f"sft.steps={sft.steps} of sft.batch_size={sft.batch_size} need" if sft.steps else ""
+        remedy = "ask for fewer, or raise sft.epochs" if available else "lower sft.batch_size, or raise sft.epochs"
         raise PipelineError(
-            f"sft.steps={sft.steps or 1} of sft.batch_size={sft.batch_size} need more rows than there are "
-            f"({rows} in each of sft.epochs={sft.epochs}): ask for fewer, or raise sft.epochs"
+            f"{wanted or f'a step of sft.batch_size={sft.batch_size} needs'} more rows than there are "
+            f"({rows} in each of sft.epochs={sft.epochs}): {remedy}"
         )
     return sft.steps or available
 
