@@ -372,7 +372,11 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
 
     folder = make_once(a_run(tmp_path, group="sandbox", tracking=Tracking(mode="offline")), stage)
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    found = list(records(file))
+    for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
+        found = list(records(file))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            break
+        time.sleep(0.1)
     (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     run = a_run(tmp_path)
     assert (opened.run_id, opened.display_name) == (f"{run.hash[:32]}-1", run.name)
@@ -390,7 +394,11 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
 def offline_log(folder: Path) -> tuple[Any, dict[tuple[str, str], Any]]:
     """The run of an offline log, and its artifacts: (name, whether logged or used) -> record."""
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    found = list(records(file))
+    for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
+        found = list(records(file))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            break
+        time.sleep(0.1)
     (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     artifacts = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
     return opened, {(one.name, "used" if one.use_after_commit else "logged"): one for one in artifacts}
