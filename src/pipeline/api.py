@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config import conf
 from pipeline.config.compose import compose, refuse_repeated
+from pipeline.config.evaluation import Eval
 from pipeline.config.words import as_words
 from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
@@ -100,7 +101,7 @@ def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str
     `group`, or of the merge that is evaluated; what a mapping holds are dotted keys."""
     known = {*conf.groups_read(stage), *(item.name for item in fields(CONFIGS[stage])), "every", "hardware"}
     method = conf.method_of(words.get("merge"))
-    of_merge = {item.name for item in fields(method)} if method else set()
+    of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)} if method else set()
     spelled_words: dict[str, Any] = {}
     for key, value in words.items():
         own = "merge" if key in of_merge else group

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SIDES = ("math", "language")
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
 Words = dict[str, Any]
+Refuse = Callable[[str, str], PipelineError]  # (key, problem)
 
 
 def expand_study(study: Words, file: str) -> Words:
@@ -48,51 +50,53 @@ def expand_study(study: Words, file: str) -> Words:
             raise refuse(str(key), f"not a key of a study, which has experts: {suggest(str(key), KEYS)}")
     if missing := next((key for key in LISTS if not study.get(key)), None):
         raise refuse(missing, "a study names at least one")
-    study = study | {key: study[key] if isinstance(study[key], list) else [study[key]] for key in LISTS}
-    if not isinstance(study["experts"], dict):
+    lists = {key: study[key] if isinstance(study[key], list) else [study[key]] for key in LISTS}
+    base, every = study.get("base"), study.get("every") or {}
+    if study.get("controls") and not base:
+        raise refuse("controls", "a control has the base in the language expert's place: give base")
+    experts, sides = experts_of(study["experts"], bool(base or "model" in every), refuse)
+    merges: dict[str, Words] = {}
+    compare: dict[str, list[str]] = {}
+    methods = study.get("methods") or []
+    for method in [methods] if isinstance(methods, str) else methods:
+        knobs = (methods[method] if isinstance(methods, dict) else None) or {}
+        for name, pair in pairs(str(method), sides, refuse):
+            elsewhere = base and any("checkpoint" in experts[expert] for expert in pair)
+            merges[name] = merge_words(str(method), pair, refuse) | ({"merge.base": "base"} if elsewhere else {})
+            merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
+            compare[name] = list(pair)
+    runs = {**({"base": {}} if base else {}), **experts, **merges}
+    columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
+    place = next((name for name, column in columns.items() if column["in"] != "en"), None)
+    optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
+    if compare and place:
+        first = next(iter(compare))
+        optional["primary"] = [first, compare[first][0], place]
+    return {
+        "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
+        "every": {**({"model": base} if base else {}), **every},
+        "runs": runs, "columns": columns, "rows": {name: {"run": name} for name in runs}, "compare": compare,
+    }  # fmt: skip
+
+
+def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:
+    """(the experts as runs of a table, side -> their names). trainable: the study names a model to train."""
+    if not isinstance(experts, dict):
         raise refuse("experts", f"expected names and experts, {EXAMPLE}")
-    runs: Words = {"base": {}} if study.get("base") else {}
-    if study.get("controls") and not runs:
-        raise refuse("controls", "a control has the base in the language expert's place: give base=")
+    runs: dict[str, Words] = {}
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
-    for name, expert in study["experts"].items():
+    for name, expert in experts.items():
         words = dict(expert) if isinstance(expert, dict) else {"run": expert}
         side = words.pop("side", None) or side_of(str(name), words.get("expert"))
         if side not in SIDES:
-            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: give side=")
+            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: give side")
         sides[side].append(name)
         runs[name] = {"checkpoint": words["run"]} if set(words) == {"run"} else {"stage": "sft", **words}
         if "run" in runs[name]:
             raise refuse(f"experts: {name}", "give run alone, or the words of a training without run")
-        if "stage" in runs[name] and not (study.get("base") or "model" in {*(study.get("every") or {}), *words}):
+        if "stage" in runs[name] and not trainable and "model" not in words:
             raise refuse(f"experts: {name}", "no base to train it from: give base, a folder or a name on the Hub")
-    methods = study.get("methods") or []
-    methods = [methods] if isinstance(methods, str) else methods
-    if methods and (empty := next((side for side in SIDES if not sides[side]), None)):
-        raise refuse("experts", f"no expert of side {empty}: give one its side, as in {EXAMPLE}")
-    compare: dict[str, list[str]] = {}
-    for method in methods:
-        knobs = methods[method] if isinstance(methods, dict) else {}
-        for name, pair in pairs(str(method), sides["math"], sides["language"]):
-            made = merge_words(str(method), pair)
-            if made is None:
-                two = [one for one in conf.options("merge") if merge_words(one, pair)]
-                raise refuse("methods", f"{method} is not a merge of two experts: {suggest(str(method), two)}")
-            elsewhere = runs.get("base") is not None and any("checkpoint" in runs[expert] for expert in pair)
-            base = {"merge.base": "base"} if elsewhere else {}
-            runs[name] = {**made, **base, **{f"merge.{knob}": value for knob, value in (knobs or {}).items()}}
-            compare[name] = list(pair)
-    columns = dict(columns_of(study["benchmarks"], study["languages"]))
-    first = next(iter(compare), None)
-    place = next((name for name, column in columns.items() if column["in"] != "en"), None)
-    optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
-    if first and place:
-        optional["primary"] = [first, compare[first][0], place]
-    return {
-        "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
-        "every": {**({"model": study["base"]} if "base" in runs else {}), **(study.get("every") or {})},
-        "runs": runs, "columns": columns, "rows": {name: {"run": name} for name in runs}, "compare": compare,
-    }  # fmt: skip
+    return runs, sides
 
 
 def side_of(name: str, expert: Any) -> str:
@@ -102,20 +106,36 @@ def side_of(name: str, expert: Any) -> str:
     return declared or ("math" if name.startswith("math") else "language")
 
 
-def pairs(method: str, math: list[str], language: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[tuple[str, tuple[str, str]]]:
     """(name of the merge, its experts): of each math expert with each language expert; the name says what differs."""
-    for one in math:
-        for other in language:
-            said = [name for name, among in ((one, math), (other, language)) if len(among) > 1]
-            yield " ".join([method, *said]), (one, other)
+    if empty := next((side for side, names in sides.items() if not names), None):
+        raise refuse("experts", f"no expert of side {empty}: give one its side, as in {EXAMPLE}")
+    for pair in product(*(sides[side] for side in SIDES)):
+        said = [name for name, side in zip(pair, SIDES, strict=True) if len(sides[side]) > 1]
+        yield " ".join([method, *said]), pair  # type: ignore[misc]
 
 
-def merge_words(method: str, pair: tuple[str, str]) -> Words | None:
-    """A merge of two experts in the table language; None where the method is of other sources."""
-    knobs = {knob.name for knob in fields(kind)} if (kind := conf.method_of(method)) else set()
-    if {"math", "language"} <= knobs:
+def merge_words(method: str, pair: tuple[str, str], refuse: Refuse) -> Words:
+    """A merge of two experts in the table language."""
+    if reads_sides(method):
         return {"merge": method, "merge.math": pair[0], "merge.language": pair[1]}
-    return {"merge": method, "merge.experts": list(pair)} if "experts" in knobs and "file" not in knobs else None
+    if not reads_experts(method):
+        two = [one for one in conf.options("merge") if reads_sides(one) or reads_experts(one)]
+        raise refuse("methods", f"{method} is not a merge of two experts: {suggest(method, two)}")
+    return {"merge": method, "merge.experts": list(pair)}
+
+
+def reads_sides(method: str) -> bool:
+    return {"math", "language"} <= knobs_of(method)
+
+
+def reads_experts(method: str) -> bool:
+    return "experts" in knobs_of(method) and "file" not in knobs_of(method)  # mergekit's file says what it is of
+
+
+def knobs_of(method: str) -> set[str]:
+    kind = conf.method_of(method)
+    return {knob.name for knob in fields(kind)} if kind else set()
 
 
 def columns_of(benchmarks: list[str], languages: list[str]) -> Iterator[tuple[str, Words]]:
