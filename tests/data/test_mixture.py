@@ -316,7 +316,7 @@ def test_what_a_data_run_vouches_for_is_kept(tmp_path: Path):
     with_benchmark(tmp_path)
     counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path, vouched=True)
     assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
-    assert "which keeps its items apart" in (tmp_path / "data_card.md").read_text()
+    assert "whose items are kept apart" in (tmp_path / "data_card.md").read_text()
 
 
 WORD_PROBLEMS = [
