@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config import conf
-from pipeline.config.compose import compose, refuse_repeated
+from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval
 from pipeline.config.words import as_words
 from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
 from pipeline.progress import quiet
 from pipeline.stages.rows import CONFIGS
+from pipeline.tables.schema import dotted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,7 +93,6 @@ def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
     if (folder := words.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
         conf.add_folder(str(folder))
     command = [f"stage={stage}", *as_words(spelled(stage, group, words))]
-    refuse_repeated(command)
     return stage_output(compose(command), command)
 
 
@@ -102,14 +102,11 @@ def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str
     known = {*conf.groups_read(stage), *(item.name for item in fields(CONFIGS[stage])), "every", "hardware"}
     method = conf.method_of(words.get("merge"))
     of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)} if method else set()
-    spelled_words: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key, value in words.items():
         own = "merge" if key in of_merge else group
-        name = key if key in known or "." in key or own is None else f"{own}.{key}"
-        dotted = key in known and isinstance(value, dict)
-        inner = {f"{key}.{part}": plain(one) for part, one in value.items()} if dotted else {}
-        spelled_words |= inner or {name: plain(value)}
-    return spelled_words
+        named[key if key in known or "." in key or own is None else f"{own}.{key}"] = value
+    return {key: plain(value) for key, value in dotted(named, f"stage={stage}", "").items()}
 
 
 def plain(value: Any) -> Any:

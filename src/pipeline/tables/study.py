@@ -25,9 +25,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.config import conf
+from pipeline.config.defaults import option_of
 from pipeline.errors import PipelineError, suggest
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
@@ -87,7 +86,7 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for name, expert in experts.items():
         words = dict(expert) if isinstance(expert, dict) else {"run": expert}
-        side = words.pop("side", None) or side_of(str(name), words.get("expert"))
+        side = words.pop("side", None) or side_of(str(name), words)
         if side not in SIDES:
             raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: give side")
         sides[side].append(name)
@@ -99,11 +98,9 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
     return runs, sides
 
 
-def side_of(name: str, expert: Any) -> str:
+def side_of(name: str, words: Words) -> str:
     """The side of an expert that says none: that of its option, else by its name, which of a math expert begins so."""
-    file = conf.option_file("expert", str(expert)) if expert else None
-    declared = yaml.safe_load(file.read_text(encoding="utf-8")).get("side") if file else None
-    return declared or ("math" if name.startswith("math") else "language")
+    return option_of("expert", words, "side", "math" if name.startswith("math") else "language")
 
 
 def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[tuple[str, tuple[str, str]]]:
