@@ -17,8 +17,9 @@ from pipeline.config.stages import (
     trains,
 )
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import History, cut_lines, describe_training, memory_here, visible_gpus
+from pipeline.estimate.durations import History, describe_training, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import estimate_costs
+from pipeline.estimate.training_rows import cut_lines
 from pipeline.hub.lock import read_lock
 from pipeline.launch.local_pool import workers_of
 from pipeline.launch.preflight import evaluation_problems

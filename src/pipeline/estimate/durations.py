@@ -16,46 +16,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
-from pipeline.data.rows import read_jsonl
 from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import (
     GPUS,
     LONGEST,
-    ROW,
     QuestionSet,
     merge_seconds,
     scoring_memory,
     scoring_seconds,
 )
-from pipeline.estimate.gpu_budget import dtype_of, positions, row_tokens, seconds_of_parts, trained_parts, training_cost
-from pipeline.estimate.models import shape_for, tokenizer_of
+from pipeline.estimate.gpu_budget import dtype_of, row_tokens, seconds_of_parts, trained_parts, training_cost
+from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import kinds_of
-from pipeline.models.load import load_tokenizer
+from pipeline.estimate.training_rows import WORLD_ROW, mean_row, padded_row
 from pipeline.progress import format_duration
 from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.text import pluralize
-from pipeline.train.examples import cut_rows, cut_words
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
 
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 READ_RATE = 3e6  # bytes of rows that are read and compared a second
-WORLD_ROW = 200  # bytes of a row of the small world
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
 VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
-COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
@@ -223,96 +216,6 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
         above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (cost.memory > card.memory)
         takes = f"{cost.memory / 1e9:.0f} GB a GPU{above}, {cost.hours:.1f} GPU-hours"
     return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
-
-
-def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
-    """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
-    neither is here."""
-    data = run.parents["data"]
-    if (data_file := data.folder / "train.jsonl").is_file():
-        return sampled_lengths(data_file, (), tokenizer_of(run), rows)
-    root = data.parents.get("data_root") if isinstance(data, Run) else None
-    if not isinstance(data, Run) or root is None or not root.folder.is_dir():
-        return ()
-    tokenizer = tokenizer_of(run)
-    files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    readable = [file for file in files if file.suffix in READABLE]
-    return tuple(sorted(length for file in readable for length in sampled_lengths(file, (), tokenizer, rows)))
-
-
-class Cut(NamedTuple):
-    """Rows that sft.seq_length cuts, those of which it leaves no loss, and rows looked at; whether these are all."""
-
-    cut: int
-    lost: int
-    rows: int
-    all_rows: bool = True
-
-
-def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
-    """The first training of each set of rows of which sft.seq_length cuts some."""
-    sets: dict[tuple[Any, ...], tuple[Run[TrainStage], Cut]] = {}
-    for run in runs:
-        if isinstance(run.config, TrainStage) and not run.config.sft.packing:
-            sft, data = run.config.sft, run.parents["data"].name
-            kind = (data, tokenizer_of(run), sft.seq_length, sft.template, sft.loss_on, sft.separator)
-            if kind not in sets:
-                sets[kind] = run, cut_of(run)
-    return [(run, found) for run, found in sets.values() if found.cut]
-
-
-def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some."""
-    lines = []
-    for run, found in cut_sets(runs):
-        rows = f"{'' if found.all_rows else 'the first '}{found.rows:,} rows of {run.parents['data'].name}"
-        lines.append(f"{cut_words(run.config.sft, found.cut, found.lost, rows)} ({run.name})")
-    return lines
-
-
-def cut_of(run: Run[TrainStage]) -> Cut:
-    """What sft.seq_length cuts: of all rows of a finished data run, as they will be tokenized; of files that it will
-    read, and without the model's tokenizer, of the first rows by their text."""
-    sft, file, tokenizer = run.config.sft, run.parents["data"].folder / "train.jsonl", tokenizer_of(run)
-    if not (file.is_file() and tokenizer):
-        lengths = row_lengths(run, COUNTED)
-        return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
-    if sft.template == "plain" and max(map(len, file.read_bytes().splitlines())) <= sft.seq_length:
-        return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
-    rows = read_jsonl(file)
-    with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
-        cut, lost = cut_rows(rows, load_tokenizer(tokenizer.parent), sft)
-        return Cut(cut, len(lost), len(rows))
-    return Cut(0, 0, 0)
-
-
-def mean_row(run: Run[TrainStage], otherwise: float) -> float:
-    lengths = row_lengths(run)
-    return statistics.fmean(lengths) if lengths else otherwise
-
-
-def padded_row(run: Run[TrainStage]) -> float | None:
-    """Positions that a row takes in a step, padding included; of a set on the Hub as assumed; None where nothing
-    tells."""
-    sft, name = run.config.sft, run.config.expert.name
-    if sft.packing:
-        return sft.seq_length
-    if lengths := row_lengths(run):
-        if sft.padding_free:
-            return statistics.fmean(min(length, sft.seq_length) for length in lengths)
-        return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
-    if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
-        return min(WORLD_ROW / BYTES, sft.seq_length)
-    names = [name] if name in ROW else name.split("_")
-    if not set(names) <= ROW.keys():
-        return None
-    return positions(min(statistics.fmean(ROW[source] for source in names), sft.seq_length), sft)
-
-
-def behind_data(run: Run) -> list[Run]:
-    """The data runs that a training's rows come from."""
-    data = run.parents["data"]
-    return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
 
 
 def memory_here(run: Run, least: bool = False) -> float | None:

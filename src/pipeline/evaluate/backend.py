@@ -52,8 +52,8 @@ class Backend(Protocol):
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
     ) -> None:
-        """Of (context, continuation): `scored` is given a request's place, the log of the continuation's probability,
-        and whether it is the greedy choice, once for each request."""
+        """Score (context, continuation) pairs: `scored` is given a request's place, the log of the continuation's
+        probability, and whether it is the greedy choice, once for each request."""
 
     def halving(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, do it again with half of `batch_size`."""

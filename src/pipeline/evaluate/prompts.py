@@ -93,7 +93,7 @@ def _refuse_no_number(definition: Definition, task: Any) -> None:
 
 
 def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
-    """What is checked of local files before, of the Hub's."""
+    """Raise PipelineError for more shots than the Hub's data set has exemplars; local files are checked before."""
     if definition.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
         subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])

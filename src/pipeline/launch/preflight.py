@@ -25,9 +25,10 @@ from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.durations import cut_sets, gpu_memory, memory_here, visible_gpus
+from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import moved_by_part
 from pipeline.estimate.models import models_of, shape_for
+from pipeline.estimate.training_rows import cut_sets
 from pipeline.evaluate.before import (
     Lengths,
     define_tasks,

@@ -35,11 +35,13 @@ def steps_of(sft: Sft, rows: int) -> int:
     """
     available = whole_batches(sft, rows)
     if available == 0 or (sft.steps or 0) > available:
-        wanted = f"sft.steps={sft.steps} of sft.batch_size={sft.batch_size} need" if sft.steps else ""
-        remedy = "ask for fewer, or raise sft.epochs" if available else "lower sft.batch_size, or raise sft.epochs"
+        need = f"a step of sft.batch_size={sft.batch_size} needs"
+        if sft.steps:
+            need = f"sft.steps={sft.steps} of sft.batch_size={sft.batch_size} need"
+        remedy = "ask for fewer" if available else "lower sft.batch_size"
         raise PipelineError(
-            f"{wanted or f'a step of sft.batch_size={sft.batch_size} needs'} more rows than there are "
-            f"({rows} in each of sft.epochs={sft.epochs}): {remedy}"
+            f"{need} more rows than there are ({rows} in each of sft.epochs={sft.epochs}): {remedy}, or raise "
+            "sft.epochs"
         )
     return sft.steps or available
 
