@@ -146,13 +146,14 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
 
 
 def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path) -> None:
-    """Of files that a data run will read, and, with the rows that lose their response, of a data run's own."""
+    """Of files that a data run will read, and of a data run's own, each with the rows that lose their response."""
     from transformers import AutoTokenizer
 
     assert "truncates" not in show_plan(mine("plan", **TWO))
     config = mine("plan", "every.sft.seq_length=40", **TWO)
     told = re.search(
-        r"sft.seq_length=40 truncates (\d+) of the first (\d+) rows of data-math-\w+ \(", show_plan(config)
+        r"sft.seq_length=40 truncates (\d+) of the first (\d+) rows of data-math-\w+, (\d+) of them before any",
+        show_plan(config),
     )
     assert told and int(told[1]) > 0
     data = next(run for run in order_runs(Planning.of(config).targets()) if run.config.stage == "data")
@@ -163,11 +164,14 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     prompts = [tokenizer(row["prompt"]).input_ids for row in rows]
     cut, lost = sum(len(one) > 40 for one in ids), sum(len(one) >= 40 for one in prompts)
     assert 0 < lost < cut <= 40
+    assert (int(told[1]), int(told[3])) == (cut, lost)  # the same rows, before the data run
     short = mine("plan", "every.sft.seq_length=8", **TWO)
     with pytest.raises(PipelineError, match=r"math-\S+: sft.seq_length=8 leaves no row with a loss: raise it above"):
         show_plan(short)
     line = f"truncates {cut} of 40 rows of {data.name}, {lost} of them before any response: these are dropped"
     assert line in show_plan(config)
+    (tmp_path / "base/chat_template.jinja").write_text("{{ raise_exception('no turns') }}")
+    assert "truncates" not in show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
 
 
 def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.config.data import Source
 from pipeline.config.stages import DataStage, TrainStage
+from pipeline.data.load import example_of
 from pipeline.data.rows import read_jsonl
+from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import ROW
 from pipeline.estimate.gpu_budget import positions
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
-from pipeline.runs.run import Run, parent_runs
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, sampled_lengths
-from pipeline.train.examples import cut_rows, cut_words
+from pipeline.runs.run import Parent, Run, parent_runs
+from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, read_rows, sampled_lengths
+from pipeline.train.examples import cut_rows, cut_words, naming_the_template
 from pipeline.train.memory import micro_batches
 
 ROWS = "train.jsonl"  # of a data run
@@ -28,16 +34,11 @@ _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round
 def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
-    data = run.parents["data"]
+    data, tokenizer = run.parents["data"], tokenizer_of(run)
     if (data_file := data.folder / ROWS).is_file():
-        return sampled_lengths(data_file, (), tokenizer_of(run), rows)
-    root = data.parents.get("data_root") if isinstance(data, Run) else None
-    if not isinstance(data, Run) or root is None or not root.folder.is_dir():
-        return ()
-    tokenizer = tokenizer_of(run)
-    files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    readable = [file for file in files if file.suffix in READABLE]
-    return tuple(sorted(length for file in readable for length in sampled_lengths(file, (), tokenizer, rows)))
+        return sampled_lengths(data_file, (), tokenizer, rows)
+    files = [file for _, _, file in source_files(data)]
+    return tuple(sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
 class Cut(NamedTuple):
@@ -74,19 +75,45 @@ def cut_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:
-    """What sft.seq_length cuts: of all rows of a finished data run, as they will be tokenized; of files that it will
-    read, and without the model's tokenizer, of the first rows by their text."""
-    sft, file, tokenizer = run.config.sft, run.parents["data"].folder / ROWS, tokenizer_of(run)
-    if not (file.is_file() and tokenizer):
+    """What sft.seq_length cuts, of the rows as they will be tokenized; without the model's tokenizer, of the first
+    rows by their text."""
+    sft, tokenizer, (rows, all_rows) = run.config.sft, tokenizer_of(run), known_rows(run)
+    if not tokenizer:
         lengths = row_lengths(run, COUNTED)
         return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
-    if sft.template == "plain" and max(map(len, file.read_bytes().splitlines())) <= sft.seq_length:
+    if sft.template == "plain" and max((len(json.dumps(row)) for row in rows), default=0) <= sft.seq_length:
         return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
-    rows = read_jsonl(file)
     with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
-        cut, lost = cut_rows(rows, load_tokenizer(tokenizer.parent), sft)
-        return Cut(cut, len(lost), len(rows))
+        given = load_tokenizer(tokenizer.parent)
+        with naming_the_template(given):
+            cut, lost = cut_rows(rows, given, sft)
+        return Cut(cut, len(lost), len(rows), all_rows)
     return Cut(0, 0, 0)
+
+
+def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
+    """(rows, whether these are all) of a training: those of its finished data run, else the first of each file that
+    this will read."""
+    data = run.parents["data"]
+    if (data.folder / ROWS).is_file():
+        return read_jsonl(data.folder / ROWS), True
+    rows: list[Example] = []
+    for name, source, file in source_files(data):
+        with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
+            columns = source_columns(name, source)
+            wanted = (row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source))
+            readings = [example_of(row, source, columns, None) for row in wanted]
+            rows += [reading for reading in readings if isinstance(reading, dict)]
+    return rows, False
+
+
+def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
+    """The files of data_root that a data run will read, where they can be read here."""
+    root = data.parents.get("data_root") if isinstance(data, Run) else None
+    if not isinstance(data, Run) or root is None or not root.folder.is_dir():
+        return []
+    files = [(name, source, root.folder / source.file) for name, source in data.config.expert.sources.items()]
+    return [(name, source, file) for name, source, file in files if file.suffix in READABLE]
 
 
 def mean_row(run: Run[TrainStage], otherwise: float) -> float:

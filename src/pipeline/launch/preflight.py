@@ -66,7 +66,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
             except PipelineError as error:
                 problems[str(error)] = None
     for run, found in cut_sets([run for run in runs if run.hash in remaining]):
-        if found.lost == found.rows:
+        if found.all_rows and found.lost == found.rows:
             problems[f"{run.name}: {no_loss(run.config.sft)}"] = None
     return list(problems)
 
