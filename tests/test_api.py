@@ -71,6 +71,8 @@ def test_keywords_are_the_words_of_the_command() -> None:
     }  # fmt: skip
     with pytest.raises(PipelineError, match=r"sft.learning_rat.*sft.learning_rate"):
         train("math", learning_rat=1e-5)
+    with pytest.raises(PipelineError, match="stage=sft: data.size is given twice, nested and with a dot"):
+        train("math", data={"size": 9}, **{"data.size": 8})
     with pytest.raises(PipelineError, match="methd"):
         merge("layer_swap", methd="x")
     with pytest.raises(PipelineError, match="evry"):
