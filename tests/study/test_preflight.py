@@ -174,6 +174,20 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     assert "truncates" not in show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
 
 
+@pytest.mark.parametrize("template", ["plain", "chat"])
+def test_rows_of_joint_experts_are_counted_by_the_plan(
+    mine: Command, world: Path, tmp_path: Path, template: str
+) -> None:
+    """Of the files of both sets, before their data runs are there."""
+    turns = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (tmp_path / "base/chat_template.jinja").write_text(turns)
+    shutil.copytree(world / "aya", tmp_path / "data/aya")
+    joint = {"stage": "sft", "expert": "math_qac", "sft": "mixed", "model": "trained", "model.path": "./base"}
+    runs = {"base": {"checkpoint": "./base"}, "math": joint}
+    config = mine("plan", "every.sft.seq_length=40", f"every.sft.template={template}", runs=runs, **TWO)
+    assert re.search(r"truncates [\d,]+ of the first 100 rows of data-math_qac-\w+", show_plan(config))
+
+
 def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file

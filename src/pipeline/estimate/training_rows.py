@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ def count_cut(run: Run[TrainStage]) -> Cut:
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)
         return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
-    if sft.template == "plain" and max((len(json.dumps(row)) for row in rows), default=0) <= sft.seq_length:
+    if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
         return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
     with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
         given = load_tokenizer(tokenizer.parent)
@@ -98,7 +98,7 @@ def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
     if (data.folder / ROWS).is_file():
         return read_jsonl(data.folder / ROWS), True
     rows: list[Example] = []
-    for name, source, file in source_files(data):
+    for name, source, file in chain.from_iterable(map(source_files, behind_data(run))):
         with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
             columns = source_columns(name, source)
             wanted = (row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source))
