@@ -106,7 +106,7 @@ def planned(command: str) -> Iterator[list[str]]:
     assert words[:3] == ["python", "-m", "pipeline"], command
     words = words[3:]
     if words[0] == "-m":
-        from pipeline.config.compose import sweep_jobs
+        from pipeline.config.overrides import sweep_jobs
 
         yield from sweep_jobs(words[1:])
     else:

@@ -22,9 +22,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from pipeline.config.compose import compose_words
+from pipeline.config.compose import stage_of
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.merging import Merge
+from pipeline.config.overrides import values_of
 from pipeline.config.stages import EvalStage, MergeStage, TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.errors import PipelineError
@@ -186,7 +187,7 @@ def configured(words: list[str]) -> Any:
     single = [word for word in single if not word.startswith(COMPOSED)]
     composed = tuple(word for word in words if word not in single)
     if composed not in CONFIGS:
-        CONFIGS[composed] = compose_words(list(composed))
+        CONFIGS[composed] = stage_of(values_of(composed))
     config = copy.deepcopy(CONFIGS[composed])
     for word in single:
         key, _, text = word.partition("=")

@@ -17,29 +17,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
-from functools import lru_cache, partial
-from io import StringIO
+from functools import partial
 from typing import Any
 
 from pipeline.config import conf
-from pipeline.config.compose import (
-    Incomplete,
-    completed,
-    compose,
-    parse_override,
-    refuse_repeated,
-    refuse_unread,
-    spelled_out,
-    split_command,
-    split_every,
-    split_folders,
-    sweep_jobs,
-    usage_text,
-    with_every,
-)
-from pipeline.config.manual import manual_text
+from pipeline.config.compose import Incomplete, compose
+from pipeline.config.manual import command_text, manual_text, usage_text
+from pipeline.config.overrides import chosen_options, refuse_repeated, split_command, split_folders, sweep_jobs
 from pipeline.config.stages import RunStage, Stage, TrainStage
-from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
@@ -75,7 +60,7 @@ def write_result(descriptor: int, text: str) -> None:
 
 
 def print_answer(words: Sequence[str], config: Stage, result: Callable[[str], None]) -> None:
-    output = stage_output(config, words)
+    output = stage_output(config, chosen_options(words))
     if not is_follower():
         result(output)
 
@@ -128,8 +113,7 @@ def run_multirun(words: list[str]) -> int:
     unfinished.
     """
     try:
-        first, *later_jobs = sweep_jobs(spelled_out(words))
-        configs: list[Any] = [compose(first), *map(compose_cached, later_jobs)]
+        configs: list[Any] = [compose(job) for job in sweep_jobs(words)]
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
@@ -155,20 +139,6 @@ def run_multirun(words: list[str]) -> int:
     return worst_status([run_stage(lambda: configs[0], make_all), *statuses])
 
 
-def compose_cached(words: list[str]) -> Stage:
-    """As compose, but faster for a thousand commands that differ in few options."""
-    special = any(word.startswith(("+", "~", "every.")) or "@" in word.partition("=")[0] for word in words)
-    if special or split_command(words)[1]:
-        return compose(words)
-    given = {override.key_or_group: override.value() for override in map(parse_cached, words)}
-    stage = stage_of(given)
-    refuse_unread(stage, given)
-    return stage
-
-
-parse_cached = lru_cache(maxsize=4096)(parse_override)
-
-
 def worst_status(statuses: Iterable[int]) -> int:
     """The most severe exit status: 130 (interrupted), 1 (failed), 75 (unfinished), 0 (done)."""
     distinct = set(statuses)
@@ -184,65 +154,44 @@ def print_text(text: str) -> int:
     return 0
 
 
-SHOWS = {  # Hydra's flags that show a command -> what they can show, the default first
-    "--cfg": ("", "job", "hydra", "all"),
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-}
-SHORT = {"-c": "--cfg", "-i": "--info"}
-FLAGS = "--help, --version, -m, --config-dir=DIR, --cfg job (with --resolve: references as values) and --info"
+FLAGS = "--help, --version, -m, --config-dir=DIR and --cfg job"
 
 
-def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags, each with its value, and the overrides.
+def without_flags(words: Sequence[str]) -> list[str]:
+    """The overrides of a command that is only shown, without --cfg job.
 
     Raises:
-        PipelineError: an unknown flag, or --cfg with an unknown value.
+        PipelineError: an unknown flag, or --cfg with another value.
     """
-    flags, overrides, remaining = [], [], list(words)
+    overrides, remaining = [], list(words)
     while remaining:
         word = remaining.pop(0)
         flag, _, value = word.partition("=")
-        flag = SHORT.get(flag, flag)
-        if flag in SHOWS:
-            if not value and remaining and remaining[0] in SHOWS[flag]:
-                value = remaining.pop(0)
-            value = value or SHOWS[flag][0]
-            if value not in SHOWS[flag] or not value:
-                raise PipelineError(f"{flag} shows one of {', '.join(filter(None, SHOWS[flag]))}: give {flag} VALUE")
-            flags += [flag, value]
-        elif word == "--resolve":
-            flags.append(word)
+        if flag in ("--cfg", "-c"):
+            value = value or (remaining.pop(0) if remaining and "=" not in remaining[0] else "")
+            if value != "job":
+                raise PipelineError("--cfg shows a command's values: give --cfg job")
         elif word in ("-m", "--multirun"):
-            raise PipelineError(f"{word} starts a run for each of several values, --cfg and --info show one: drop one")
+            raise PipelineError(f"{word} starts a run for each of several values, --cfg shows one: drop one")
         elif word.startswith("-"):
             key = flag.lstrip("-")
             instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
             raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
         else:
             overrides.append(word)
-    if "--resolve" in flags and "--cfg" not in flags:
-        raise PipelineError("--resolve belongs to --cfg: give --cfg job --resolve")
-    return flags, overrides
+    return overrides
 
 
-def hydra_flags(words: list[str]) -> int:
-    """Exit status of Hydra's flags --cfg and --info, which show a command and run nothing."""
-    import hydra
-
+def show_values(words: list[str]) -> int:
+    """Exit status of --cfg job, which shows a command's values and runs nothing."""
     try:
-        flags, words = split_flags(words)
-        words = split_command(words)[1] or words
-        words, run_overrides = split_every(spelled_out(completed(words)))
-        with_every(compose(words), run_overrides)
-    except Incomplete:
-        pass
+        words = without_flags(words)
+        with suppress(Incomplete):
+            compose(split_command(words)[1] or words)
+        return print_text(command_text(words))
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
-    sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath_override()]
-    with redirect_stdout(StringIO()) as printed:
-        hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")(lambda config: None)()
-    return print_text(printed.getvalue().rstrip("\n"))
 
 
 @masked_output()
@@ -273,7 +222,7 @@ def main(words: list[str] | None = None) -> int:
         if flags and flags <= {"-m", "--multirun"}:
             return run_multirun([word for word in words if word not in flags])
         if flags:
-            return hydra_flags(words)
+            return show_values(words)
         return run_stage(lambda: compose(words), partial(print_answer, words))
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config import conf
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose_given
+from pipeline.config.defaults import left_open
 from pipeline.config.evaluation import Eval
-from pipeline.config.words import as_words
 from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
 from pipeline.progress import quiet
@@ -92,8 +92,8 @@ def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
     quiet()
     if (folder := words.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
         conf.add_folder(str(folder))
-    command = [f"stage={stage}", *as_words(spelled(stage, group, words))]
-    return stage_output(compose(command), command)
+    given = {"stage": stage, **spelled(stage, group, words)}
+    return stage_output(compose_given(given), {**given, **left_open(given)})
 
 
 def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import yaml
 
 from pipeline.commands.plan import show_plan
 from pipeline.config import conf
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, stage_of
 from pipeline.config.manual import manual_text
-from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import GPUS
 from pipeline.stages.rows import build

@@ -22,9 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config import harness_tasks
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, stage_of
 from pipeline.config.harness_tasks import harness_index, include, members, merge_includes
-from pipeline.config.words import stage_of
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend

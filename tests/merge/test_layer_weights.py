@@ -12,10 +12,9 @@ import torch
 from small_models import LAYERS
 from test_as_mergekit import opened
 
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, stage_of
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
-from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
 from pipeline.merge.layer_weights import weight_at
 from pipeline.merge.methods.layer_swap import LayerSwap

@@ -14,9 +14,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from small_runs import a_run, never, writes
 
-from pipeline.config.compose import compose, compose_words
+from pipeline.config.compose import compose, stage_of
 from pipeline.config.data import World
 from pipeline.config.knob import is_hashed
+from pipeline.config.overrides import values_of
 from pipeline.config.stages import RunStage
 from pipeline.runs.make import make_once
 from pipeline.runs.run import External, Run
@@ -157,7 +158,7 @@ def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str 
 
     def hash_of(*more: str) -> str:
         found = dict(word.split("=", 1) for one in (words, *more) for word in one.split())
-        return build(compose_words([f"{key}={value}" for key, value in found.items()])).hash  # type: ignore[arg-type]
+        return build(stage_of(values_of([f"{key}={value}" for key, value in found.items()]))).hash  # type: ignore[arg-type]
 
     if reader != "":
         assert hash_of(change) == hash_of()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.__main__ import compose_cached
-from pipeline.config.compose import spelled_out, sweep_jobs
+from pipeline.config.compose import compose
+from pipeline.config.overrides import sweep_jobs
 from pipeline.errors import Held
 from pipeline.launch import in_process
 
@@ -63,6 +63,6 @@ def test_evaluations_and_keys_of_every_take_several_values(
     assert call("-m", "stage=plan", "table=real_smoke", "every.sft.learning_rate=1e-4,2e-4").status == 0
     assert [config.every for config in composed] == [{"sft.learning_rate": 1e-4}, {"sft.learning_rate": 2e-4}]
     monkeypatch.undo()
-    words = spelled_out(["stage=eval", "checkpoint=x", "eval=mgsm_2shot,arc_easy", "seed=0,1"])
-    tasks = [compose_cached(job).eval.tasks[0].task for job in sweep_jobs(words)]  # type: ignore[attr-defined]
+    words = ["stage=eval", "checkpoint=x", "eval=mgsm_2shot,arc_easy", "seed=0,1"]
+    tasks = [compose(job).eval.tasks[0].task for job in sweep_jobs(words)]  # type: ignore[attr-defined]
     assert tasks == ["mgsm", "mgsm", "arc_easy", "arc_easy"]

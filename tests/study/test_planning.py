@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from planned import TABLES
 
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
-from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import History
@@ -64,16 +62,6 @@ def test_the_largest_tables_plan(name: str, tmp_path: Path) -> None:
     assert kinds(runs) == (
         {"eval": 3016 + selected, "sft": 15, "data": 15, "select": 15} if axes else {"eval": 472, "sft": 212, "data": 7}
     )
-
-
-def test_a_stage_put_together_of_parts_is_the_composed_one(tmp_path: Path) -> None:
-    """Of each table, some of its runs, by every knob."""
-    for name in ("layer_swapping_table2", "unreasonable_table3", "sandbox_unreasonable"):
-        found = planning(tmp_path, f"table={name}")
-        specs = [spec for spec in found.plan.specs.values() if spec.kind == "stage" and spec.words["stage"] == "sft"]
-        for spec in specs[:: max(1, len(specs) // 6)]:
-            words, _ = found.replace_refs(spec.words)
-            assert dataclasses.asdict(stage_of(words)) == dataclasses.asdict(compose(as_words(words)))
 
 
 def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from pipeline.commands.check_processes import (
     last_lines,
     started,
 )
-from pipeline.config.compose import chosen_options, compose
+from pipeline.config.compose import compose
 from pipeline.config.defaults import read_hardware
+from pipeline.config.overrides import chosen_options
 from pipeline.config.stages import CheckStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import Held, PipelineError

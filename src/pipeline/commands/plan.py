@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from pipeline.commands.clean import missing_snapshots
-from pipeline.config.compose import chosen_options
-from pipeline.config.explain import options_in
+from pipeline.config.overrides import chosen_options, typed_in
 from pipeline.config.stages import (
     EvalStage,
     PlanStage,
@@ -53,7 +52,7 @@ def show_plan(config: PlanStage) -> str:
         runs = order_runs([build_single(config.command)])
         about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""
         problems = evaluation_problems(runs, config.plan.prompts)
-        typed = options_in(config.command)
+        typed = typed_in(config.command)
         return plan_text(config, runs, reasons_unfinished(runs), [], problems, about=about, typed=typed)
     planning = Planning.of(config)
     config = cast(PlanStage, planning.config)

@@ -12,8 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.compose import with_values
 from pipeline.config.stages import EvalStage, PointsStage, SweepStage
-from pipeline.config.words import with_values
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_dtypes

@@ -1,21 +1,27 @@
 """Contents of conf/: its groups, their options, and the groups that each stage reads.
 
-`STAGES` and `METHODS` are filled by `compose.register`, so that the configuration imports neither.
+`STAGES` and `METHODS` are filled by `register`, so that the configuration imports neither.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
 from pipeline.config.extensions import MERGE_METHODS, extensions, merge_method
 from pipeline.config.merging import Merge
-from pipeline.config.stages import Stage
+from pipeline.config.stages import GROUPS, OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
 
@@ -26,6 +32,12 @@ INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
 FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of conf/ that are read as files, not Hydra groups
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
+
+
+def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge]]) -> None:
+    """Make the stages and the merge methods known, by name."""
+    STAGES.update(stages)
+    METHODS.update(methods)
 
 
 @cache
@@ -76,18 +88,14 @@ def refuse_interpolation(place: str, text: str) -> None:
         raise PipelineError(f"{place} holds an interpolation, ${{...}}: write the value itself")
 
 
-def searchpath_override() -> list[str]:
-    """Hydra's override for the added folders; empty without any."""
-    quoted = ",".join("'file://" + str(path).replace("'", r"\'") + "'" for path in added_conf())
-    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
-
-
 def option_file(group: str, option: str) -> Path | None:
     return next((path for root in folders() if (path := root / group / f"{option}.yaml").is_file()), None)
 
 
 def options(group: str) -> list[str]:
     """Names of the options; of merge= also the methods of other installed packages."""
+    if group == "stage":
+        return sorted(STAGES)
     files = {path.stem for root in folders() for path in (root / group).glob("*.yaml")}
     return sorted(files.union(extensions(MERGE_METHODS) if group == "merge" else ()))
 
@@ -98,7 +106,7 @@ def groups() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _group_names(root: Path, _: int) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in FILES))
+    return tuple(sorted(["stage", *(path.name for path in root.iterdir() if path.is_dir() and path.name not in FILES)]))
 
 
 def table_file(name: str) -> Path:
@@ -129,92 +137,58 @@ def is_checkpoint(model: str) -> bool:
     return "/" in model or ":" in model or model.startswith(".")
 
 
-def method_of(option: str | None) -> type[Merge] | None:
-    """The method of an option of merge=: of its name, of another package, or the one whose settings the option changes,
-    as ties_mergekit changes those of ties. None where there is none."""
-    if option is None or option in METHODS:
-        return METHODS.get(option or "")
-    path = option_file("merge", option)
-    if path is None:
-        return merge_method(option)
-    starts_from = _option_defaults(path, path.stat().st_mtime_ns)
-    return next((kind for name in starts_from if name != option and (kind := method_of(name))), None)
+def is_option(group: str, name: str) -> bool:
+    return "/" not in name and (option_file(group, name) is not None or name in options(group))
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """What an option sets, by keys of a command, as Hydra resolves its list of defaults and its package.
+
+    Raises:
+        PipelineError: its file, or one that it starts from, cannot be read.
+    """
+    if group == "merge" and option_file(group, name) is None:
+        return {group: {"method": name}}  # of another installed package
+    return _option(f"{group}={name}", tuple(folders()))
+
+
+@cache
+def _option(place: str, searched: tuple[Path, ...]) -> dict[str, Any]:
+    quoted = ",".join("'file://" + str(path).replace("'", r"\'") + "'" for path in searched[1:])
+    instance = GlobalHydra.instance()
+    outer, instance.hydra = instance.hydra, None  # of a program that uses Hydra itself
+    try:
+        with initialize_config_dir(str(searched[0]), version_base="1.3"):
+            composed = compose(overrides=[f"+{place}", *([f"hydra.searchpath=[{quoted}]"] if quoted else [])])
+        found = OmegaConf.to_container(composed)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+        raise PipelineError(f"{place} cannot be read ({reason}): correct its file") from error
+    except UnicodeDecodeError as error:
+        raise PipelineError(
+            f"a file below {' or '.join(map(str, searched))} is not UTF-8 ({error}): save it as UTF-8"
+        ) from error
+    finally:
+        instance.hydra = outer
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def method_of(name: str | None) -> type[Merge] | None:
+    """The method of an option of merge=, which its file names, or of another package; None where there is none."""
+    if name is None or name in METHODS or option_file("merge", name) is None:
+        return METHODS.get(name or "") or merge_method(name or "")
+    return method_of_knobs(option("merge", name)["merge"])
+
+
+def method_of_knobs(knobs: Mapping[str, Any]) -> type[Merge] | None:
+    """The class of the knobs of a merge, by its method."""
+    method = str(knobs.get("method"))
+    return METHODS.get(method) or merge_method(method)
 
 
 def groups_read(stage: str) -> list[str]:
     """The groups that a stage reads."""
-    names = [group for group, _ in stage_defaults(stage)]
+    names = list(GROUPS.get(stage, ()))
     names += ["hardware"] if "sft" in names else []
-    return [*names, "tracking", "launcher"] if (folder() / "stage" / f"{stage}.yaml").is_file() else []
-
-
-def values_of(stage: str, group: str, option: str) -> dict[str, Any] | None:
-    """The knobs that an option sets, if it does nothing else, as recipes and mixtures do; else None.
-
-    Composing without the option and setting these knobs is the same, and many times faster.
-    """
-    path = option_file(group, option)
-    if dict(stage_defaults(stage)).get(group) is None or path is None:
-        return None
-    return _values_of(path, path.stat().st_mtime_ns)
-
-
-def sets_one_part(group: str, option: str) -> bool:
-    """Whether an option defines only the part of the stage named like its group."""
-    path = option_file(group, option)
-    return path is not None and group != "stage" and not _has_package_header(path, path.stat().st_mtime_ns)
-
-
-def standalone_file(stage: str, group: str, option: str) -> Path | None:
-    """The option's file if it can be loaded without Hydra (sets one group, no defaults, not overridden by the
-    stage)."""
-    path, stage_file = option_file(group, option), option_file("stage", stage)
-    if path is None or stage_file is None or not sets_one_part(group, option):
-        return None
-    keys, stage_keys = _top_keys(path, path.stat().st_mtime_ns), _top_keys(stage_file, stage_file.stat().st_mtime_ns)
-    return None if "defaults" in keys or group in stage_keys else path
-
-
-@lru_cache(maxsize=256)
-def _top_keys(path: Path, _: int) -> tuple[str, ...]:
-    return tuple(map(str, OmegaConf.load(path)))
-
-
-@lru_cache(maxsize=256)
-def _has_package_header(path: Path, _: int) -> bool:
-    return path.read_text(encoding="utf-8").startswith("# @package")
-
-
-@lru_cache(maxsize=256)
-def _values_of(path: Path, _: int) -> dict[str, Any] | None:
-    package = re.match(r"# @package (\w+)\n", path.read_text(encoding="utf-8"))
-    node = OmegaConf.load(path)
-    if package is None or package[1] == "_global_" or not isinstance(node, DictConfig) or "defaults" in node:
-        return None
-    values = {f"{package[1]}.{key!s}": node[key] for key in node}
-    return None if any(OmegaConf.is_config(value) for value in values.values()) else values
-
-
-@lru_cache(maxsize=256)
-def _option_defaults(path: Path, _: int) -> tuple[str, ...]:
-    """The options of the same group that an option starts from, or whose schema it names."""
-    node = OmegaConf.load(path)
-    entries = node.get("defaults", ()) if isinstance(node, DictConfig) else ()
-    return tuple(
-        str(entry).removesuffix("_schema") for entry in entries if isinstance(entry, str) and entry != "_self_"
-    )
-
-
-@lru_cache(maxsize=64)
-def _stage_defaults(path: Path, _: int) -> list[tuple[str, str | None]]:
-    defaults = OmegaConf.to_container(OmegaConf.load(path))["defaults"]  # type: ignore[index,call-overload]
-    entries = [next(iter(item.items())) for item in defaults if isinstance(item, dict)]
-    return [(name.removeprefix("/").partition("@")[0], option) for name, option in entries]
-
-
-def stage_defaults(stage: str) -> list[tuple[str, str | None]]:
-    """(group, option) of each group of a stage; option None: the group is read only when chosen."""
-    path = folder() / "stage" / f"{stage}.yaml"
-    if not path.is_file():
-        return []
-    return _stage_defaults(path, path.stat().st_mtime_ns)
+    return [*names, *OF_ALL_STAGES] if stage in STAGES else []

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.config.knob import knob
+from pipeline.config.knob import Knobs, knob
 
 
 @dataclass
-class Source:
+class Source(Knobs):
     """One dataset: where it is on the Hub or below data_root, which rows are taken, and how many.
 
     How many: `count` rows, or a `share` of the rows of data.size that counts leave, or, with neither, all.
@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclass
-class World:
+class World(Knobs):
     """The small world (data/small_world.py)."""
 
     items: int = knob(100, low=1)  # test items per benchmark and language
@@ -57,7 +57,7 @@ class World:
 
 
 @dataclass
-class Items:
+class Items(Knobs):
     """Benchmark items of a small world, the data_root, in a separate data run: more items do not require retraining."""
 
     dev: int = knob(500, low=1)
@@ -65,7 +65,7 @@ class Items:
 
 
 @dataclass
-class Expert:
+class Expert(Knobs):
     """An expert's training data.
 
     side: which side of a swap it supplies; both: a joint set, whose rows have a side each; none: text to train a base.
@@ -91,7 +91,7 @@ class Expert:
 
 
 @dataclass
-class Data:
+class Data(Knobs):
     """The mixture drawn from an expert's sources. Dropping deviates from the papers; the data card counts the rows
     either way."""
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from pipeline.config import conf
 from pipeline.config.knob import check_value
-from pipeline.config.stages import RUN_STAGES, Launcher, Plan, TableStage
+from pipeline.config.stages import GROUPS, RUN_STAGES, Launcher, Plan, TableStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError, suggest
 
@@ -60,7 +59,7 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
         passed: dict[str, Any] = {f"every.{HARDWARE}": name}
         parts = ["plan"] if stage == "plan" else []
     elif reads_hardware(stage) or kind is None:  # None: an unknown stage, which is refused later
-        passed, parts = {}, ["sft", "model"] if "sft" in dict(conf.stage_defaults(stage)) else []
+        passed, parts = {}, ["sft", "model"] if "sft" in GROUPS.get(stage, ()) else []
     else:
         raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
     parts += ["launcher"] if option_of("launcher", words, "name", "local") == "slurm" else []
@@ -92,8 +91,8 @@ def reads_hardware(stage: str) -> bool:
 
 def option_of(group: str, words: Mapping[str, Any], knob: str, default: str) -> str:
     """A knob in the file of a group's option that these words choose."""
-    path = conf.option_file(group, str(words.get(group)))
-    return str(OmegaConf.select(OmegaConf.load(path), knob, default=default)) if path else default
+    name = str(words.get(group))
+    return str(conf.option(group, name)[group].get(knob, default)) if conf.option_file(group, name) else default
 
 
 def read_hardware(name: str) -> dict[str, Any]:

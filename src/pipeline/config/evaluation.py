@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from pipeline.config.knob import knob
+from pipeline.config.knob import Knobs, knob
 
 
 def below_float32(config: Eval) -> bool:
@@ -35,14 +35,14 @@ SAMPLED = (is_sampled, "eval.temperature above 0")
 
 
 @dataclass
-class EvalTask:
+class EvalTask(Knobs):
     task: str = MISSING
     num_fewshot: int = knob(MISSING, low=0)
     where_possible: bool = False  # in a bundle: missing data is reported as missing, not as an error
 
 
 @dataclass
-class Eval:
+class Eval(Knobs):
     name: str = knob(hashed=False)
     tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
     # folder of task files in lm-eval's format; the files enter as a parent
@@ -94,7 +94,7 @@ class Eval:
 
 
 @dataclass
-class Measure:
+class Measure(Knobs):
     """One number of a model: its score on a task, in its primary metric, over the questions in one language."""
 
     task: str = MISSING
@@ -102,7 +102,7 @@ class Measure:
 
 
 @dataclass
-class Select:
+class Select(Knobs):
     """Which snapshot of which run is selected: the best in the primary measures among those that satisfy the guards."""
 
     name: str = knob(hashed=False)

@@ -221,14 +221,16 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
 def spell_out_tasks(words: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
     """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
     eval.tasks=[arc_easy, ...], with both as options and records; an option with another number of exemplars
-    (eval=mgsm_3shot), too. `options`: those of eval=.
+    (eval=mgsm_3shot), too. `options`: those of eval=. Tasks without an option have the name `tasks`.
 
     Without a number, a task has as many exemplars as its file says, which is none where it says nothing.
     """
     spelled = dict(words)
-    if isinstance(folder := words.get(INCLUDED), str):
+    if isinstance(folder := words.get(INCLUDED, words.get(f"every.{INCLUDED}")), str) and folder:
         include(folder)
-    name = words.get("eval")
+    if TASKS in words and "eval" not in words:
+        spelled |= {"eval": "mgsm_0shot", "eval.name": "tasks"}
+    name = spelled.get("eval")
     if isinstance(name, str) and name not in options and (near := option_of_other_shots(name, options)):
         (_, shots), tasks = SHOTS.fullmatch(name).groups(), load_plain(near).get("tasks") or []  # type: ignore[union-attr]
         spelled |= {

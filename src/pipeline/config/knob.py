@@ -14,11 +14,18 @@ from dataclasses import field, fields, is_dataclass
 from typing import Any
 
 from omegaconf import MISSING
+from pydantic import ConfigDict
 
 from pipeline.errors import PipelineError
 
 # whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
 Condition = tuple[Callable[[Any], bool], str]
+
+
+class Knobs:
+    """What all dataclasses of knobs have in common: how pydantic reads them."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
 def knob(
@@ -60,11 +67,11 @@ def check(config: Any, prefix: str = "") -> None:
         if value == MISSING:
             raise PipelineError(f"{name} is missing: give {name}=..." + _options_hint(item))
         check_value(name, value, item)
-        for child, inner in _nested_configs(name, value):
+        for child, inner in nested_configs(name, value):
             check(inner, child + ".")
 
 
-def _nested_configs(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def nested_configs(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """(key, dataclass) of each dataclass inside a field."""
     if is_dataclass(value):
         yield name, value
@@ -126,12 +133,6 @@ def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
     found = {key: place for key in keys if (place := field_of_key(config, key))}
     conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in found.items()}
     return {key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)}
-
-
-def refuse_number(key: str, hint: Any, value: Any) -> None:
-    """Raise PipelineError for a number where the type is bool: OmegaConf would take any but 0 as true."""
-    if str(hint).partition(" ")[0] == "bool" and isinstance(value, int | float) and value not in (0, 1):
-        raise PipelineError(f"{key} must be true or false, got {value}")
 
 
 def is_hashed(item: Any, config: Any) -> bool:

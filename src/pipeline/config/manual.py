@@ -8,17 +8,20 @@ import textwrap
 import tokenize
 from collections.abc import Iterator
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, fields, is_dataclass
-from functools import lru_cache
+from dataclasses import Field, asdict, fields, is_dataclass
+from functools import lru_cache, reduce
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+import yaml
+from omegaconf import MISSING
 
 from pipeline.config import conf
-from pipeline.config.compose import chosen_options, completed, compose_config, spelled_out, split_command, split_every
-from pipeline.config.defaults import HARDWARE, reads_hardware
-from pipeline.config.explain import options_in, type_inside
+from pipeline.config.compose import partial_stage
+from pipeline.config.defaults import HARDWARE, left_open, reads_hardware
+from pipeline.config.explain import type_inside
 from pipeline.config.knob import format_value
+from pipeline.config.overrides import chosen_options, split_command, typed_in, values_of
+from pipeline.config.stages import GROUPS, Stage, TrainStage
 from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 
@@ -32,13 +35,13 @@ def manual_text(words: list[str]) -> str:
     Raises:
         PipelineError: an unknown stage.
     """
-    options = options_in(words)
+    options = typed_in(words)
     stage = options.get("stage", "table")
     if stage not in conf.STAGES:
         raise PipelineError(f"stage={stage} is not an option: there are {', '.join(sorted(conf.STAGES))}")
     lines = [f"stage={stage} reads", ""]
     chosen = chosen_options(words)
-    for group, option in conf.stage_defaults(stage):
+    for group, option in GROUPS.get(stage, {}).items():
         if conf.options(group):
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
             default = f"here {chosen[group]}" if group in chosen else default
@@ -62,28 +65,60 @@ def manual_text(words: list[str]) -> str:
     return "\n".join(lines)
 
 
-def values_in_effect(words: list[str], stage: str) -> tuple[DictConfig, list[str]]:
+def usage_text() -> str:
+    """Text of --help: the stages with the groups that they read, the groups with their options."""
+    stage_groups = {f"stage={stage}": " ".join(GROUPS.get(stage, ())) for stage in conf.STAGES}
+    options = {f"{group}=": ", ".join(conf.options(group)) for group in conf.groups() if group not in ("stage", "data")}
+    options["table="] = ", ".join(conf.options(conf.TABLES))
+    lines = [
+        textwrap.fill(f"{name:15} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 18)
+        for name, text in [*stage_groups.items(), ("", ""), *options.items()]
+    ]
+    first = (
+        "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"
+    )
+    last = (
+        "A command's knobs and their meaning: append --help; their values: --cfg job. One run for each of several\n"
+        "values: -m seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own:\n"
+        "--config-dir=DIR, laid out like conf/. README.md and docs/ have examples."
+    )
+    return "\n".join([first, "", *lines, "", last])
+
+
+def command_text(words: list[str]) -> str:
+    """A command's values as YAML, for --cfg job; what is missing is ???."""
+    own, command = split_command(words)
+    config, missing = partial_stage(values_of(command or own))
+    tree = asdict(config)
+    for key in missing:
+        *path, last = key.split(".")
+        holder = reduce(lambda part, name: part[int(name) if isinstance(part, list) else name], path, tree)
+        holder[last] = MISSING
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def values_in_effect(words: list[str], stage: str) -> tuple[Stage, list[str]]:
     """What a command composes to, and the groups that it needs and does not name: any of their options is put there.
 
     Raises:
         PipelineError: a wrong key or option.
     """
-    own = split_every(spelled_out(completed(split_command(words)[0])))[0]
-    unnamed = [
-        group for group, option in conf.stage_defaults(stage) if option == MISSING and group not in options_in(own)
-    ]
-    config = compose_config([*own, *(f"{group}={conf.options(group)[0]}" for group in unnamed)])
-    if "sft" in config and config.sft.learning_rate is None:
+    given, groups = values_of(split_command(words)[0]), GROUPS.get(stage, {})
+    given |= left_open(given)
+    unnamed = [group for group, option in groups.items() if option == MISSING and group not in given]
+    defaults = {group: option for group, option in groups.items() if option not in (MISSING, None)}
+    config, _ = partial_stage({**defaults, **given, **{group: conf.options(group)[0] for group in unnamed}})
+    if isinstance(config, TrainStage) and config.sft.learning_rate is None:
         config.sft.learning_rate = default_rate(config.sft.adapter)
     return config, unnamed
 
 
-def value_of(config: DictConfig, key: str, item: Field[Any]) -> str:
+def value_of(config: Stage, key: str, item: Field[Any]) -> str:
     """A knob's value as composed; that of its declaration where it is missing, or its group is not chosen."""
-    value = OmegaConf.select(config, key, default=MISSING)
-    if value == MISSING or OmegaConf.is_dict(value) and is_dataclass(OmegaConf.get_type(value)):
-        return default_of(item)
-    return format_value(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
+    part, _, name = key.rpartition(".")
+    holder = getattr(config, part) if part else config
+    value = getattr(holder, name, MISSING)
+    return default_of(item) if value == MISSING or is_dataclass(value) else format_value(plain(value))
 
 
 def class_summary(kind: type) -> str:
@@ -102,6 +137,15 @@ def stage_parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:
             kind = conf.method_of(merge) or kind
         if is_dataclass(kind) and isinstance(kind, type):
             yield item.name, kind
+
+
+def plain(value: Any) -> Any:
+    """A knob's value without dataclasses, for JSON."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def default_of(item: Field[Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.config.knob import knob
+from pipeline.config.knob import Knobs, knob
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 
@@ -16,7 +16,7 @@ References = dict[str, tuple[str, Any]]  # role of a source -> the key that name
 
 
 @dataclass
-class Merge:
+class Merge(Knobs):
     """Knobs of all merges. A LoRA expert is its base and its adapter, read as float32.
 
     Below the knobs is the interface that method-independent code uses; a method's file in merge/methods/ overrides it
@@ -119,7 +119,7 @@ def numbered_references(experts: Sequence[Any]) -> References:
 
 
 @dataclass
-class Analyze:
+class Analyze(Knobs):
     """The map of what training changed: mean absolute change of a row, a row being an input or an output feature."""
 
     axis: str = knob("input", options=("input", "output"))  # input: as in the published figures

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.evaluation import Measure
-from pipeline.config.knob import knob
+from pipeline.config.knob import Knobs, knob
 
 
 @dataclass
-class Search:
+class Search(Knobs):
     """The best configuration of a merge by its development questions."""
 
     # knob of the merge -> its values, [2,3,4], or its range, {low: 0.2, high: 1.5} (log: true for its logarithm)

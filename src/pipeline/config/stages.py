@@ -16,7 +16,7 @@ from omegaconf import MISSING
 
 from pipeline.config.data import Data, Expert, Source, World
 from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
-from pipeline.config.knob import knob, part
+from pipeline.config.knob import Knobs, knob, part
 from pipeline.config.merging import Analyze, Merge
 from pipeline.config.search import Search
 from pipeline.config.training import Model, Partition, Sft
@@ -69,11 +69,23 @@ __all__ = [
 ]
 
 MOST_SEED = 2**32 - 1  # numpy's bound
+
+# The groups that stages read, each with its option where none is given. MISSING: one is needed; None: none is chosen
+OF_TRAINING = {
+    "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default", "mixture": "all",
+}  # fmt: skip
+OF_POINTS = {"merge": MISSING, "partition": None, "eval": MISSING}
+GROUPS: dict[str, dict[str, str | None]] = {
+    "data": {"expert": MISSING, "mixture": "all"}, "cpt": OF_TRAINING, "sft": OF_TRAINING,
+    "merge": {"merge": MISSING, "partition": None}, "eval": {"merge": None, "partition": None, "eval": MISSING},
+    "select": {"select": MISSING}, "sweep": OF_POINTS, "search": OF_POINTS,
+}  # fmt: skip
+OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 
 @dataclass
-class Tracking:
+class Tracking(Knobs):
     """W&B. mode auto: online where a key is configured, offline otherwise, without a prompt."""
 
     project: str = "cross-lingual-merging"  # in which runs are listed
@@ -87,7 +99,7 @@ BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
 
 
 @dataclass
-class Launcher:
+class Launcher(Knobs):
     """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
@@ -117,7 +129,7 @@ class Launcher:
 
 
 @dataclass
-class Clean:
+class Clean(Knobs):
     """What stage=clean deletes, and what it keeps."""
 
     dry_run: bool = True  # only list
@@ -126,7 +138,7 @@ class Clean:
 
 
 @dataclass
-class Stage:
+class Stage(Knobs):
     stage: str = MISSING
     runs_dir: str = knob("runs", hashed=False)  # the folder of all runs and reports
     tracking: Tracking = part(Tracking, hashed=False)
@@ -250,7 +262,7 @@ class TableStage(Stage):
 
 
 @dataclass
-class Report:
+class Report(Knobs):
     fewer: bool = False  # replace a report by one with fewer finished cells
     # points by which an untrained model may differ from its published score; assumed (3 of MGSM's 250 questions) until
     # the differences between scoring programs are measured on a GPU
@@ -265,7 +277,7 @@ class ReportStage(TableStage):
 
 
 @dataclass
-class Export:
+class Export(Knobs):
     """What stage=export writes, and where. `format` is read with table=, all others but `to` with checkpoint=."""
 
     to: str | None = None  # of a table a file, of its figures a folder; of a checkpoint a new folder or hub:org/name
@@ -288,7 +300,7 @@ class ExportStage(TableStage):
 
 
 @dataclass
-class Plan:
+class Plan(Knobs):
     """Settings of stage=plan. gpu: for which hours and memory are estimated; null: by the durations of finished
     runs."""
 
@@ -311,7 +323,7 @@ class PlanStage(TableStage):
 
 
 @dataclass
-class Prefetch:
+class Prefetch(Knobs):
     # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
     stage: str | None = knob(None, options=RUN_STAGES)
     update: bool = False  # lock the Hub's current revisions instead: this changes run hashes
@@ -326,7 +338,7 @@ class PrefetchStage(TableStage):
 
 
 @dataclass
-class Check:
+class Check(Knobs):
     """What stage=check tries besides devices, merge and questions."""
 
     # options of sft=; the first is also killed and resumed
@@ -342,7 +354,7 @@ class CheckStage(Stage):
 
 
 @dataclass
-class Status:
+class Status(Knobs):
     """Output of stage=status."""
 
     json: bool = False  # as JSON, a list of runs
@@ -355,7 +367,7 @@ class StatusStage(TableStage):
 
 
 @dataclass
-class Show:
+class Show(Knobs):
     samples: int = knob(0, low=0)  # answers of each task and language that are printed
     rows: int = knob(0, low=0)  # rows of a training set that are printed, with the trained tokens marked
 

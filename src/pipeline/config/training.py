@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.knob import knob
+from pipeline.config.knob import Knobs, knob
 
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 ATTENTION = rf"{'|'.join(ATTENTIONS)}|kernels-community/[\w.-]+@[0-9a-f]{{40}}"
 
 
 @dataclass
-class Model:
+class Model(Knobs):
     """The base. `path`: RUN, a folder, hub:org/name, or package:folder for one shipped with the wheel."""
 
     name: str = knob(hashed=False)
@@ -35,7 +35,7 @@ class Model:
 
 
 @dataclass
-class Partition:
+class Partition(Knobs):
     """A split of the transformer layers into a language and a math side.
 
     The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention` (A) or `all_mlp`
@@ -62,7 +62,7 @@ def default_rate(adapter: str) -> float:
 
 
 @dataclass
-class Sft:
+class Sft(Knobs):
     """A training method and its recipe. Batch sizes are sequences per optimizer step; lengths are tokens."""
 
     name: str = knob(hashed=False)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from pipeline.config import conf
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
@@ -54,13 +52,8 @@ def models_of(run: Parent) -> list[Parent]:
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
     """The option of conf/model that names a model on the Hub."""
-    for option in conf.options("model"):
-        if (
-            OmegaConf.select(OmegaConf.load(str(conf.option_file("model", option))), "path")
-            == f"hub:{hub.partition('@')[0]}"
-        ):
-            return option
-    return ""
+    paths = {conf.option("model", name)["model"].get("path"): name for name in conf.options("model")}
+    return paths.get(f"hub:{hub.partition('@')[0]}", "")
 
 
 def tokenizer_of(run: Run) -> Path | None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.compose import chosen_options
 from pipeline.config.stages import Launcher, RunStage, Stage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import describe_training
@@ -42,13 +41,13 @@ def executor_for(
         yield make
 
 
-def stage_output(config: Stage, words: Sequence[str]) -> str:
-    """Run the stage and return what it prints: the folder of its run, for a stage that computes one. words: its
-    command's."""
+def stage_output(config: Stage, options: Mapping[str, str]) -> str:
+    """Run the stage and return what it prints: the folder of its run, for a stage that computes one. options: key ->
+    value of its command."""
     if row := STUDY_STAGES.get(config.stage):
         return row.answer(config)
     assert isinstance(config, RunStage)
-    return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, chosen_options(words)))
+    return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, options))
 
 
 def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:

@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.compose import compose, register
+from pipeline.config.compose import compose
+from pipeline.config.conf import register
 from pipeline.config.knob import part
 from pipeline.config.stages import (
     AnalyzeStage,

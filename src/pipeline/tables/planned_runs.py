@@ -20,10 +20,10 @@ import yaml
 
 from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
+from pipeline.config.compose import stage_of
 from pipeline.config.defaults import with_hardware
 from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
-from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError, suggest
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from pipeline.config.knob import knob
+from pipeline.config.knob import Knobs, knob
 from pipeline.config.merging import Merge, check_method
 from pipeline.errors import PipelineError
 
@@ -39,7 +39,7 @@ def sweep_of(methods: Mapping[str, type[Merge]]) -> Any:
     lists = [(name, list[Any] | None, knob(None)) for name in sorted(knobs - set(NOT_SWEPT))]
     remedy = "sweep.<knob of the merge>=[...]: a list each; shard i/n scores each n-th point."
     shard = ("shard", str, knob("1/1", hashed=False))
-    return make_dataclass("Sweep", [*lists, shard], namespace={"__doc__": remedy})
+    return make_dataclass("Sweep", [*lists, shard], bases=(Knobs,), namespace={"__doc__": remedy})
 
 
 METHODS = {

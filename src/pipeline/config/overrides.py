@@ -1,0 +1,138 @@
+"""Words of the command line: key=value in Hydra's grammar, and the commands inside commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from pipeline.config import conf
+from pipeline.config.defaults import HARDWARE, left_open
+from pipeline.config.explain import unknown_key
+from pipeline.errors import PipelineError
+
+LONGEST_NAME = 255  # of a file, as an option is
+SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft", "checkpoint": "analyze"}
+
+
+def values_of(words: Sequence[str]) -> dict[str, Any]:
+    """Key, with its plus, -> value of each override."""
+    overrides = zip(words, map(parse_override, words), strict=True)
+    return {"+" * word.startswith("+") + override.key_or_group: override.value() for word, override in overrides}
+
+
+def typed_in(words: Sequence[str]) -> dict[str, str]:
+    """Key -> value of each override, as typed."""
+    return {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+def chosen_options(words: Sequence[str]) -> dict[str, Any]:
+    """Key -> value of a command, as typed, with what it leaves open."""
+    typed = typed_in(words)
+    return {**typed, **left_open(typed)}
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
+    `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage. Those of stage=check
+    are keys of its trainings."""
+    options = typed_in(words)
+    study = options.get("stage", "table")
+    if study == "check":
+        own = [word for word in words if re.match(r"\+?(stage|check|launcher|hardware|runs_dir|tracking)[.=]", word)]
+        rest = [word for word in words if word not in own or word.startswith(f"{HARDWARE}=")]
+        return own, ["stage=sft", "expert=math", *rest]
+    of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
+    if study not in ("plan", "prefetch") or of is None or "table" in options:
+        return list(words), None
+    groups = {word: re.split(r"[.=]", word.lstrip("+"), maxsplit=1)[0] for word in words}
+    own = [word for word in words if groups[word] in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking")]
+    return own, [f"stage={of}", *(word for word in words if groups[word] not in ("stage", study, "launcher"))]
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Raise PipelineError for a key that is given twice."""
+    given: dict[str, str] = {}
+    for key, equals, value in (word.lstrip("+").partition("=") for word in words):
+        if equals and key in given:
+            raise PipelineError(f"{key} is given twice, {given[key]} and {value}: give it once")
+        given[key] = value
+
+
+def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without --config-dir=DIR (or --config-dir DIR, as in Hydra), and the folders."""
+    overrides, folders, remaining = [], [], list(words)
+    while remaining:
+        word = remaining.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag not in ("--config-dir", "-cd"):
+            overrides.append(word)
+        elif equals or remaining:
+            folders.append(value if equals else remaining.pop(0))
+        else:
+            raise PipelineError("--config-dir needs a folder: give --config-dir=DIR")
+    return overrides, folders
+
+
+@lru_cache(maxsize=4096)
+def parse_override(word: str, sweep: bool = False) -> Override:
+    """A `key=value`. sweep: allow `key=a,b`, as for `-m`.
+
+    Raises:
+        PipelineError: not an override, one of Hydra's that has no meaning here, or an interpolation.
+    """
+    conf.refuse_interpolation(word.partition("=")[0], word)
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        key, _, value = word.partition("=")
+        quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
+        if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
+            raise PipelineError(f"{word!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
+        if value == "~":
+            raise PipelineError(f"{word!r} is not an override: null is written out, {key}=null") from error
+        if value[:1] not in ("[", "{", "") and is_override(f'{key}="{value}"'):
+            raise PipelineError(f"""{word!r} is not an override: quote the value too, '{key}="{value}"'""") from error
+        raise PipelineError(
+            f"{word!r} is not an override: write key=value, for example stage=sft expert=math; quote a value with "
+            "brackets or spaces, 'languages=[en,sw]'"
+        ) from error
+    key = override.key_or_group
+    if word.startswith("+") and key in conf.groups():
+        raise PipelineError(f"{word}: an option is chosen without a plus, {word.lstrip('+')}")
+    if not key:
+        raise PipelineError(f"{word!r} has no key: write key=value, for example stage=sft expert=math")
+    if key in conf.FILES:
+        raise PipelineError(unknown_key(key, [*conf.groups(), "table", "languages"]))
+    if override.is_delete():
+        raise PipelineError(f"{word!r} removes a key that is needed: give {key}=value")
+    if override.is_sweep_override():
+        if not sweep:
+            raise PipelineError(f"{word} gives several values: -m starts a run for each; a list is {key}=[...]")
+    elif key in conf.groups() and (not isinstance(override.value(), str) or len(word) > LONGEST_NAME):
+        raise PipelineError(f"{word} is not an option: give one of {', '.join(conf.options(key))}")
+    if key.partition(".")[0] == "hydra" and not sweep:
+        raise PipelineError(f"{word}: hydra's own settings are read with -m only")
+    return override
+
+
+def is_override(word: str) -> bool:
+    """Whether Hydra's grammar accepts a word."""
+    try:
+        return bool(OverridesParser.create().parse_override(word))
+    except HydraException:
+        return False
+
+
+def sweep_jobs(words: list[str]) -> list[list[str]]:
+    """The overrides of each job of `-m`, as made by Hydra's sweeper, without Hydra's own settings."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    parsed = [parse_override(word, sweep=True) for word in words]
+    overrides = [override for override in parsed if override.key_or_group.partition(".")[0] != "hydra"]
+    return [job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch]
