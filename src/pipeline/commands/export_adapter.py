@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.config.compose import read_stage
 from pipeline.config.stages import ExportStage, MergeStage
 from pipeline.errors import PipelineError
-from pipeline.launch.run_json import merge_class
 from pipeline.merge.adapters import Adapted, open_source, with_uniform_rank
 from pipeline.merge.merge import Merging, open_merge, why_dense
 from pipeline.merge.methods.soup import Soup
@@ -19,7 +19,6 @@ from pipeline.runs.model_card import find_ancestors
 from pipeline.runs.run import Parent, Run
 from pipeline.runs.unchanged import check_unchanged, content_digest
 from pipeline.stages.rows import RUN_STAGES
-from pipeline.typed_json import from_json
 
 
 def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
@@ -66,7 +65,7 @@ def recorded_merge(model: Parent, manifest: Manifest, config: ExportStage) -> Ru
         check_unchanged(parent.folder)
         if (parent.hash, content_digest(parent)) != (recorded.hash, recorded.content):
             raise not_an_adapter(model, f"its parent {recorded.name} ({role}) has changed since it was merged")
-    stage = from_json(MergeStage, manifest.config, merge_class)
+    stage = read_stage(MergeStage, manifest.config, extra="ignore")
     stage.merge.form = "auto"
     return Run(stage, model.name, parents, version=RUN_STAGES["merge"].version)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_origin
 
 from omegaconf import MISSING, OmegaConf
 from pydantic import TypeAdapter, ValidationError
@@ -37,6 +37,7 @@ from pipeline.config.stages import (
 from pipeline.errors import PipelineError
 
 T = TypeVar("T")
+Extra = Literal["forbid", "ignore"]  # what is done with keys that a dataclass does not have
 Words = Mapping[str, Any]  # key -> value: of YAML, or parsed from the command line; a new key begins with a plus
 
 
@@ -106,7 +107,7 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     kind = conf.STAGES.get(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    tree = {"stage": name, **({"sft": {"packing": True}} if name == "cpt" else {}), "every": {}}
+    tree: dict[str, Any] = {"stage": name, **({"sft": {"packing": True}} if name == "cpt" else {}), "every": {}}
     values = merge_options(tree, name, words)
     for key, value in values.items():
         conf.refuse_interpolation(key.lstrip("+"), str(value))
@@ -124,9 +125,7 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     if "${" in str(tree):
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
     left_out = drop_missing(tree)
-    if isinstance(knobs := tree.get("merge"), dict):
-        tree["merge"] = validated(method_class(knobs), knobs, "merge.")
-    stage = validated(kind, tree)
+    stage = read_stage(kind, tree)
     return stage, sorted({*left_out, *missing_keys(stage)})
 
 
@@ -208,25 +207,39 @@ def method_class(knobs: Mapping[str, Any]) -> type[Any]:
     """The class of a merge's knobs, by its method."""
     if method := conf.method_of_knobs(knobs):
         return method
-    raise PipelineError(f"merge.method={knobs.get('method')} is not a method: there are {', '.join(conf.METHODS)}")
+    raise PipelineError(
+        f"merge.method={knobs.get('method')} is not installed here: there are {', '.join(conf.METHODS)}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- checked
 
 
+def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") -> T:
+    """The stage that a tree of plain values describes, as a command gives it or `asdict` wrote it.
+
+    Raises:
+        PipelineError: an unknown key, unless `extra` is ignore, or a value of another type.
+    """
+    if isinstance(knobs := tree.get("merge"), dict):
+        tree = {**tree, "merge": validated(method_class(knobs), knobs, "merge.", extra)}
+    return validated(kind, tree, extra=extra)
+
+
 @cache
-def adapter(kind: type[T]) -> TypeAdapter[T]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "") -> T:
+def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:
     """The dataclass that a tree of plain values describes, each converted to its type: an integer to a float.
 
     Raises:
         PipelineError: an unknown key, or a value of another type; the first one. prefix: of the keys, for errors.
     """
     try:
-        return adapter(kind).validate_python(tree)
+        checked: T = adapter(kind).validate_python(tree, extra=extra)  # type: ignore[arg-type]
+        return checked
     except ValidationError as error:
         raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
 

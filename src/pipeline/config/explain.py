@@ -96,7 +96,7 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
 
 def type_inside(kind: Any, name: str) -> Any:
     """The type of a field, or of its items where it is a dict or a list; None where there is no such field."""
-    hint = hints_of(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)
+    hint = type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)  # type: ignore[arg-type]
     if not isinstance(hint, UnionType):
         return hint
     inner = [member for member in get_args(hint) if member is not type(None)]
@@ -104,5 +104,5 @@ def type_inside(kind: Any, name: str) -> Any:
 
 
 @cache
-def hints_of(kind: type) -> dict[str, Any]:
+def type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)

@@ -10,16 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import conf
+from pipeline.config.compose import read_stage
 from pipeline.config.harness_tasks import include, included_folder
-from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.runs.find import from_folder
 from pipeline.runs.folders import folder_of
 from pipeline.runs.run import External, Folder, Parent, Run, Snapshot
 from pipeline.stages.rows import RUN_STAGES
-from pipeline.typed_json import from_json
 
 Element = dict[str, Any]
 
@@ -48,7 +46,7 @@ def run_of(element: Element) -> Run:
             another hash from the same configuration.
     """
     row = RUN_STAGES[element["stage"]]
-    config = from_json(row.config, element["config"], merge_class)
+    config: Any = read_stage(row.config, element["config"], extra="ignore")
     if isinstance(config, EvalStage) and config.eval.include_path is not None:
         include(config.eval.include_path)  # this process does not know its tasks yet
     runs_dir = Path(config.runs_dir)
@@ -75,12 +73,3 @@ def parent_of(role: str, entry: dict[str, Any], element: Element, runs_dir: Path
     if "of" in entry:
         return External(f"{folder.name}@{entry['step']}", entry["hash"], folder / "snapshots" / f"step-{entry['step']}")
     return External(folder.name, entry["hash"], folder)
-
-
-def merge_class(kind: Any, value: dict[str, Any]) -> Any:
-    """The class of a merge's knobs, by its method."""
-    if kind is not Merge:
-        return kind
-    if method := conf.method_of(value["method"]):
-        return method
-    raise PipelineError(f"merge={value['method']} is of a package that is not installed here: install it")

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.typed_json import from_json
 
 FILE = "report.json"
 Asking = TypeVar("Asking", bound=TableStage)
@@ -30,8 +31,8 @@ class Reported:
     def read_state(cls, folder: Path) -> Reported:
         """The stored state; an empty one for a folder without report.json, or with that of another program."""
         try:
-            return from_json(cls, json.loads((folder / FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return TypeAdapter(cls).validate_json((folder / FILE).read_bytes())
+        except (OSError, ValueError):
             return cls()
 
     @classmethod
