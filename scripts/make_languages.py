@@ -1,6 +1,6 @@
-"""Write conf/language/<code>.yaml for Belebele's 122 languages: the list is the harness', names and codes langcodes'.
+"""Write conf/languages.yaml, Belebele's 122 languages: the list is the harness', names and codes langcodes'.
 
-    python scripts/make_languages.py     # a test holds the files against what this would write
+    python scripts/make_languages.py     # a test holds the file against what this would write
 
 Our code is the shortest tag of the language (of its macrolanguage where that is what FLORES means by it: swh is sw),
 with the script behind it for the second way to write one (ar_latn). What the Aya dataset and MGSM call a language
@@ -39,7 +39,7 @@ def listed() -> list[str]:
 
 
 def languages() -> dict[str, dict[str, Any]]:
-    """Our code -> the fields of its file."""
+    """Our code -> its fields."""
     from langcodes import Language, standardize_tag
 
     codes = listed()
@@ -59,13 +59,15 @@ def languages() -> dict[str, dict[str, Any]]:
 
 
 def text(fields: dict[str, Any]) -> str:
-    lists = {key: f"[{', '.join(value)}]" if isinstance(value, list) else value for key, value in fields.items()}
-    return "".join(f"{key}: {value}\n" for key, value in lists.items())
+    entries = (
+        f"{key}: [{', '.join(one)}]" if isinstance(one, list) else f"{key}: {one}" for key, one in fields.items()
+    )
+    return "{" + ", ".join(entries) + "}"
 
 
 if __name__ == "__main__":
-    folder = Path(__file__).parent.parent / "conf/language"
-    folder.mkdir(exist_ok=True)
-    for code, fields in languages().items():
-        (folder / f"{code}.yaml").write_text(text(fields), encoding="utf-8")
-    print(f"{len(languages())} languages in {folder}")
+    file = Path(__file__).parent.parent / "conf/languages.yaml"
+    head = "# The languages, by our codes (as in MGSM), with their codes elsewhere; by scripts/make_languages.py.\n"
+    lines = (f'"{code}": {text(fields)}\n' for code, fields in sorted(languages().items()))
+    file.write_text(head + "".join(lines), encoding="utf-8")
+    print(f"{len(languages())} languages in {file}")

@@ -1,7 +1,7 @@
 """The languages: our code (as in MGSM), and the codes of the same language in other benchmarks and data sets.
 
-Each is a file, conf/language/<code>.yaml; a folder given by --config-dir may hold more. Shipped are Belebele's 122,
-MGSM's among them (scripts/make_languages.py writes them).
+Shipped are Belebele's 122, MGSM's among them, in conf/languages.yaml (scripts/make_languages.py writes it); a folder
+given by --config-dir may hold more, a file language/CODE.yaml each.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import added_conf, shipped_conf
 
-GROUP = "language"  # folder of conf/ with the language files
+GROUP = "language"  # folder of language files of one's own, below that of --config-dir
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # its languages
 TEN = ("en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te")  # MGSM's average in the papers: all but Thai
 
@@ -51,39 +51,41 @@ def language(code: str) -> Language:
 
     Raises PipelineError with close matches for an unknown code.
     """
-    file = file_of(code)
-    if file is not None:
-        return _read_language(file, file.stat().st_mtime_ns)
+    if code in shipped_languages():
+        return shipped_languages()[code]
+    if (file := own_files().get(code)) is not None:
+        return read_own(file, file.stat().st_mtime_ns)
     if re.fullmatch("q[a-t][a-z]", code):
         return Language(code, code.capitalize(), code, aya=code.capitalize(), aya_codes=(code,), constructed=True)
     raise PipelineError(f"unknown language {code!r}: {suggest_language(code)}")
 
 
-def language_folders() -> list[Path]:
-    return [root / GROUP for root in (shipped_conf(), *added_conf())]
+@cache
+def shipped_languages() -> dict[str, Language]:
+    import yaml
+
+    content = yaml.load((shipped_conf() / "languages.yaml").read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return {code: of_fields(code, fields) for code, fields in content.items()}
 
 
-def file_of(code: str) -> Path | None:
-    """The file of a language; None where it has none."""
-    if not re.fullmatch(r"[A-Za-z][\w-]*", code):
-        return None
-    return next((path for folder in language_folders() if (path := folder / f"{code}.yaml").is_file()), None)
+def own_files() -> dict[str, Path]:
+    """Code -> file of the languages in folders of --config-dir."""
+    return {path.stem: path for folder in added_conf() for path in sorted((folder / GROUP).glob("*.yaml"))}
 
 
 def custom_language_file(code: str) -> tuple[Path, str] | None:
     """(file, digest of the fields) of a language that is not shipped, which affects run hashes; None for shipped
     ones."""
-    file = file_of(code)
-    if file is None or file.parent == language_folders()[0]:
+    file = own_files().get(code)
+    if file is None:
         return None
     text = json.dumps(asdict(language(code)), sort_keys=True, ensure_ascii=False)
     return file, hashlib.sha256(text.encode()).hexdigest()
 
 
 def all_languages() -> Iterator[Language]:
-    for folder in language_folders():
-        for path in sorted(folder.glob("*.yaml")):
-            yield language(path.stem)
+    yield from shipped_languages().values()
+    yield from map(language, own_files())
 
 
 def suggest_language(code: str) -> str:
@@ -99,24 +101,36 @@ def suggest_language(code: str) -> str:
     return f"{hint}to add it, write {file} with name, flores and scripts, and give --config-dir=DIR"
 
 
-@lru_cache(maxsize=256)
-def _read_language(file: Path, _: int) -> Language:
-    import yaml
+def of_fields(code: str, content: dict[str, Any]) -> Language:
+    """A language of what a file says about it. Raises pydantic's ValidationError for other fields or types."""
+    from pydantic import TypeAdapter
 
-    names = {item.name for item in fields(Language)} - {"code", "constructed"}
+    values = {"code": code, "aya": content.get("name"), **content}
+    made: Language = TypeAdapter(Language).validate_python(values, extra="forbid")
+    return made
+
+
+@lru_cache(maxsize=256)
+def read_own(file: Path, _: int) -> Language:
+    import yaml
+    from pydantic import ValidationError
+
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PipelineError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not {"name", "flores"} <= content.keys():
         raise PipelineError(f"{file} must have name and flores (its code in FLORES and Belebele, such as swh_Latn)")
-    if unknown := sorted(set(map(str, content)) - names):
-        raise PipelineError(f"{file}: {unknown[0]} is not a field of a language; there are {', '.join(sorted(names))}")
-    for key, value in content.items():
-        is_list = key in ("scripts", "aya_codes")
-        texts = value if is_list and isinstance(value, list) else [] if is_list else [value]
-        if not texts or not all(isinstance(item, str) for item in texts):
-            expected = "a list of text, such as [LATIN]" if is_list else "text; quote no, yes and numbers"
-            raise PipelineError(f"{file}: {key}={value!r} must be {expected}")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return Language(**{"code": file.stem, "aya": content["name"], **values})
+    try:
+        return of_fields(file.stem, {str(key): value for key, value in content.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, value = first["loc"][0], content[first["loc"][0]]
+        if first["type"] == "unexpected_keyword_argument":
+            names = sorted({item.name for item in fields(Language)} - {"code", "constructed"})
+            reason = f"{key} is not a field of a language; there are {', '.join(names)}"
+        elif key in ("scripts", "aya_codes"):
+            reason = f"{key}={value!r} must be a list of text, such as [LATIN]"
+        else:
+            reason = f"{key}={value!r} must be text; quote no, yes and numbers"
+        raise PipelineError(f"{file}: {reason}") from error

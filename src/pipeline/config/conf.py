@@ -29,7 +29,7 @@ TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folde
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: claims of papers, by table
 INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
-FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of conf/ that are read as files, not Hydra groups
+FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of options that are read as files, not Hydra groups
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
 
@@ -94,8 +94,8 @@ def option_file(group: str, option: str) -> Path | None:
 
 def options(group: str) -> list[str]:
     """Names of the options; of merge= also the methods of other installed packages."""
-    if group == "stage":
-        return sorted(STAGES)
+    if group in ("stage", languages.GROUP):
+        return sorted(STAGES if group == "stage" else {*languages.shipped_languages(), *languages.own_files()})
     files = {path.stem for root in folders() for path in (root / group).glob("*.yaml")}
     return sorted(files.union(extensions(MERGE_METHODS) if group == "merge" else ()))
 

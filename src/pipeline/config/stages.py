@@ -200,7 +200,7 @@ class EvalStage(RunStage):
     merge: Merge | None = None
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
+    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that selected this model
     as_stored: bool = knob(False, hashed=False)  # set with the dtype of the weights where eval.dtype=auto is resolved
@@ -210,7 +210,7 @@ class EvalStage(RunStage):
 class SelectStage(RunStage):
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
+    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
 
 
@@ -228,7 +228,7 @@ class PointsStage(Stage):
     merge: Merge = MISSING
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
+    languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     seed: int = knob(0, low=0, high=MOST_SEED)
     deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
