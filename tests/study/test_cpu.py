@@ -16,7 +16,7 @@ import pytest
 from pipeline.config.training import Sft
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import QuestionSet, training_seconds
-from pipeline.estimate.gpu_budget import positions
+from pipeline.estimate.training_rows import positions
 from pipeline.models.shape import Shape, shape_of
 from pipeline.stages.lengths import padded_length
 from pipeline.train.memory import full_model

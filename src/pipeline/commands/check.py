@@ -391,7 +391,7 @@ class Checking:
         sft, facts = run.config.sft, manifest.facts
         gpus = sft.processes if self.devices["cuda"] else 1
         length = float(sft.seq_length)
-        seconds = seconds_of_parts(run, self.shape, 2 * STEPS, lambda _: length, self.machine(), gpus, sft.optimizer)
+        seconds = seconds_of_parts(run, self.shape, 2 * STEPS, lambda _: length, self.machine(), gpus)
         planned = 2 * STEPS * sft.batch_size * length / seconds
         numbers = {
             "tokens_a_second": facts["step_tokens_per_second"], "planned_tokens_a_second": round(planned, 1),

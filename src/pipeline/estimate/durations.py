@@ -22,18 +22,10 @@ from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.flops import (
-    GPUS,
-    LONGEST,
-    QuestionSet,
-    merge_seconds,
-    scoring_memory,
-    scoring_seconds,
-)
-from pipeline.estimate.gpu_budget import dtype_of, row_tokens, seconds_of_parts, trained_parts, training_cost
+from pipeline.estimate.flops import GPUS, QuestionSet, merge_seconds, scoring_memory
+from pipeline.estimate.gpu_budget import dtype_of, scoring_work, trained_parts, training_cost, training_work
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.questions import kinds_of
-from pipeline.estimate.training_rows import WORLD_ROW, mean_row, padded_row
+from pipeline.estimate.training_rows import WORLD_ROW, padded_row, row_tokens
 from pipeline.progress import format_duration
 from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -48,7 +40,6 @@ ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 READ_RATE = 3e6  # bytes of rows that are read and compared a second
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
-VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
@@ -178,33 +169,25 @@ def threads_of(config: RunStage) -> int:
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
-    """Rows padded to the longest of their micro-batch; then loading and saving."""
+def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
+    """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
     sft, shape = run.config.sft, shape_for(run)
-    steps = expected_steps(run)
-    padded = padded_row(run)
-    if steps is None or padded is None:
-        return None
-    if sft.packing and sft.steps is None:
-        steps = max(1, round(steps * mean_row(run, sft.seq_length) / sft.seq_length))
     machine = ON_GPU if on_gpu else cpu.cpu(shape, threads_of(run.config))
-    gpus = sft.processes if on_gpu else 1
-    seconds = seconds_of_parts(run, shape, steps, lambda _: padded, machine, gpus, "adamw")
+    steps, seconds = training_work(run, shape, machine, sft.processes if on_gpu else 1)
     return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
 
 
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
     hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
-    sft, expert, steps, count, tokens = run.config.sft, run.config.expert, expected_steps(run), "?", "?"
+    sft, steps, count, tokens = run.config.sft, expected_steps(run), "?", "?"
     names = f"recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
     of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
     gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run, least=True)
     if steps is not None:
         count = f"{steps * sft.batch_size:,}"
         with suppress(PipelineError):
-            row = mean_row(run, 0) or row_tokens(expert, expert.side, sft)
-            tokens = f"{steps * sft.batch_size * min(row, sft.seq_length):,.0f}"
+            tokens = f"{steps * sft.batch_size * min(row_tokens(run), sft.seq_length):,.0f}"
     about = f"{run.label}: {names}, {count} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} tokens"
     if gpu is None and not visible_gpus() and (HARDWARE in options or here is None or here <= cpu.memory()):
         seconds = guess(run, on_gpu=False)
@@ -224,7 +207,9 @@ def memory_here(run: Run, least: bool = False) -> float | None:
     try:
         shape = shape_for(run)
         if isinstance(run.config, TrainStage):
-            sft, row = run.config.sft, padded_row(run) or (0 if least else run.config.sft.seq_length)
+            sft, row = run.config.sft, 0.0 if least else run.config.sft.seq_length
+            with suppress(PipelineError):
+                row = padded_row(run)
             parts = training_memory(shape, [part for _, part in trained_parts(run, shape)], row, sft)
             parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
             logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
@@ -240,25 +225,13 @@ def memory_here(run: Run, least: bool = False) -> float | None:
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
-    """Seconds of an evaluation; averages of several take almost none. Tokens by a sample of local files, else as in
-    MGSM's languages, else as in English."""
+def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float:
+    """Seconds of an evaluation; averages of several take almost none."""
     if is_bundle(run):
         return 0.2
-    config, shape, dtype = run.config, shape_for(run), dtype_of(run)
-    vllm = config.eval.backend == "vllm"
-    seconds = 0.3 + (0.0 if on_gpu else FILES * shape.parameters)
-    for task in config.eval.tasks:
-        for language in config.languages:
-            kinds = kinds_of(run, task, language)
-            if on_gpu:
-                seconds += sum(scoring_seconds(shape, kinds, ON_GPU, dtype, config.eval.batch_size, vllm))
-                written = sum(kind.questions * min(kind.room, LONGEST * kind.answer) for kind in kinds)
-                seconds += 2 * shape.parameters * written / ON_GPU.rate(dtype)
-            else:
-                how = threads_of(config), dtype, config.eval.batch_size, config.eval.share_prefix
-                seconds += sum(cpu.scoring_seconds(shape, kinds, *how)) * (VLLM if vllm else 1)
-    return seconds
+    shape = shape_for(run)
+    loading = 0.0 if on_gpu else FILES * shape.parameters
+    return 0.3 + loading + scoring_work(run, shape, ON_GPU if on_gpu else None, threads_of(run.config))
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:

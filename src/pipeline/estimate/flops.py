@@ -190,8 +190,8 @@ def scoring_seconds(
 
     Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the dtype; letters need one
     pass. Decode: a step reads the weights and the batch's keys and values once, the exemplars' in each row, from the
-    card's memory. Neither is faster than Python launches layers, which CUDA graphs of `vllm` spare it. A batch is what
-    fits, as in scoring.
+    card's memory, and takes at least its products. Neither is faster than Python launches layers, which CUDA graphs of
+    `vllm` spare it. A batch is what fits, as in scoring.
     """
     prefill = decode = 0.0
     launch, size = (0.0 if vllm else LAUNCH) * shape.layers, WIDTH[dtype]
@@ -208,7 +208,8 @@ def scoring_seconds(
         prefill += max(flops / gpu.rate(dtype), passes * max(launch, weights))
         steps = min(kind.room, LONGEST * kind.answer)
         cached = rows * (kind.prefix + kind.question + steps / 2) * shape.kv_values * size / gpu.bandwidth
-        decode += batches * steps * max(launch, weights + cached)
+        products = rows * (each + 2.0 * shape.embedding) / gpu.rate(dtype)
+        decode += batches * steps * max(launch, weights + cached, products)
     return prefill, decode
 
 

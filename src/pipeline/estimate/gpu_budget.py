@@ -1,31 +1,25 @@
 """What the runs of a plan cost on a card: hours, memory and disk, and what cannot fit it.
 
-By the formulas of estimate/flops.py and train/memory.py. Assumed besides what these say: a training row
-of the tokens of flops.ROW (a joint set's is the mean of both), padded as by lengths of SPREAD, a document that fills a
-packed row, weights scored as
-bfloat16 unless eval.dtype says otherwise. Data, merges and choices are of the CPU and not counted, nor are resume
-points, which go when their training ends.
+By the formulas of estimate/flops.py and train/memory.py, with rows and questions as in estimate/training_rows.py and
+estimate/questions.py, and weights scored as bfloat16 unless eval.dtype says otherwise. Data, merges and choices are of
+the CPU and not counted, nor are resume points, which go when their training ends.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from pipeline.config import conf
-from pipeline.config.data import Expert
 from pipeline.config.defaults import HARDWARE, OF_ALL_WEIGHTS, read_hardware
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.estimate import cpu
 from pipeline.estimate.flops import (
     GPUS,
-    ROW,
     Gpu,
     host_memory,
     scoring_memory,
@@ -34,12 +28,12 @@ from pipeline.estimate.flops import (
 )
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
+from pipeline.estimate.training_rows import padded_row, row_tokens
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import padded_length
 from pipeline.stages.steps import expected_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
@@ -47,7 +41,6 @@ from pipeline.train.memory import (
     bytes_per_parameter,
     full_model,
     is_possible,
-    micro_batches,
     one_side,
     overrides,
     remedies,
@@ -57,7 +50,7 @@ from pipeline.train.memory import (
 )
 from pipeline.train.steps import snapshots_at_once
 
-SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
+VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
 
 
 @dataclass
@@ -176,25 +169,24 @@ def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: boo
 
 
 def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
-    """Simultaneous training is its two sides, half the steps each."""
-    config, sft, shape = run.config, run.config.sft, shape_for(run)
-    steps = expected_steps(run)
-    if steps is None:
-        raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
-    seconds = seconds_of_parts(
-        run,
-        shape,
-        steps,
-        lambda side: positions(row_tokens(config.expert, side, sft), sft),
-        gpu,
-        sft.processes,
-        sft.optimizer,
-    )
+    """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
+    sft, shape = run.config.sft, shape_for(run)
+    steps, seconds = training_work(run, shape, gpu, sft.processes)
     files = written_bytes(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
     return Cost(
         run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
     )  # fmt: skip
+
+
+def training_work(run: Run[TrainStage], shape: Shape, machine: Gpu, processes: int) -> tuple[int, float]:
+    """(optimizer steps, seconds of all of them) on this machine. Raises PipelineError as `training_cost`."""
+    sft, steps = run.config.sft, expected_steps(run)
+    if steps is None:
+        raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
+    if sft.packing and sft.steps is None:
+        steps = max(1, round(steps * row_tokens(run) / sft.seq_length))
+    return steps, seconds_of_parts(run, shape, steps, lambda side: padded_row(run, side), machine, processes)
 
 
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
@@ -225,15 +217,16 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
 
 
 def seconds_of_parts(
-    run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int, optimizer: str
+    run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int
 ) -> float:
-    """Seconds of all optimizer steps of a training, its sides one after the other. tokens: side -> of a row."""
+    """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
+    tokens: side -> positions of a row."""
     sft, parts = run.config.sft, trained_parts(run, shape)
     return sum(
         training_seconds(
             shape, part, steps // len(parts) * sft.batch_size, tokens(side), sft.batch_size, gpu, gpus=gpus,
             checkpointing=sft.gradient_checkpointing, lora_rank=sft.lora_rank if sft.adapter == "lora" else 0,
-            weights=sft.weights, optimizer=optimizer, precision=sft.precision,
+            weights=sft.weights, optimizer=sft.optimizer, precision=sft.precision,
         )
         for side, part in parts
     )  # fmt: skip
@@ -262,37 +255,9 @@ def moved_by_part(run: Run[TrainStage], shape: Shape) -> list[int]:
 
 def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
     """Bytes a GPU; a micro-batch's longest row is taken to be of twice the mean."""
-    mean = row_tokens(run.config.expert, run.config.expert.side, sft)
+    mean = row_tokens(run)
     parts = [part for _, part in trained_parts(run, shape)]
     return sum(training_memory(shape, parts, min(sft.seq_length, 2 * mean), sft).values())
-
-
-def positions(mean: float, sft: Sft) -> float:
-    """Positions that are computed for a row of `mean` tokens, padding included."""
-    if sft.packing or sft.padding_free:
-        return mean
-    lengths = [mean * length for length in assumed_lengths()]
-    return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
-
-
-@lru_cache(maxsize=1)
-def assumed_lengths() -> tuple[float, ...]:
-    """Sorted lengths of rows over their mean, two hundred of a lognormal distribution."""
-    shares = ((number + 0.5) / 200 for number in range(200))
-    return tuple(math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares)
-
-
-def row_tokens(expert: Expert, side: str, sft: Sft) -> float:
-    """Mean tokens of a training row, as assumed; of a joint set's rows of one side, or of both; packed: full."""
-    if sft.packing:
-        return sft.seq_length
-    names = [expert.name]
-    if expert.side == "both":
-        math, _, language = expert.name.partition("_")
-        names = {"math": [math], "language": [language], "both": [math, language]}[side]
-    if unknown := [name for name in names if name not in ROW]:
-        raise PipelineError(f"tokens a row of expert={unknown[0]} are not known: there are {', '.join(ROW)}")
-    return statistics.fmean(min(ROW[name], sft.seq_length) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -300,10 +265,19 @@ def row_tokens(expert: Expert, side: str, sft: Sft) -> float:
 
 def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
-    config, dtype, shape = run.config, dtype_of(run), shape_for(run)
-    how = gpu, dtype, config.eval.batch_size, config.eval.backend == "vllm"
-    seconds = sum(scoring_seconds(shape, question_sets_of(run), *how))
-    return Cost(run, shape, seconds / 3600, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
+    dtype, shape = dtype_of(run), shape_for(run)
+    hours = scoring_work(run, shape, gpu) / 3600
+    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
+
+
+def scoring_work(run: Run[EvalStage], shape: Shape, gpu: Gpu | None, threads: int = 1) -> float:
+    """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
+    config, kinds, dtype = run.config.eval, question_sets_of(run), dtype_of(run)
+    vllm = config.backend == "vllm"
+    if gpu is not None:
+        return sum(scoring_seconds(shape, kinds, gpu, dtype, config.batch_size, vllm))
+    passes = cpu.scoring_seconds(shape, kinds, threads, dtype, config.batch_size, config.share_prefix)
+    return sum(passes) * (VLLM if vllm else 1)
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:

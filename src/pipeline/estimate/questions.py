@@ -1,6 +1,7 @@
 """The questions that an evaluation puts to its model: how many, and of how many tokens.
 
-By the local files where they are here, else by the benchmarks' publications and the token counts of estimate/flops.py.
+By the local files where they are here, else by the benchmarks' publications and the token counts of estimate/flops.py,
+of a language without one as in English.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pathlib import Path
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.stages import EvalStage, EvalTask
-from pipeline.errors import PipelineError
 from pipeline.estimate.flops import LONGEST, MGSM, QuestionSet, question_sets
 from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run
@@ -76,11 +76,6 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
 
 
 def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
-    """Those of all its tasks and languages. PipelineError for a language whose tokens are not known."""
-    sets: list[QuestionSet] = []
-    for task in run.config.eval.tasks:
-        for language in run.config.languages:
-            if language not in MGSM:
-                raise PipelineError(f"tokens of {task.task} in {language} are not known")
-            sets += kinds_of(run, task, language)
-    return sets
+    """Those of all its tasks and languages."""
+    config = run.config
+    return [kind for task in config.eval.tasks for code in config.languages for kind in kinds_of(run, task, code)]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage, TrainStage
+from pipeline.config.training import Sft
 from pipeline.data.load import example_of
 from pipeline.data.rows import read_jsonl
 from pipeline.data.sources import Example, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import ROW
-from pipeline.estimate.gpu_budget import positions
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
@@ -28,6 +30,7 @@ from pipeline.train.memory import micro_batches
 ROWS = "train.jsonl"  # of a data run
 COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
 WORLD_ROW = 200  # bytes of a row of the small world
+SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
 _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round of a table, ask again
 
 
@@ -116,27 +119,53 @@ def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
     return [(name, source, file) for name, source, file in files if file.suffix in READABLE]
 
 
-def mean_row(run: Run[TrainStage], otherwise: float) -> float:
-    lengths = row_lengths(run)
-    return statistics.fmean(lengths) if lengths else otherwise
+def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:
+    """Mean tokens of a training's rows, of one side of a joint set: by the rows that are here, else as assumed of the
+    papers' sets. Packed, a document of an unknown set fills a row.
+
+    Raises:
+        PipelineError: neither is known.
+    """
+    sft, expert = run.config.sft, run.config.expert
+    if lengths := row_lengths(run):
+        return statistics.fmean(lengths)
+    if sft.packing:
+        return sft.seq_length
+    if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
+        return WORLD_ROW / BYTES
+    first, _, second = expert.name.partition("_")
+    joint = {"math": [first], "language": [second], "both": [first, second]}
+    names = joint[side or "both"] if expert.side == "both" else [expert.name]
+    if unknown := [name for name in names if name not in ROW]:
+        raise PipelineError(f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run first")
+    return statistics.fmean(min(ROW[name], sft.seq_length) for name in names)
 
 
-def padded_row(run: Run[TrainStage]) -> float | None:
-    """Positions that a row takes in a step, padding included; of a set on the Hub as assumed; None where nothing
-    tells."""
-    sft, name = run.config.sft, run.config.expert.name
+def padded_row(run: Run[TrainStage], side: str | None = None) -> float:
+    """Positions that a row takes in a step, padding included. Raises PipelineError as `row_tokens`."""
+    sft = run.config.sft
     if sft.packing:
         return sft.seq_length
     if lengths := row_lengths(run):
         if sft.padding_free:
             return statistics.fmean(min(length, sft.seq_length) for length in lengths)
         return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
-    if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
-        return min(WORLD_ROW / BYTES, sft.seq_length)
-    names = [name] if name in ROW else name.split("_")
-    if not set(names) <= ROW.keys():
-        return None
-    return positions(min(statistics.fmean(ROW[source] for source in names), sft.seq_length), sft)
+    return positions(min(row_tokens(run, side), sft.seq_length), sft)
+
+
+def positions(mean: float, sft: Sft) -> float:
+    """Positions that are computed for a row of `mean` tokens, padding included."""
+    if sft.packing or sft.padding_free:
+        return mean
+    lengths = [mean * length for length in assumed_lengths()]
+    return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
+
+
+@lru_cache(maxsize=1)
+def assumed_lengths() -> tuple[float, ...]:
+    """Sorted lengths of rows over their mean, two hundred of a lognormal distribution."""
+    shares = ((number + 0.5) / 200 for number in range(200))
+    return tuple(math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares)
 
 
 def behind_data(run: Run) -> list[Run]:
