@@ -1,0 +1,107 @@
+"""Write docs/table.schema.json, the JSON Schema with which editors complete and check tables and studies.
+
+    python scripts/make_schema.py     # a test holds the file against what this would write
+
+Options, knobs, their bounds and meanings are those of conf/ and pipeline/config. What only the program can know, such
+as axes and names of runs, is free.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import conf
+from pipeline.config.explain import type_inside
+from pipeline.config.manual import default_of, knob_comment
+from pipeline.config.stages import GROUPS
+from pipeline.merge.methods import METHODS
+from pipeline.stages.rows import CONFIGS, RUN_STAGES
+from pipeline.tables import schema, study
+
+FILE = Path(__file__).parent.parent / "docs/table.schema.json"
+FREE = {"type": "string", "pattern": r"\{"}  # a placeholder, {axis}
+TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
+NAMES = {"type": "object"}
+WORDS = {"$ref": "#/$defs/words"}
+LIST_OR_ONE = {"type": ["string", "array"], "items": {"type": "string"}}
+ONE_FOR_ALL = ("stage", "launcher", "tracking", "runs_dir", "redo", "group")  # not of a run in a table
+
+
+def knob(kind: type, item: Any) -> dict[str, Any]:
+    """A knob: its type and bounds, or a placeholder, and its meaning."""
+    found, meta = type_inside(kind, item.name), item.metadata
+    said: dict[str, Any] = {"type": TYPES[found]} if found in TYPES else {}
+    bounds = {"low": "minimum", "above": "exclusiveMinimum", "high": "maximum", "below": "exclusiveMaximum"}
+    said |= {name: meta[bound] for bound, name in bounds.items() if meta.get(bound) is not None and said}
+    said |= {"enum": list(meta["options"])} if meta.get("options") and found is str else {}
+    choices = [said, FREE, {"type": "null"}, {"type": ["array", "object"]}] if said else []
+    text = f"{knob_comment(kind, item)} (default: {default_of(item)})".strip()
+    return {"description": text, **({"anyOf": choices} if choices else {})}
+
+
+def words() -> dict[str, Any]:
+    """The words of a run or of `every`: groups with their options, knobs with a dot."""
+    found: dict[str, Any] = {}
+    for stage in RUN_STAGES:
+        for group in GROUPS.get(stage, {}):
+            known = {"enum": conf.options(group)}
+            found[group] = {"anyOf": [known, {"type": ["string", "null", "object"]}], "description": f"{group}=OPTION"}
+        for item in fields(CONFIGS[stage]):
+            inside = type_inside(CONFIGS[stage], item.name)
+            kinds = [*METHODS.values()] if item.name == "merge" else [inside] if is_dataclass(inside) else []
+            for kind in kinds:
+                found |= {f"{item.name}.{one.name}": knob(kind, one) for one in fields(kind) if one.name != "name"}
+            if not kinds and item.name not in ONE_FOR_ALL:
+                found[item.name] = knob(CONFIGS[stage], item)
+    return dict(sorted(found.items()))
+
+
+def table() -> dict[str, Any]:
+    """The sections of a table. Runs may hold further words, of axes' mappings."""
+    side = {"type": ["object", "string", "null"], "properties": {key: {} for key in schema.CELL}}
+    sides = {"type": "object", "additionalProperties": side}
+    run = {**WORDS, "type": ["object", "null"], "properties": {"stage": {"enum": list(RUN_STAGES)}}}
+    return {
+        "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"}, "published": {},
+        "axes": NAMES, "every": WORDS, "trials": NAMES, "runs": {"type": "object", "additionalProperties": run},
+        "score": side, "columns": sides, "rows": sides, "beside": LIST_OR_ONE, "compare": NAMES,
+        "primary": {"type": "array"}, "controls": {"type": ["boolean", "array"]}, "defaults": LIST_OR_ONE,
+        "free_snapshots": {"type": "boolean"},
+    }  # fmt: skip
+
+
+def study_form() -> dict[str, Any]:
+    """The keys of a study."""
+    of_side = {"run": {"type": "string"}, "side": {"enum": list(study.SIDES)}}
+    made = {"type": "string", "description": "a folder, whole or an adapter, a run, or hub:org/name"}
+    experts = {"anyOf": [made, {**WORDS, "type": "object", "properties": of_side}]}
+    methods = {name: {"type": ["object", "null"]} for name in conf.options("merge")}
+    return {
+        "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"},
+        "base": {"type": "string", "description": "a folder, hub:org/name, or an option of model="},
+        "experts": {"type": "object", "additionalProperties": experts}, "languages": LIST_OR_ONE,
+        "methods": {"anyOf": [LIST_OR_ONE, {"type": "object", "properties": methods}]},
+        "benchmarks": {"anyOf": [{"items": {"enum": conf.options("eval")}, "type": "array"}, LIST_OR_ONE]},
+        "controls": {"type": "boolean"}, "every": WORDS,
+    }  # fmt: skip
+
+
+def document() -> dict[str, Any]:
+    """A file with experts is a study, any other a table."""
+    tables, studies = table(), study_form()
+    assert (tables.keys(), studies.keys()) == (set(schema.KEYS), set(study.KEYS))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A table or a study", "type": "object",
+        "if": {"required": ["experts"]},
+        "then": {"required": list(study.LISTS), "properties": studies, "additionalProperties": False},
+        "else": {"properties": tables, "additionalProperties": False},
+        "$defs": {"words": {"properties": words()}},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(document(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(FILE)
