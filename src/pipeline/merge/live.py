@@ -24,7 +24,7 @@ from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.models.anatomy import name_in_memory, towers
 from pipeline.models.arrays import in_threads, pieces
-from pipeline.models.checkpoint import torch_dtype
+from pipeline.models.checkpoint import text_settings, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.models.skeleton import build_skeleton
@@ -153,6 +153,8 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))
     model = load_model(folder, dtype=stored if dtype == "auto" else dtype)
+    if isinstance(giver, Adapted) and (rows := text_settings(giver.config).get("vocab_size")):
+        model.resize_token_embeddings(rows, mean_resizing=False)  # of a vocabulary that grew in training
     if (giver.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped

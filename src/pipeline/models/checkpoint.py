@@ -190,6 +190,14 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(inner) if isinstance(inner, Mapping) else dict(config)
 
 
+def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
+    """A config.json for another number of rows of the embeddings."""
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        config = config | {"text_config": with_rows(inner, rows)}
+    return config | {"vocab_size": rows} if "vocab_size" in config else config
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint. Raises PipelineError where there are none, or a shard is missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
