@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
 from pipeline.models.anatomy import decoder_name, plain_name
-from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import (
     EMBEDDING,
     HEAD,
@@ -40,10 +39,6 @@ from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.identity import folder_digest
 from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
-
-if TYPE_CHECKING:
-    import torch
-
 
 PLAIN = {  # keys of adapter_config.json that say where, how large and how trained factors are: they may say anything
     "peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
@@ -140,12 +135,6 @@ class Adapted:
     def _first_factor(self) -> Callable[[str], np.ndarray]:
         """A of a parameter; of the last few, one for each thread."""
         return lru_cache(maxsize=16)(lambda name: self.factors[name].a())
-
-    def tensor(self, name: str) -> torch.Tensor:
-        import torch
-
-        shape = self.info(name).shape
-        return torch.from_numpy(self.rows(name, 0, matrix(shape)[0]).reshape(shape))
 
 
 Source = Checkpoint | Adapted

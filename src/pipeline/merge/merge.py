@@ -31,8 +31,6 @@ from pipeline.models.anatomy import TOWER, towers
 from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TensorInfo
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.config.training import Partition
 
 
@@ -247,19 +245,6 @@ class Merging:
                 lost += np.vdot(error, error), np.vdot(values, values)
             yield stored
         self.lost[name] = lost
-
-    def merged(self, name: str) -> torch.Tensor:
-        """One tensor of the result, whole."""
-        import torch
-
-        from pipeline.models.checkpoint import torch_dtype
-
-        self.ready()
-        data = b"".join(part.tobytes() for part in self.pieces(name))
-        shape, dtype = self.shape(name), torch_dtype(self.stored_dtype(name))
-        return (
-            torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
-        )
 
     def cast(self) -> dict[str, Any]:
         """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
