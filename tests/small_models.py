@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from as_torch import as_torch
 from safetensors.torch import save_file
 
 from pipeline.merge.methods.layer_swap import LayerSwap
@@ -51,7 +52,9 @@ def stacked(folder: Path, layers: int, seed: int, base: Path | None = None, dtyp
         shapes |= {f"{at}self_attn.q_proj.bias": (4,)}
     start = Checkpoint.open(base) if base else None
     tensors = {
-        name: ((start.tensor(name).float() if start else 0) + torch.randn(shape) * (0.05 if start else 0.1)).to(dtype)
+        name: ((as_torch(start, name).float() if start else 0) + torch.randn(shape) * (0.05 if start else 0.1)).to(
+            dtype
+        )
         for name, shape in shapes.items()
     }
     folder.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from as_torch import as_torch
 from script_modules import load_script
 
 from pipeline.models.checkpoint import Checkpoint
@@ -22,4 +23,4 @@ def test_a_swap_of_what_it_makes(tmp_path: Path) -> None:
     out, sides = Checkpoint.open(tmp_path / "out"), {s: Checkpoint.open(tmp_path / s) for s in ("math", "language")}
     for layer, side in ((0, "language"), (4, "math"), (7, "language")):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
-        assert out.tensor(name).equal(sides[side].tensor(name))
+        assert as_torch(out, name).equal(as_torch(sides[side], name))

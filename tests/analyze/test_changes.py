@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from as_torch import as_torch
 
 from pipeline.analyze.changes import tensor_changes
 from pipeline.analyze.stage import make
@@ -23,8 +24,8 @@ def test_one_tensor_by_whole_tensors(models, axis):
     base, *experts = (Checkpoint.open(folder) for folder in models["qwen2"])
     for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"):
         each, pairs = tensor_changes(experts, base, name, [0.04, 0.042], axis)
-        start = base.tensor(name).float()
-        vectors = [one.tensor(name).float() - start for one in experts]
+        start = as_torch(base, name).float()
+        vectors = [as_torch(one, name).float() - start for one in experts]
         for vector, limit, found in zip(vectors, [0.04, 0.042], each, strict=True):
             rows = vector.abs().mean(0 if axis == "input" else 1) if vector.dim() > 1 else vector.abs().mean()[None]
             assert found.mean == pytest.approx(rows.mean().item(), rel=1e-5)

@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
+from as_torch import as_torch
 from made_up import write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -105,7 +106,7 @@ def test_a_method_with_a_knob(
     merge = merge_of(run)
     for name in merge.names:
         changes = [(expert[name].float() - base[name].float()).clamp(-0.02, 0.02) for expert in (math, language)]
-        assert torch.equal(merge.merged(name), (base[name].float() + 0.5 * (changes[0] + changes[1])).bfloat16())
+        assert torch.equal(as_torch(merge, name), (base[name].float() + 0.5 * (changes[0] + changes[1])).bfloat16())
     assert run_of(json.loads(json.dumps(element_of(run)))).hash == run.hash  # as another process reads it
     assert build(compose(merge_words(models, "merge=clipped"))).hash != run.hash  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="merge.most must be above 0, got -1"):
@@ -125,7 +126,7 @@ def test_dare(built: Path, install: Callable[[Path], None], models: dict[str, li
 
     def merged(*words: str) -> torch.Tensor:
         of = ["merge.dtype=float32", "merge.weights=[1.0,0.0]", *words]
-        return merge_of(build(compose(merge_words(models, *of)))).merged(name)  # type: ignore[arg-type]
+        return as_torch(merge_of(build(compose(merge_words(models, *of)))), name)  # type: ignore[arg-type]
 
     for name in ("model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"):
         change = math[name].float() - base[name].float()

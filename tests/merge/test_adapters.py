@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from as_torch import as_torch
 from safetensors.torch import load_file, save_file
 from small_models import stacked
 
@@ -61,7 +62,7 @@ def test_an_adapter_is_read_as_peft_merges_it(lora, role):
     assert set(source.names) == set(expected)
     for name, tensor in expected.items():
         assert source.info(name).dtype == "F32"
-        torch.testing.assert_close(source.tensor(name), tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(as_torch(source, name), tensor, rtol=0, atol=1e-6)
         if tensor.dim() > 1:
             rows = torch.from_numpy(source.rows(name, 1, 3))
             torch.testing.assert_close(rows, tensor[1:3], rtol=0, atol=1e-6)
@@ -102,8 +103,8 @@ def test_adapters_out_are_the_dense_merge_and_load_in_peft(lora, models, tmp_pat
     loaded = PeftModel.from_pretrained(model, tmp_path).merge_and_unload().state_dict()
     again = open_source(tmp_path)
     for name in dense.names:
-        torch.testing.assert_close(loaded[name], dense.merged(name), rtol=0, atol=1e-6)
-        assert torch.equal(again.tensor(name), merge.merged(name)), name  # disk is what live would be
+        torch.testing.assert_close(loaded[name], as_torch(dense, name), rtol=0, atol=1e-6)
+        assert torch.equal(as_torch(again, name), as_torch(merge, name)), name  # disk is what live would be
 
 
 def test_choosing_layers_keeps_factors_as_they_are(lora, tmp_path):
@@ -132,7 +133,7 @@ def test_a_dense_merge_of_adapters_is_that_of_the_dense_experts(lora, models):
         expected = n[name] if layer in (0, 1, 2, 13) else m[name]
         if layer in (None, 3, 4):
             expected = (m[name] + n[name]) / 2
-        torch.testing.assert_close(swap.merged(name), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(as_torch(swap, name), expected, rtol=0, atol=1e-6)
 
 
 def test_an_adapter_is_scored_with_its_base(lora, monkeypatch):
@@ -206,14 +207,14 @@ def test_adapters_of_no_run_merge_on_the_base_that_they_name(lora, elsewhere, ma
     merged, m, n = make_run(*words(folder)), dense_of(lora["math"]), dense_of(lora["language"])
     source = open_source(merged)  # an adapter too, which finds its base from where it is
     for tensor in source.names:
-        torch.testing.assert_close(source.tensor(tensor), (m[tensor] + n[tensor]) / 2, rtol=0, atol=1e-6)
+        torch.testing.assert_close(as_torch(source, tensor), (m[tensor] + n[tensor]) / 2, rtol=0, atol=1e-6)
     named = json.loads((merged / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert named == str((folder / "base").resolve())
     recorded = json.loads((merged / "manifest.json").read_text())["parents"]
     assert recorded["base"]["name"] == "base" and set(recorded) == {"0", "1", "base"}
     again = make_run("stage=merge", "merge=reset", f"merge.expert={merged}", "merge.layers=[0]")  # finds it in turn
     name = "model.layers.0.self_attn.q_proj.weight"
-    assert torch.equal(open_source(again).tensor(name), source.base.tensor(name).float())
+    assert torch.equal(as_torch(open_source(again), name), as_torch(source.base, name).float())
 
 
 def test_merge_base_stands_for_a_base_on_the_hub(lora, elsewhere, make_run):
@@ -222,7 +223,7 @@ def test_merge_base_stands_for_a_base_on_the_hub(lora, elsewhere, make_run):
         make_run(*words(folder))
     merged = make_run(*words(folder, f"merge.base={folder}/base"))
     name, m, n = "model.layers.1.self_attn.q_proj.weight", dense_of(lora["math"]), dense_of(lora["language"])
-    torch.testing.assert_close(open_source(merged).tensor(name), (m[name] + n[name]) / 2, rtol=0, atol=1e-6)
+    torch.testing.assert_close(as_torch(open_source(merged), name), (m[name] + n[name]) / 2, rtol=0, atol=1e-6)
 
 
 def test_adapters_of_two_bases_are_refused(elsewhere, models, make_run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from as_torch import as_torch
 
 from pipeline.errors import PipelineError
 from pipeline.merge.merge import open_merge
@@ -26,11 +27,11 @@ def merged(three, method, control, **knobs):
     roles = ("math", "language") if method == "layer_swap" else ("0", "1")
     config = METHODS[method](dtype="float32", control=control, **knobs)
     merge = open_merge(config, dict(zip(roles, (math, language), strict=True)), base)
-    return {name: merge.merged(name) for name in merge.names}
+    return {name: as_torch(merge, name) for name in merge.names}
 
 
 def task_vectors(three):
-    base, *experts = ({name: one.tensor(name).float() for name in one.names} for one in three)
+    base, *experts = ({name: as_torch(one, name).float() for name in one.names} for one in three)
     return base, *({name: expert[name] - base[name] for name in base} for expert in experts)
 
 
@@ -69,7 +70,7 @@ def test_of_other_methods_it_is_the_merge_with_a_task_vector_of_zeros(three, met
     base, math, _ = three
     expected = open_merge(METHODS[method](dtype="float32", experts=["m"]), {"0": math}, base)
     for name, tensor in merged(three, method, ["1"], **PAIR).items():
-        assert torch.equal(tensor, expected.merged(name)), name
+        assert torch.equal(tensor, as_torch(expected, name)), name
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from as_torch import as_torch
 from small_decoders import DECODERS, LAYERS, NOT_IN_MEMORY, SIZES, TOKENS, WITH_TOWERS, network
 
 from pipeline.errors import PipelineError
@@ -44,7 +45,7 @@ def test_a_swap_is_loaded_and_its_layers_are_where_they_belong(tmp_path: Path, k
             live.apply(merge)
         return
     live.apply(merge)
-    written = {name_in_memory(name): merge.merged(name) for name in merge.names}
+    written = {name_in_memory(name): as_torch(merge, name) for name in merge.names}
     for name, parameter in live.model.named_parameters():
         assert torch.equal(parameter, written[name_in_memory(name)]), name
 
@@ -62,12 +63,12 @@ def test_towers_come_from_one_source_whatever_the_method(tmp_path: Path, kind: s
     for config in (Soup(experts=["a", "b"], files_from="1"), TaskArithmetic(experts=["a", "b"], files_from="1")):
         merge = open_merge(config, dict(zip("01", experts, strict=True)), base if config.needs_base() else None)
         beside = towers(merge.names)
-        assert beside and all(torch.equal(merge.merged(name), experts[1].tensor(name)) for name in beside)
+        assert beside and all(torch.equal(as_torch(merge, name), as_torch(experts[1], name)) for name in beside)
         assert {"where": "tower", "what": "all", "weights": {"1": 1.0}} in merge.plan_rows()
         inside = next(
             name for name in merge.names if name.endswith("layers.0.mlp.up_proj.weight") and name not in beside
         )
-        assert not torch.equal(merge.merged(inside), experts[1].tensor(inside))
+        assert not torch.equal(as_torch(merge, inside), as_torch(experts[1], inside))
 
 
 def test_a_mixture_of_experts_stays_refused(tmp_path: Path) -> None:

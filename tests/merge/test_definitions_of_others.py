@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from as_torch import as_torch
 from by_mergekit import made_by_mergekit
 
 from pipeline.config.compose import compose
@@ -32,7 +33,7 @@ def sources(models):
 
 def vectors(sources, name):
     experts, base = sources
-    return [one.tensor(name).float() - base.tensor(name).float() for one in experts.values()]
+    return [as_torch(one, name).float() - as_torch(base, name).float() for one in experts.values()]
 
 
 def tied(vector, density):
@@ -51,9 +52,9 @@ def test_ties_under_pefts_definition_is_pefts(sources, weights):
     compared = 0
     for name in merge.names:
         both = vectors(sources, name)
-        expected = base.tensor(name).float() + ties(both, torch.tensor(weights), 0.3)
+        expected = as_torch(base, name).float() + ties(both, torch.tensor(weights), 0.3)
         free = ~(tied(both[0], 0.3) | tied(both[1], 0.3))
-        torch.testing.assert_close(merge.merged(name)[free], expected[free], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(as_torch(merge, name)[free], expected[free], rtol=1e-6, atol=1e-7)
         compared += int(free.sum())
     assert compared > 20_000
 
@@ -75,8 +76,8 @@ def test_ties_is_the_papers_in_ten_lines(sources, trim):
         sign = stacked.sum(0).sign()
         sign[sign == 0] = majority
         agree = stacked * sign > 0
-        expected = base.tensor(name).float() + 0.8 * (stacked * agree).sum(0) / agree.sum(0).clamp(min=1)
-        assert torch.equal(merge.merged(name), expected), name
+        expected = as_torch(base, name).float() + 0.8 * (stacked * agree).sum(0) / agree.sum(0).clamp(min=1)
+        assert torch.equal(as_torch(merge, name), expected), name
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_linear_merges_are_mergekits_bit_for_bit(sources, theirs):
     }
     for name, merge in ours.items():
         for parameter in merge.names:
-            assert torch.equal(merge.merged(parameter), theirs[name][parameter]), (name, parameter)
+            assert torch.equal(as_torch(merge, parameter), theirs[name][parameter]), (name, parameter)
 
 
 @pytest.mark.mergekit
@@ -127,7 +128,7 @@ def test_ties_with_mergekits_preset_is_mergekits(sources, theirs, name, settings
     for parameter in merge.names:
         both = vectors(sources, parameter)
         free = ~(tied(both[0], 0.3) | tied(both[1], 0.3))
-        found = merge.merged(parameter)
+        found = as_torch(merge, parameter)
         assert torch.equal(found[free], theirs[name][parameter][free]), parameter
         different, free_entries = (
             different + int((found != theirs[name][parameter]).sum()),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from as_torch import as_torch
 from small_models import LAYERS
 from test_as_mergekit import opened
 
@@ -69,7 +70,7 @@ def test_a_layer_swap_is_a_soup_with_weights_of_layers(
     soup = opened(models[kind], Soup(**TWO, layer_weights=mirrored(math)))
     copied = {"0": "math", "1": "language", None: None}
     for name in expected.names:
-        assert torch.equal(soup.merged(name), expected.merged(name)), name
+        assert torch.equal(as_torch(soup, name), as_torch(expected, name)), name
         roles = [(merge.copied_from(name) or (None,))[0] for merge in (soup, expected)]
         assert copied[roles[0]] == roles[1]  # what is one expert's is not computed
 
@@ -87,9 +88,9 @@ def test_task_arithmetic_with_weights_of_layers_by_hand(models: dict[str, list[P
     base, math, language = (opened(models["llama"], Soup(experts=[role, "b"], weights=[1, 0])) for role in "bml")
     for name, site in anatomy(merge.names).items():
         second = site.layer if site.kind == "mlp" else 3 if site.kind == "embedding" else 2
-        parts = [source.merged(name).double() for source in (base, math, language)]
+        parts = [as_torch(source, name).double() for source in (base, math, language)]
         expected = parts[0] + 0.5 * (0.25 * (parts[1] - parts[0]) + second * (parts[2] - parts[0]))
-        torch.testing.assert_close(merge.merged(name).double(), expected, rtol=2**-7, atol=1e-6)
+        torch.testing.assert_close(as_torch(merge, name).double(), expected, rtol=2**-7, atol=1e-6)
     told = {(row["where"], row["what"]): row["formula"] for row in merge.plan_rows()}
     assert told["layer 3", "mlp"] == "base + 0.5 x (0.25 task vector 0 + 3 task vector 1)"
 
@@ -99,7 +100,7 @@ def test_equal_weights_of_all_layers_are_those_of_no_layer(models: dict[str, lis
     for method, further in ((Soup, {}), (TaskArithmetic, {"scale": 0.6})):
         plain = opened(models["qwen2"], method(**TWO, weights=[0.3, 0.7], **further))
         layered = opened(models["qwen2"], method(**TWO, weights=[0.3, 0.7], layer_weights=same, **further))
-        assert all(torch.equal(plain.merged(name), layered.merged(name)) for name in plain.names)
+        assert all(torch.equal(as_torch(plain, name), as_torch(layered, name)) for name in plain.names)
 
 
 @pytest.mark.parametrize(

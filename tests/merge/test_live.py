@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from as_torch import as_torch
 from safetensors.torch import load_file
 from small_models import stacked
 
@@ -105,7 +106,7 @@ def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_p
                 name,
                 merge.config,
             )
-            assert torch.equal(again.merged(name), written[name])
+            assert torch.equal(as_torch(again, name), written[name])
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "cohere"])
@@ -159,7 +160,7 @@ def test_the_same_bits_on_another_device(models, load):
         merge.config.dtype = None
         live.apply(merge, 2)
         for name, parameter in live.model.named_parameters():
-            assert torch.equal(parameter.data.cpu(), merge.merged(name).to(parameter.dtype)), (name, merge.config)
+            assert torch.equal(parameter.data.cpu(), as_torch(merge, name).to(parameter.dtype)), (name, merge.config)
 
 
 def test_models_are_kept_only_where_asked(models, load):
@@ -196,7 +197,7 @@ def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models,
         for merge in asked:
             live = load(merge, "float32")
             for name, parameter in live.model.named_parameters():
-                assert torch.equal(parameter.data, merge.merged(name).to(torch.float32)), (name, merge.config)
+                assert torch.equal(parameter.data, as_torch(merge, name).to(torch.float32)), (name, merge.config)
         load(merge_of_one(folders[1]), "float32")
         changed = live.apply(bottom, 1)
         kept = [name for name in bottom.names if bottom.weights[name] == {"math": 1.0}]

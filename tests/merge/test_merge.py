@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from as_torch import as_torch
 from safetensors.torch import load_file
 from small_models import LAYERS, TWO_LAYERS, by_hand, swap
 
@@ -28,7 +29,7 @@ def test_a_two_layer_swap_by_hand(tmp_path):
     math, language = by_hand(tmp_path / "m", 2.0), by_hand(tmp_path / "l", 5.0)
     config = swap(bottom_layers=1, top_layers=0, embeddings="average", final_norm="math", head="language")
     merge = open_merge(config, {"math": math, "language": language})
-    values = {name: merge.merged(name).tolist() for name in merge.names}
+    values = {name: as_torch(merge, name).tolist() for name in merge.names}
     assert values == {
         "model.embed_tokens.weight": [3.5, 3.5],
         "model.layers.0.self_attn.q_proj.weight": [5.0, 5.0],
@@ -54,7 +55,7 @@ def test_a_two_layer_swap_by_hand(tmp_path):
 def test_a_weighted_soup_by_hand(tmp_path):
     experts = {"0": by_hand(tmp_path / "a", 2.0), "1": by_hand(tmp_path / "b", 10.0)}
     merge = open_merge(Soup(experts=["a", "b"], weights=[0.25, 0.75]), experts)
-    assert all(merge.merged(name).tolist() == [8.0, 8.0] for name in TWO_LAYERS)
+    assert all(as_torch(merge, name).tolist() == [8.0, 8.0] for name in TWO_LAYERS)
     assert [row["where"] for row in merge.plan_rows()] == ["embedding", "layers 0-1", "final_norm", "head"]
 
 
@@ -77,14 +78,14 @@ def test_ties_of_checkpoints_by_hand(tmp_path, trim, expected):
     experts = {"0": by_hand(tmp_path / "a", first), "1": by_hand(tmp_path / "b", second)}
     merge = open_merge(Ties(experts=["a", "b"], density=0.2, scale=0.5, trim=trim), experts, base)
     for name in TWO_LAYERS:
-        assert merge.merged(name).tolist() == expected.get(name, [1.0, 1.0]), name
+        assert as_torch(merge, name).tolist() == expected.get(name, [1.0, 1.0]), name
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
 def test_soup_of_one_model_is_that_model(models, kind):
     math = Checkpoint.open(models[kind][1])
     merge = open_merge(Soup(experts=["x", "x"]), {"0": math, "1": math})
-    assert all(torch.equal(merge.merged(name), math.tensor(name)) for name in math.names)
+    assert all(torch.equal(as_torch(merge, name), as_torch(math, name)) for name in math.names)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
@@ -94,10 +95,10 @@ def test_swapping_all_layers_gives_the_language_experts(models, kind):
     inner = [name for name in math.names if ".layers." in name]
     assert inner
     for name in inner:
-        assert torch.equal(merge.merged(name), language.tensor(name))
+        assert torch.equal(as_torch(merge, name), as_torch(language, name))
     for name in set(math.names) - set(inner):
-        average = (math.tensor(name).float() + language.tensor(name).float()) / 2
-        assert torch.equal(merge.merged(name), average.bfloat16())
+        average = (as_torch(math, name).float() + as_torch(language, name).float()) / 2
+        assert torch.equal(as_torch(merge, name), average.bfloat16())
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
@@ -115,7 +116,7 @@ def test_a_written_merge_loads_in_transformers(models, tmp_path, kind, dtype):
     assert set(loaded) == set(math.names) == set(digests)
     assert ("lm_head.weight" in loaded) == (kind != "cohere")
     for name, parameter in loaded.items():
-        m, n = math.tensor(name).float(), language.tensor(name).float()
+        m, n = as_torch(math, name).float(), as_torch(language, name).float()
         layer = int(name.split(".")[2]) if ".layers." in name else None
         expected = n if layer in (0, 1, 2, 13) else m
         if layer is None or layer in (3, 4):
@@ -181,7 +182,7 @@ def test_ties_equals_a_whole_model_reference(models):
     merge = open_merge(Ties(experts=["a", "b"], density=0.3), {"0": first, "1": second}, base)
 
     def flat(checkpoint):
-        return torch.cat([checkpoint.tensor(name).float().flatten() for name in base.names])
+        return torch.cat([as_torch(checkpoint, name).float().flatten() for name in base.names])
 
     vectors = [flat(expert) - flat(base) for expert in (first, second)]
     k = int(0.3 * len(vectors[0]))
@@ -190,7 +191,7 @@ def test_ties_equals_a_whole_model_reference(models):
     signs[signs == 0] = signs.sum().sign()
     agree = (kept.sign() == signs) & (kept != 0)
     expected = flat(base) + (kept * agree).sum(0) / agree.sum(0).clamp(min=1)
-    merged = torch.cat([merge.merged(name).flatten() for name in base.names])
+    merged = torch.cat([as_torch(merge, name).flatten() for name in base.names])
     assert torch.equal(merged, expected.bfloat16())
     assert merge.plan_rows()[0]["formula"] == "base + 1 x TIES of 2 task vectors, density 0.3, trim model"
 
@@ -236,7 +237,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
         open_merge(Ties(experts=["a", "b"]), {"0": good, "1": bad}, base).write(tmp_path / "out")
     large = by_hand(tmp_path / "large", 1e6)
     with pytest.raises(PipelineError, match="not finite after merging as F16"):
-        open_merge(Soup(experts=["a"], dtype="float16"), {"0": large}).merged("model.norm.weight")
+        as_torch(open_merge(Soup(experts=["a"], dtype="float16"), {"0": large}), "model.norm.weight")
 
 
 class Recorder:

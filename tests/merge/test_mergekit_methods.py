@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from as_torch import as_torch
 from by_mergekit import environment
 from safetensors.torch import load_file
 from test_adapters import lora  # noqa: F401
@@ -113,7 +114,7 @@ def test_the_bits_are_those_of_the_command_line(
     merge, found = merge_of(run), load_file(next((theirs / method).glob("*.safetensors")))
     assert set(merge.names) == set(found)
     for name in merge.names:
-        ours = merge.merged(name)
+        ours = as_torch(merge, name)
         assert ours.dtype == found[name].dtype and torch.equal(ours, found[name]), name
     for name, parameter in model_of(merge, "auto", "cpu").model.named_parameters():  # as an evaluation has it
         assert torch.equal(parameter.data, found[name])
@@ -276,7 +277,7 @@ def test_what_mergekit_wrote_becomes_the_merge(
     assert [link.resolve() for link in [*read, Path(asked[0]["config"]["base_model"])]] == [math, language, base]
     assert asked[0]["options"] == {"--random-seed": "5", "--device": "cpu", "--num-threads": "2"}
     theirs = load_file(language / "model.safetensors")
-    assert all(torch.equal(merge.merged(name), theirs[name]) for name in merge.names)
+    assert all(torch.equal(as_torch(merge, name), theirs[name]) for name in merge.names)
     write(Path(config.file), {**config_of("sce", ROLES), "out_dtype": "float16"})
     with pytest.raises(PipelineError, match=r"mergekit gives .* as BF16 \(.*\), in the models it is F16"):
         open_merge(config, sources, Checkpoint.open(base)).ready(None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from as_torch import as_torch
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
@@ -88,7 +89,7 @@ def test_read_as_peft_reloads_and_merges_it(case: str, base: Path, tmp_path: Pat
     moved = [name for name in expected if not torch.equal(expected[name], before[name])]
     assert moved
     for name, tensor in expected.items():
-        found = source.tensor(name)
+        found = as_torch(source, name)
         if name in moved:
             torch.testing.assert_close(found, tensor, rtol=0, atol=1e-6)
         else:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from as_torch import as_torch
 from small_models import stacked
 
 from pipeline.config.training import Partition
@@ -45,7 +46,7 @@ def algorithm_1(name, layers, b, u, t_b, t_u, math, language):
 
 
 def tensors(source) -> dict[str, torch.Tensor]:
-    return {name: source.tensor(name) for name in source.names}
+    return {name: as_torch(source, name) for name in source.names}
 
 
 def test_all_81_configurations_are_algorithm_1(three):
@@ -58,7 +59,7 @@ def test_all_81_configurations_are_algorithm_1(three):
         )
         merge = open_merge(config, {"math": math, "language": language})
         for name in merge.names:
-            assert torch.equal(merge.merged(name), algorithm_1(name, layers, b, u, t_b, t_u, m, n)), (
+            assert torch.equal(as_torch(merge, name), algorithm_1(name, layers, b, u, t_b, t_u, m, n)), (
                 b,
                 u,
                 t_b,
@@ -101,9 +102,9 @@ def test_soup_then_swap_is_the_swap_of_the_soups(three, tmp_path):
     sources = {"math": math, **{f"language.{index}": one for index, one in enumerate(experts)}}
     merge = open_merge(config, sources)
     for name in ("model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"):
-        soup = sum(one.tensor(name).float() for one in experts) / 3
-        expected = soup if "layers" in name else (math.tensor(name).float() + soup) / 2
-        torch.testing.assert_close(merge.merged(name).float(), expected, rtol=1e-2, atol=1e-3)
+        soup = sum(as_torch(one, name).float() for one in experts) / 3
+        expected = soup if "layers" in name else (as_torch(math, name).float() + soup) / 2
+        torch.testing.assert_close(as_torch(merge, name).float(), expected, rtol=1e-2, atol=1e-3)
     assert merge.plan_rows()[1]["weights"] == {f"language.{index}": 1 / 3 for index in range(3)}
 
 
@@ -114,7 +115,7 @@ def test_magnitude_weights_by_hand(three):
     def size(expert):
         rows = []
         for name in base.names:
-            change = (expert.tensor(name).float() - base.tensor(name).float()).abs().double()
+            change = (as_torch(expert, name).float() - as_torch(base, name).float()).abs().double()
             rows += change.mean(0).flatten().tolist() if change.dim() > 1 else [change.mean().item()]
         return sum(rows) / len(rows)
 
@@ -134,8 +135,8 @@ def test_task_arithmetic_by_hand(three):
     config = TaskArithmetic(experts=["a", "b"], scale=0.5, weights=[1.0, 0.5], dtype="float32")
     merge = open_merge(config, {"0": math, "1": language}, base)
     for name in base.names[:5]:
-        b, m, n = (one.tensor(name).float() for one in (base, math, language))
-        assert torch.equal(merge.merged(name), b + ((m - b) + (n - b) * 0.5) * 0.5)
+        b, m, n = (as_torch(one, name).float() for one in (base, math, language))
+        assert torch.equal(as_torch(merge, name), b + ((m - b) + (n - b) * 0.5) * 0.5)
 
 
 def test_resets_by_hand(three):
@@ -144,7 +145,8 @@ def test_resets_by_hand(three):
     def owners(partition=None, **settings):
         merge = open_merge(Reset(expert="a", **settings), {"expert": math}, base, partition)
         return {
-            name: "base" if torch.equal(merge.merged(name), base.tensor(name)) else "expert" for name in merge.names
+            name: "base" if torch.equal(as_torch(merge, name), as_torch(base, name)) else "expert"
+            for name in merge.names
         }
 
     found = owners(layers=[0, 1, layers - 1])  # `layer_swapping` 3.3: outer layers reverted
@@ -157,11 +159,11 @@ def test_resets_by_hand(three):
     for axis, dim in (("input", 0), ("output", 1)):
         merge = open_merge(Reset(expert="a", threshold=0.04, axis=axis), {"expert": math}, base)
         for name in ("model.layers.3.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.bias"):
-            b, m = base.tensor(name), math.tensor(name)
+            b, m = as_torch(base, name), as_torch(math, name)
             change = (m.float() - b.float()).abs()
             keep = change.mean(dim, keepdim=True) > 0.04 if change.dim() > 1 else change.mean() > 0.04
-            assert torch.equal(merge.merged(name), torch.where(keep, m, b))
-    assert torch.equal(merge.merged("model.norm.weight"), math.tensor("model.norm.weight"))
+            assert torch.equal(as_torch(merge, name), torch.where(keep, m, b))
+    assert torch.equal(as_torch(merge, "model.norm.weight"), as_torch(math, "model.norm.weight"))
     for settings, words in (
         ({}, "got none"),
         ({"layers": [0], "threshold": 0.1}, "merge.layers and merge.threshold"),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from as_torch import as_torch
 from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
 from small_models import TWO_LAYERS, by_hand
@@ -41,12 +42,12 @@ def sources(models, tmp_path_factory):
     folder.mkdir()
     for path in first.folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    tensors = {name: second.tensor(name) for name in second.names}
+    tensors = {name: as_torch(second, name) for name in second.names}
     at = "model.layers.{}.mlp.up_proj.weight".format
-    tensors[at(0)] = first.tensor(at(0)) * 3
-    tensors[at(1)] = first.tensor(at(1)) * -2
+    tensors[at(0)] = as_torch(first, at(0)) * 3
+    tensors[at(1)] = as_torch(first, at(1)) * -2
     tensors[at(2)] = torch.zeros_like(tensors[at(2)])
-    tensors[at(3)] = (first.tensor(at(3)).float() + 0.1 * tensors[at(3)].float()).bfloat16()
+    tensors[at(3)] = (as_torch(first, at(3)).float() + 0.1 * tensors[at(3)].float()).bfloat16()
     save_file(tensors, folder / "model.safetensors")
     return {"0": first, "1": Checkpoint.open(folder)}
 
@@ -61,8 +62,8 @@ def test_a_quarter_circle_by_hand(tmp_path):
     near = {"model.norm.weight": [4.0, 0.04]}  # cosine 0.99995
     second = by_hand(tmp_path / "b", {name: [0.0, 2.0] for name in TWO_LAYERS} | near)
     merge = opened({"0": first, "1": second}, 1 / 3)
-    assert merge.merged("lm_head.weight").tolist() == pytest.approx([math.sqrt(3), 1.0], rel=1e-6)
-    assert merge.merged("model.norm.weight").tolist() == pytest.approx([8 / 3, 0.04 / 3], rel=1e-6)
+    assert as_torch(merge, "lm_head.weight").tolist() == pytest.approx([math.sqrt(3), 1.0], rel=1e-6)
+    assert as_torch(merge, "model.norm.weight").tolist() == pytest.approx([8 / 3, 0.04 / 3], rel=1e-6)
     assert merge.plan_rows()[0]["formula"] == "SLERP from 0 to 1, t 0.333333; the line where |cosine| > 0.9995"
 
 
@@ -71,8 +72,8 @@ def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
     monkeypatch.setattr(arrays, "PIECE", 50)  # entries: the angle is of all rows, whatever the pieces
     merge = opened(sources, t)
     for name in merge.names:
-        expected = slerp(t, sources["0"].tensor(name), sources["1"].tensor(name))
-        torch.testing.assert_close(merge.merged(name), expected, **CLOSE)
+        expected = slerp(t, as_torch(sources["0"], name), as_torch(sources["1"], name))
+        torch.testing.assert_close(as_torch(merge, name), expected, **CLOSE)
 
 
 def test_disk_and_live_agree(models, tmp_path, monkeypatch):
@@ -99,7 +100,7 @@ def test_what_is_refused_and_what_can_be_swept(sources, tmp_path):
     good = by_hand(tmp_path / "good", 1.0)
     bad = by_hand(tmp_path / "bad", {name: [1.0, math.nan if "up_proj" in name else 2.0] for name in TWO_LAYERS})
     with pytest.raises(PipelineError, match="bad/model.safetensors: model.layers.0.mlp.up_proj.weight holds NaN"):
-        opened({"0": good, "1": bad}, 0.3).merged("model.layers.0.mlp.up_proj.weight")
+        as_torch(opened({"0": good, "1": bad}, 0.3), "model.layers.0.mlp.up_proj.weight")
 
 
 @pytest.mark.mergekit
@@ -117,4 +118,4 @@ def test_slerp_is_mergekits(sources, tmp_path):
         merge = opened(sources, float(t))
         assert set(theirs) == set(merge.names)
         for name in merge.names:
-            torch.testing.assert_close(merge.merged(name), theirs[name], **CLOSE)
+            torch.testing.assert_close(as_torch(merge, name), theirs[name], **CLOSE)

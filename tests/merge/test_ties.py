@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from as_torch import as_torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PipelineError
@@ -201,7 +202,7 @@ def test_the_same_bits_as_plain_numpy(tmp_path, dtype, count, zeros):
         config = Ties(experts=list(sources), density=density, trim=trim, zero_sum=zero_sum, scale=scale)
         merge = open_merge(config, sources, Checkpoint.open(tmp_path / "base"))
         for name, values in expected.items():
-            found, stored = merge.merged(name), torch.from_numpy(values).to(dtype)
+            found, stored = as_torch(merge, name), torch.from_numpy(values).to(dtype)
             assert torch.equal(found.view(torch.uint8), stored.view(torch.uint8)), (name, density, trim)
     signs = torch.cat([one.flatten() for one in base.values()])
     assert bool((signs.signbit() & (signs == 0)).any()) == zeros

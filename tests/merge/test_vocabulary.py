@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from as_torch import as_torch
 from safetensors.torch import load_file
 from small_models import stacked
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.merge.live import Live
+from pipeline.merge.adapters import open_source
+from pipeline.merge.live import Live, model_of
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.soup import Soup
@@ -88,7 +90,7 @@ def test_common_rows_merge_and_further_ones_come_from_the_source_that_has_them(
     if by_hand:
         torch.testing.assert_close(found[LAYER], by_hand(start[LAYER], a[LAYER], b[LAYER]), rtol=1e-6, atol=1e-7)
     assert {"where": "rows 6-8", "what": "embedding, head", "weights": {"1": 1.0}} in merge.plan_rows()
-    assert all(torch.equal(merge.merged(name), tensor) for name, tensor in found.items())
+    assert all(torch.equal(as_torch(merge, name), tensor) for name, tensor in found.items())
 
 
 def test_a_swap_in_memory_is_the_written_one(experts: dict[str, Checkpoint], tmp_path: Path) -> None:
@@ -127,3 +129,36 @@ def test_files_of_a_source_of_another_size_are_refused(experts: dict[str, Checkp
     del experts["base"]
     with pytest.raises(PipelineError, match="merge.files_from=0: its vocabulary has 6 rows, the merge 9: leave it out"):
         open_merge(Soup(**TWO, files_from="0"), experts)
+
+
+def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_path: Path) -> None:
+    """Trained with three tokens more, beside one without: as PEFT reads it, written and in memory."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    dense, sources = [], {}
+    for role, further in (("0", 0), ("1", 3)):
+        torch.manual_seed(further)
+        wrapped = AutoModelForCausalLM.from_pretrained(models["llama"][0], dtype=torch.float32)
+        rows = wrapped.config.vocab_size + further
+        wrapped.resize_token_embeddings(rows)
+        wrapped = get_peft_model(wrapped, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2))
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.2)
+        wrapped.save_pretrained(tmp_path / role, save_embedding_layers=bool(further))
+        sources[role] = open_source(tmp_path / role, models["llama"][0])
+        dense.append(wrapped.merge_and_unload().state_dict())
+    assert sources["1"].info(HEAD).shape[0] == rows and sources["0"].info(HEAD).shape[0] == rows - 3
+    for name, tensor in dense[1].items():
+        torch.testing.assert_close(as_torch(sources["1"], name), tensor, rtol=0, atol=1e-6)
+    merge = open_merge(Soup(**TWO), sources)
+    found, settings = merged(merge, tmp_path / "out")
+    assert settings["vocab_size"] == rows
+    for name, tensor in found.items():
+        expected = (dense[0][name] + dense[1][name][: len(dense[0][name])]) / 2
+        expected = torch.cat([expected, dense[1][name][len(expected) :]])
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
+    model = model_of(open_merge(Soup(**TWO), sources), "auto", "cpu").model
+    assert model.config.vocab_size == rows
+    assert all(torch.equal(parameter, found[name]) for name, parameter in model.named_parameters())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 
 import pytest
+from published_maps import published_maps
 
-from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
 from pipeline.papers.published import (
     HEATMAPS,

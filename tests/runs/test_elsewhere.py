@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from as_torch import as_torch
 from small_models import stacked
 
 from pipeline.errors import PipelineError
@@ -58,7 +59,7 @@ def analyzed(make_run: Make, tmp_path: Path, *words: str) -> list[dict[str, str]
 def by_hand(base: Path, expert: Path) -> dict[str, float]:
     """Parameter -> mean absolute change, by torch."""
     was, now = Checkpoint.open(base), Checkpoint.open(expert)
-    return {name: float((now.tensor(name).float() - was.tensor(name).float()).abs().mean()) for name in was.names}
+    return {name: float((as_torch(now, name).float() - as_torch(was, name).float()).abs().mean()) for name in was.names}
 
 
 @pytest.mark.parametrize("how", ["card on the Hub", "card", "base="])
@@ -88,9 +89,9 @@ def test_a_merge_of_task_vectors_finds_the_base(
     manifest = read_manifest(merged)
     assert manifest is not None and manifest.base is not None and manifest.base.name == "base"
     base, math, language = (Checkpoint.open(cached[name]) for name in ("base", "math", "language"))
-    for name, tensor in ((one, Checkpoint.open(merged).tensor(one)) for one in base.names):
-        start = base.tensor(name).float()
-        expected = start + 0.5 * ((math.tensor(name).float() - start) + (language.tensor(name).float() - start))
+    for name, tensor in ((one, as_torch(Checkpoint.open(merged), one)) for one in base.names):
+        start = as_torch(base, name).float()
+        expected = start + 0.5 * ((as_torch(math, name).float() - start) + (as_torch(language, name).float() - start))
         assert torch.equal(tensor, expected.to(tensor.dtype)), name
 
 

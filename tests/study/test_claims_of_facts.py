@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from planned import plan, plan_of
+from published_maps import published_maps
 from scipy import stats
 from test_verdicts import Alike, Made
 
 from pipeline.analyze.changes import COLUMNS
-from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
 from pipeline.report.cell_values import NoScore, percent_rows_changed
 from pipeline.report.claims import Verdict

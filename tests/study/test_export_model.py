@@ -14,6 +14,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from as_torch import as_torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -100,9 +101,9 @@ def test_a_cast_says_what_it_costs(export: Callable[..., SimpleNamespace], math_
     errors, sizes = 0.0, 0.0
     was, now = Checkpoint.open(math_expert), Checkpoint.open(out)
     for name in was.names:
-        exact = was.tensor(name).double()
-        assert torch.equal(now.tensor(name), was.tensor(name).to(torch.bfloat16)), name
-        error = now.tensor(name).double() - exact
+        exact = as_torch(was, name).double()
+        assert torch.equal(as_torch(now, name), as_torch(was, name).to(torch.bfloat16)), name
+        error = as_torch(now, name).double() - exact
         errors, sizes = errors + float((error**2).sum()), sizes + float((exact**2).sum())
     expected = f"cast from F32 to BF16: relative error {(errors / sizes) ** 0.5:.2g}"
     for text in (told.err, (out / "README.md").read_text()):
@@ -115,8 +116,8 @@ def test_widening_costs_nothing_and_says_nothing(
     source = complete(models["llama"][1], tmp_path / "source")
     told = export(source, "export.dtype=float32")
     assert told.status == 0 and "cast" not in told.err, told.err
-    for name, tensor in ((one, Checkpoint.open(source).tensor(one)) for one in Checkpoint.open(source).names):
-        assert torch.equal(Checkpoint.open(tmp_path / "out").tensor(name), tensor.float())
+    for name, tensor in ((one, as_torch(Checkpoint.open(source), one)) for one in Checkpoint.open(source).names):
+        assert torch.equal(as_torch(Checkpoint.open(tmp_path / "out"), name), tensor.float())
 
 
 def test_an_adapter_is_added_to_its_base(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from as_torch import as_torch
 from tiny_words import FEW
 
 from pipeline.config.compose import compose
@@ -155,7 +156,7 @@ def test_the_best_snapshot_by_its_scores(
     # it is an expert: the same weights, the same base
     chosen = find_run(choice["chosen"]["checkpoint"], folder.parent, "x")
     ours, theirs = Checkpoint.open(folder), Checkpoint.open(chosen.folder)
-    assert all((ours.tensor(name) == theirs.tensor(name)).all() for name in theirs.names)
+    assert all((as_torch(ours, name) == as_torch(theirs, name)).all() for name in theirs.names)
     assert manifest.facts["weights"]["root"] == read_manifest(chosen.folder).weights_root  # type: ignore[union-attr]
     merged = f"merge.experts=[{folder.name},{trainings[0].name}]"
     ties = build(compose(["stage=merge", "merge=ties", merged, *runs_of_ours]))  # type: ignore[arg-type]

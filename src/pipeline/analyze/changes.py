@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, task_vectors
+from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, vector_pieces
 from pipeline.models.anatomy import Site
-from pipeline.models.arrays import pieces
 
 COLUMNS = {  # a parameter of a layer -> its column in the published figures
     "self_attn.q_proj.weight": "attention.wq", "self_attn.k_proj.weight": "attention.wk",
@@ -52,8 +51,7 @@ def tensor_changes(
     same, size = np.zeros(len(experts)), 0.0
     dots = np.zeros((len(experts), len(experts)))
     conflicts = np.zeros((len(experts), len(experts)))
-    for start, stop in pieces(shape):
-        origin, vectors = task_vectors(experts, base, name, start, stop)
+    for start, stop, origin, vectors in vector_pieces(experts, base, name):
         size += squared_norm(origin)
         for index, vector in enumerate(vectors):
             add_to_rows(sums[index], np.abs(vector), start, stop, axis, shape)

@@ -58,10 +58,6 @@ def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
     return _embed_in_page(_save_figure(draw, SVG)[0], name, label)
 
 
-def draw_png(draw: Callable[[], Figure]) -> bytes:
-    return _save_figure(draw, PNG)[0]
-
-
 def svg_and_png(draw: Callable[[], Figure], name: str, label: str) -> tuple[str, bytes]:
     """One drawing as SVG and PNG: the layout, which dominates the cost, is computed once."""
     vector, picture = _save_figure(draw, SVG, PNG)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.changes import COLUMNS
-from pipeline.analyze.drawing import COLOURS, draw_png, draw_svg, svg_and_png
-from pipeline.errors import PipelineError
-from pipeline.papers.published import HEATMAPS
+from pipeline.analyze.drawing import COLOURS, draw_svg, svg_and_png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,10 +34,6 @@ class Map:
 def svg_of_maps(maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)) -> str:
     """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone."""
     return draw_svg(lambda: draw_maps(maps, scale), name, label)
-
-
-def png_of_maps(maps: Sequence[Map], scale: tuple[float, float] | None = (0.0, 1.0)) -> bytes:
-    return draw_png(lambda: draw_maps(maps, scale))
 
 
 def svg_and_png_of_maps(
@@ -107,28 +99,3 @@ def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], measure:
     measured = f"rows above {facts['threshold']:g}" if measure == "share" else "norm of the change over the base's"
     note = f"{measured} · {facts['dtype']} · {facts['optimizer']}"
     return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)
-
-
-def published_maps(path: Path = HEATMAPS) -> list[Map]:
-    """The maps of a CSV in the columns of the first paper's figures: figure, expert, layer, then a column a parameter.
-    By default the published figures.
-
-    One map a figure, layers from the top as printed. Raises PipelineError for a file with other columns, and for a
-    value that is not a share.
-    """
-    with open(path, newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        fields = list(reader.fieldnames or [])
-        if fields[:3] != ["figure", "expert", "layer"] or len(fields) < 4:
-            raise PipelineError(f"{path} has the columns {fields}: it must have figure, expert, layer and parameters")
-        by_map: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for row in reader:
-            by_map.setdefault((row["figure"], row["expert"]), []).append(row)
-    maps = []
-    for (figure, expert), rows in by_map.items():
-        rows.sort(key=lambda row: -int(row["layer"]))
-        values = [[float(row[column]) for column in fields[3:]] for row in rows]
-        if not all(0 <= value <= 1 for row in values for value in row):
-            raise PipelineError(f"{path}: figure {figure} holds a value that is not a share of rows, between 0 and 1")
-        maps.append(Map(f"Figure {figure}: {expert}", [row["layer"] for row in rows], fields[3:], values))
-    return maps

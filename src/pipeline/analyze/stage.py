@@ -31,7 +31,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     """Results of the analyze stage. Writes delta.csv, pairs.csv where there are two experts or more, and two maps:
     `map`, of the norm of each change over the base's, which reads at any size of update, and `share`, the published
     figure."""
-    from pipeline.analyze.heatmaps import map_of, png_of_maps, svg_of_maps
+    from pipeline.analyze.heatmaps import map_of, svg_and_png_of_maps
 
     config = run.config
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
@@ -74,8 +74,9 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     shares, norms = ([map_of(facts[role], rows, key) for role in experts] for key in ("share", "relative"))
     drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
     for name, (maps, label, scale) in drawn.items():
-        (work / f"{name}.svg").write_text(svg_of_maps(maps, "delta", label, scale), encoding="utf-8")
-        (work / f"{name}.png").write_bytes(png_of_maps(maps, scale))
+        vector, picture = svg_and_png_of_maps(maps, "delta", label, scale)
+        (work / f"{name}.svg").write_text(vector, encoding="utf-8")
+        (work / f"{name}.png").write_bytes(picture)
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}

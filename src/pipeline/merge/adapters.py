@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
-from pipeline.models.anatomy import plain_name
-from pipeline.models.arrays import matrix
+from pipeline.models.anatomy import decoder_name, plain_name
 from pipeline.models.checkpoint import (
+    EMBEDDING,
+    HEAD,
     Checkpoint,
     TensorInfo,
     digest_tensor,
@@ -32,15 +33,12 @@ from pipeline.models.checkpoint import (
     header_bytes,
     read_header,
     weights_root,
+    with_rows,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.identity import folder_digest
 from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
-
-if TYPE_CHECKING:
-    import torch
-
 
 PLAIN = {  # keys of adapter_config.json that say where, how large and how trained factors are: they may say anything
     "peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
@@ -113,20 +111,22 @@ class Adapted:
     def tied_head(self) -> bool:
         return self.base.tied_head
 
+    def _holder(self, name: str) -> Checkpoint:
+        """What holds the tensor whole: the adapter, else the base."""
+        return self.replaced if self.replaced and name in self.replaced.infos else self.base
+
     def info(self, name: str) -> TensorInfo:
-        info = self.base.info(name)
-        return TensorInfo("F32", info.shape, 4 * math.prod(info.shape), info.file, info.offset)
+        shape = self._holder(name).info(name).shape
+        return replace(self.base.info(name), dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
 
     def stored(self, name: str) -> TensorInfo | None:
         """The base's bytes, of a float32 base's tensor that the adapter leaves alone."""
-        if name in self.factors or (self.replaced and name in self.replaced.infos):
-            return None
         info = self.base.info(name)
-        return info if info.dtype == "F32" else None
+        alone = name not in self.factors and self._holder(name) is self.base
+        return info if alone and info.dtype == "F32" else None
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        tensors = self.replaced if self.replaced and name in self.replaced.infos else self.base
-        rows = tensors.rows(name, start, stop)  # an adapter on the head holds its base's head beside the factors
+        rows = self._holder(name).rows(name, start, stop)  # one on the head holds its base's head beside the factors
         if factors := self.factors.get(name):
             rows += factors.b(start, stop) @ self._first_factor(name) * np.float32(factors.scale)
         return rows
@@ -135,12 +135,6 @@ class Adapted:
     def _first_factor(self) -> Callable[[str], np.ndarray]:
         """A of a parameter; of the last few, one for each thread."""
         return lru_cache(maxsize=16)(lambda name: self.factors[name].a())
-
-    def tensor(self, name: str) -> torch.Tensor:
-        import torch
-
-        shape = self.info(name).shape
-        return torch.from_numpy(self.rows(name, 0, matrix(shape)[0]).reshape(shape))
 
 
 Source = Checkpoint | Adapted
@@ -185,8 +179,15 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: it is of another base")
         if part:
             pairs.setdefault(name, {})[part[1]] = stored
-        else:
-            replaced[name] = info
+            continue
+        shape, resized = full.info(name).shape, decoder_name(name) in (EMBEDDING, HEAD)
+        if info.shape[resized:] != shape[resized:]:  # a vocabulary may have grown in training
+            raise PipelineError(
+                f"{folder}: {stored} is {list(info.shape)}, its base's is {list(shape)}: it is of another base"
+            )
+        replaced[name] = info
+        if decoder_name(name) == EMBEDDING:
+            full = replace(full, config=with_rows(full.config, info.shape[0]))
     if full.tied_head and any("embed" in name for name in replaced) and not settings.get("ensure_weight_tying"):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "

@@ -8,10 +8,10 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.merge.formulas import refuse_not_finite, task_vectors
+from pipeline.merge.formulas import refuse_not_finite, task_vectors, vector_pieces
 from pipeline.merge.same_tokenizer import same_tokenizer
 from pipeline.models.alike import same_architecture
-from pipeline.models.arrays import matrix, pieces
+from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import DTYPES
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
@@ -83,21 +83,15 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
     if not np.isfinite(change):
         raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: name another")
-    if not moved and not _differs_from_base(expert, base):
+    if not moved and not any(
+        vector.any() for name in base.names for *_, (vector,) in vector_pieces([expert], base, name)
+    ):
         raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
     if not identical and change > size:
         raise PipelineError(
             f"{key}: {expert.folder} does not descend from {base.folder}: no tensor is the same, and it is further "
             "from it than zeros are; give merge.base=RUN, the model it was trained from"
         )
-
-
-def _differs_from_base(expert: Source, base: Source) -> bool:
-    return any(
-        task_vectors([expert], base, name, *piece)[1][0].any()
-        for name in base.names
-        for piece in pieces(base.info(name).shape)
-    )
 
 
 def refuse_unmoved(parents: Mapping[str, Parent]) -> None:

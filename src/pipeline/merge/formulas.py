@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,14 @@ def task_vectors(
     """The base's rows, and expert - base for each."""
     origin = base.rows(name, start, stop)
     return origin, [expert.rows(name, start, stop) - origin for expert in experts]
+
+
+def vector_pieces(
+    experts: Sequence[Source], base: Source, name: str
+) -> Iterator[tuple[int, int, np.ndarray, list[np.ndarray]]]:
+    """A tensor a piece at a time: the range of its rows, the base's, and expert - base for each."""
+    for piece in pieces(base.info(name).shape):
+        yield *piece, *task_vectors(experts, base, name, *piece)
 
 
 def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -106,8 +114,7 @@ def row_changes(expert: Source, base: Source, name: str, axis: str = "input") ->
     shape = base.info(name).shape
     count, length = rows_in(shape, axis)
     sums = np.zeros(count)
-    for start, stop in pieces(shape):
-        _, (vector,) = task_vectors([expert], base, name, start, stop)
+    for start, stop, _, (vector,) in vector_pieces([expert], base, name):
         add_to_rows(sums, np.abs(vector), start, stop, axis, shape)
     if not np.isfinite(sums).all():
         refuse_not_finite([base, expert], [name])

@@ -7,7 +7,6 @@ process. Going back is applying another merge.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from pipeline.merge.methods.soup import Soup
 from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.models.anatomy import name_in_memory, towers
-from pipeline.models.arrays import in_threads, pieces
-from pipeline.models.checkpoint import torch_dtype
+from pipeline.models.arrays import in_threads
+from pipeline.models.checkpoint import text_settings, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.models.skeleton import build_skeleton
@@ -84,21 +83,10 @@ class Live:
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor) -> None:
     """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch casts."""
     dtype, flat, place = torch_dtype(merge.stored_dtype(name)), target.view(-1), 0
-    for piece in _stored_pieces(merge, name):
+    for piece in merge.pieces(name, COPY):
         part = torch.from_numpy(piece.reshape(-1).view(np.uint8)).view(dtype)
         flat[place : place + part.numel()].copy_(part)
         place += part.numel()
-
-
-def _stored_pieces(merge: Merging, name: str) -> Iterator[np.ndarray]:
-    copied = merge.copied_from(name)
-    if copied is None:
-        yield from merge.pieces(name)
-        return
-    source = merge.sources[copied[0]]
-    reader = source.base if isinstance(source, Adapted) else source
-    for piece in pieces(copied[1].shape, COPY):
-        yield reader.stored_rows(name, *piece)
 
 
 def merge_of_one(folder: Path) -> Merging:
@@ -153,6 +141,8 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))
     model = load_model(folder, dtype=stored if dtype == "auto" else dtype)
+    if isinstance(giver, Adapted) and (rows := text_settings(giver.config).get("vocab_size")):
+        model.resize_token_embeddings(rows, mean_resizing=False)  # of a vocabulary that grew in training
     if (giver.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped

@@ -31,9 +31,10 @@ from pipeline.models.anatomy import TOWER, towers
 from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TensorInfo
 
 if TYPE_CHECKING:
-    import torch
-
     from pipeline.config.training import Partition
+
+
+Measured = Callable[[int | None], dict[str, float]]  # numbers of a merge that its run records, by that many threads
 
 
 @dataclasses.dataclass
@@ -41,10 +42,17 @@ class Linear:
     """A merge in which each parameter is a weighted sum of sources: parameter -> role -> weight."""
 
     weights: Weights
+    measured: Measured = lambda threads: {}
+    formula = prepare = None
+    passes = 1
 
     @cached_property
     def rows(self) -> list[Row]:
         return group_weights(self.weights)
+
+    @property
+    def changes(self) -> Weights:
+        return self.weights
 
 
 @dataclasses.dataclass
@@ -62,7 +70,7 @@ class Computed:
     changes: Weights | None = None
     prepare: Callable[[int | None], None] | None = None
     passes: int = 1
-    measured: Callable[[int | None], dict[str, float]] = lambda threads: {}
+    measured: Measured = lambda threads: {}
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, str):
@@ -135,7 +143,7 @@ class Merging:
 
     def sole_source(self) -> str | None:
         """The one source that the merge is, all tensors unchanged; None of any other merge."""
-        rows = list(((changes_of(self) or {}) if self.adapter else self.weights).values())
+        rows = list(((self.method.changes or {}) if self.adapter else self.weights).values())
         unchanged = self.adapter is not None or all(map(self.copied_from, self.names))
         alike = unchanged and rows and list(rows[0].values()) == [1.0] and rows.count(rows[0]) == len(rows)
         return next(iter(rows[0])) if alike else None
@@ -169,8 +177,8 @@ class Merging:
 
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
-        if isinstance(self.method, Computed) and self.method.prepare:
-            prepare, self.method.prepare = self.method.prepare, None
+        prepare, self.method.prepare = self.method.prepare, None
+        if prepare:
             prepare(threads)
 
     def formula(self, name: str) -> Rows:
@@ -191,7 +199,7 @@ class Merging:
         adapter, method = self.adapter, self.method
         if adapter is not None:
             return lambda start, stop: adapter.rows(name, start, stop)
-        if name in method.weights or isinstance(method, Linear):
+        if method.formula is None or name in method.weights:
             parts = [(weight, self.sources[role]) for role, weight in method.weights[name].items()]
             return lambda start, stop: weighted_sum(parts, name, start, stop)
         return method.formula(name) if not self.config.package else self._checked(method.formula, name)
@@ -210,13 +218,20 @@ class Merging:
 
         return rows
 
-    def pieces(self, name: str) -> Iterator[np.ndarray]:
+    def pieces(self, name: str, copied_entries: int | None = None) -> Iterator[np.ndarray]:
         """One tensor of the result as stored, (rows, columns) by (rows, columns).
 
-        Computed in float32 and cast once. Raises PipelineError where the result is not finite: naming the source's file
-        where that is not, else float16 overflows.
+        As its source stores it, about `copied_entries` at once, or computed in float32 and cast once. Raises
+        PipelineError where the result is not finite: naming the source's file where that is not, else float16
+        overflows.
         """
         dtype, info, lost = self.stored_dtype(name), self.layout.info(name), np.zeros(2)
+        if copied := self.copied_from(name):
+            source = self.sources[copied[0]]
+            checkpoint = source.base if isinstance(source, Adapted) else source
+            for piece in arrays.pieces(info.shape, copied_entries):
+                yield checkpoint.stored_rows(name, *piece)
+            return
         rows = self.formula(name)
         for start, stop in arrays.pieces(self.shape(name)):
             values = rows(start, stop)
@@ -230,19 +245,6 @@ class Merging:
                 lost += np.vdot(error, error), np.vdot(values, values)
             yield stored
         self.lost[name] = lost
-
-    def merged(self, name: str) -> torch.Tensor:
-        """One tensor of the result, whole."""
-        import torch
-
-        from pipeline.models.checkpoint import torch_dtype
-
-        self.ready()
-        data = b"".join(part.tobytes() for part in self.pieces(name))
-        shape, dtype = self.shape(name), torch_dtype(self.stored_dtype(name))
-        return (
-            torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
-        )
 
     def cast(self) -> dict[str, Any]:
         """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
@@ -259,9 +261,8 @@ class Merging:
             entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
             return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
         copied = sum(self.bytes_of(name) for name in self.names if self.copied_from(name))
-        passes = self.method.passes if isinstance(self.method, Computed) else 1
         read = sum(
-            passes * self.sources[role].info(name).nbytes
+            self.method.passes * self.sources[role].info(name).nbytes
             for name in self.names if not self.copied_from(name) for role in self.weights.get(name, self.sources)
         )  # fmt: skip
         return {"copied": copied, "read": read, "written": sum(map(self.bytes_of, self.names))}
@@ -327,18 +328,17 @@ def open_merge(
         else:
             sources = {role: base if role in controlled else source for role, source in sources.items()}
             method = config.decide(sources, base, partition, threads)
-    if base is not None and (
-        any("base" in row for row in method.weights.values()) or (isinstance(method, Computed) and config.needs_base())
-    ):
+    reads_base = (method.formula and config.needs_base()) or any("base" in row for row in method.weights.values())
+    if base is not None and reads_base:
         sources = {**sources, "base": base}
     merge = Merging(config, dict(sources), method, vocabulary=vocabulary)
     giver = merge.giver_role
-    if vocabulary is not None:
-        method.rows = [*method.rows, *vocabulary.describe()]
     if beside := towers(merge.names):
         method.weights.update({name: {giver: 1.0} for name in beside})
-        if isinstance(method, Computed):
+        if method.formula:
             method.rows = [*method.rows, {"where": TOWER, "what": "all", "weights": {giver: 1.0}}]
+    if vocabulary is not None:
+        method.rows = [*method.rows, *vocabulary.describe()]
     return _as_adapter(merge)
 
 
@@ -353,18 +353,13 @@ def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
     return {name: moved(row) for name, row in weights.items()}
 
 
-def changes_of(merge: Merging) -> Weights | None:
-    """Parameter -> role -> how much of the expert's change from the base it has; None where it is no sum of such."""
-    return merge.method.weights if isinstance(merge.method, Linear) else merge.method.changes
-
-
 def why_dense(merge: Merging) -> str | None:
     """Why a merge is not an adapter of the base; None where it is one exactly."""
     experts = [source for role, source in merge.sources.items() if role != "base"]
     for expert in experts:
         if not isinstance(expert, Adapted):
             return f"{expert.folder.name} is a whole model, not an adapter"
-    if changes_of(merge) is None:
+    if merge.method.changes is None:
         return f"merge={merge.config.method} does not give a weighted sum of adapters"
     for expert in experts:
         if isinstance(expert, Adapted) and expert.replaced:
@@ -375,7 +370,7 @@ def why_dense(merge: Merging) -> str | None:
 
 def _as_adapter(merge: Merging) -> Merging:
     """The same merge as an adapter on the base, where that is exact and wanted."""
-    form, changes, why = merge.config.form, changes_of(merge), why_dense(merge)
+    form, changes, why = merge.config.form, merge.method.changes, why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
     if form == "dense" or why or changes is None:

@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
-from pipeline.merge.merge import Computed, Merging, open_merge
+from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import print_plan, recipe_text, row_cells
 from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
@@ -54,7 +54,7 @@ _facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evalua
 def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, float]:
     """The numbers of a merge that its run records, printed on standard error too."""
     if key not in _facts:
-        _facts[key] = merge.method.measured(threads) if isinstance(merge.method, Computed) else {}
+        _facts[key] = merge.method.measured(threads)
     facts = _facts[key]
     for name, value in facts.items():
         print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)

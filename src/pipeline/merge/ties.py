@@ -16,7 +16,16 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import Rows, Sources, add_up, by_size, onto, refuse_not_finite, task_vectors
+from pipeline.merge.formulas import (
+    Rows,
+    Sources,
+    add_up,
+    by_size,
+    onto,
+    refuse_not_finite,
+    task_vectors,
+    vector_pieces,
+)
 from pipeline.merge.weights import expert_weights
 from pipeline.models.arrays import in_threads, matrix, pieces
 
@@ -153,8 +162,7 @@ class TiesMerge:
             raise
 
     def vectors_of(self, name: str) -> Iterator[Vectors]:
-        for piece in pieces(self.base.info(name).shape):
-            yield task_vectors(self.experts, self.base, name, *piece)[1]
+        return (vectors for *_, vectors in vector_pieces(self.experts, self.base, name))
 
     def trimmed(self, name: str) -> Callable[[int, int], tuple[np.ndarray, Vectors, Vectors]]:
         """Step 1, of rows: the base's, each expert's trimmed vector, and where it keeps its entries.
@@ -187,9 +195,8 @@ class TiesMerge:
         with self.sorting:
             masks = []
             for expert in self.experts:
-                parts = [abs(task_vectors([expert], self.base, name, *piece)[1][0])
-                         for piece in pieces(self.base.info(name).shape)]  # fmt: skip
-                magnitudes = np.concatenate([np.empty(0, np.float32), *(part.reshape(-1) for part in parts)])
+                parts = [np.abs(vector).reshape(-1) for *_, (vector,) in vector_pieces([expert], self.base, name)]
+                magnitudes = np.concatenate([np.empty(0, np.float32), *parts])
                 del parts
                 if not np.isfinite(magnitudes).all():
                     refuse_not_finite([self.base, expert], [name])

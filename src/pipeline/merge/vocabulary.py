@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.same_tokenizer import added_tokens
 from pipeline.models.anatomy import decoder_name
-from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint
+from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, with_rows
 
 
 @dataclass
@@ -49,7 +49,7 @@ def align_vocabularies(
     names a source of another number of rows.
     """
     everyone = {**sources, **({"base": base} if base else {})}
-    names = () if any(isinstance(source, Adapted) for source in everyone.values()) else differing_rows(everyone)
+    names = differing_rows(everyone)
     if not names and wanted is None:
         return dict(sources), base, None
     rows = {role: source.info(names[0]).shape[0] if names else 0 for role, source in sources.items()}
@@ -84,18 +84,16 @@ def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
 
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
-    """The checkpoint with the first rows of these tensors."""
-    assert isinstance(source, Checkpoint)
-    infos = dict(source.infos)
-    for name in names:
+    """The model with the first rows of these tensors."""
+    if isinstance(source, Adapted):
+        held = source.replaced and _clip_tensors(source.replaced, names, rows)
+        return replace(source, base=_clip_tensors(source.base, names, rows), replaced=held)
+    return _clip_tensors(source, names, rows)
+
+
+def _clip_tensors(checkpoint: Checkpoint, names: tuple[str, ...], rows: int) -> Checkpoint:
+    infos = dict(checkpoint.infos)
+    for name in infos.keys() & set(names):
         info = infos[name]
         infos[name] = replace(info, shape=(rows, *info.shape[1:]), nbytes=info.nbytes * rows // info.shape[0])
-    return replace(source, infos=infos, config=with_rows(source.config, rows))
-
-
-def with_rows(config: dict[str, object], rows: int) -> dict[str, object]:
-    """A config.json for another number of rows."""
-    inner = config.get("text_config")
-    if isinstance(inner, dict):
-        config = config | {"text_config": with_rows(inner, rows)}
-    return config | {"vocab_size": rows} if "vocab_size" in config else config
+    return replace(checkpoint, infos=infos, config=with_rows(checkpoint.config, rows))

@@ -11,8 +11,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,22 +31,6 @@ Digest = tuple[str, str]  # tensor, digest
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail
 
 
-@dataclass
-class Range:
-    """Bytes that go from one file to a place in another as they are."""
-
-    source: Path
-    start: int
-    place: int
-    count: int
-
-    def join(self, new: Range) -> bool:
-        """Take in the next range where both adjoin in both files; whether they do."""
-        adjoins = (self.source, self.start + self.count, self.place + self.count) == (new.source, new.start, new.place)
-        self.count += new.count if adjoins else 0
-        return adjoins
-
-
 def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | None = None) -> dict[str, str]:
     """The weight files of a merge into an existing folder; {tensor: digest}.
 
@@ -59,21 +42,18 @@ def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | 
         for file, names in merge.layout.files.items():
             target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
             target.write(header_bytes({name: (merge.stored_dtype(name), merge.shape(name)) for name in names}))
-            place, ranges, inherited = target.tell(), list[Range](), list[Digest]()
+            place, copies = target.tell(), list[tuple[str, int]]()
             for name in names:
                 size, copied = merge.bytes_of(name), merge.copied_from(name)
                 if copied and name in recorded.get(copied[0], {}):
-                    role, info = copied
-                    new = Range(info.file, info.offset, place, size)
-                    if not (ranges and ranges[-1].join(new)):
-                        ranges.append(new)
-                    inherited.append((name, recorded[role][name]))
+                    copies.append((name, place))
                 else:
                     tasks.append((size, partial(_put_tensor, merge, name, target, place)))
                 place += size
             target.truncate(place)
-            copied_bytes = sum(each.count for each in ranges)  # one task: threads that write one file wait at its lock
-            tasks.append((copied_bytes, partial(_copy_ranges, target, ranges, inherited)))
+            copied_bytes = sum(merge.bytes_of(name) for name, _ in copies)
+            # one task: threads that write one file wait at its lock
+            tasks.append((copied_bytes, partial(_copy_tensors, merge, recorded, target, copies)))
         tasks.sort(key=lambda task: -task[0])  # largest first
         with Bar("merge", sum(size for size, _ in tasks), "byte") as bar:
             counting = [bar.count_when_done(task, size) for size, task in tasks]
@@ -82,37 +62,36 @@ def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | 
 
 
 def _put_tensor(merge: Merging, name: str, target: BinaryIO, place: int) -> list[Digest]:
-    """One tensor to its place, read as it is or computed; its digest."""
+    """One tensor to its place, read as it is or computed; its digest, taken while a piece is in the cache."""
+
+    def written() -> Iterator[memoryview]:
+        begin = place
+        for part in merge.pieces(name):
+            piece = part.reshape(-1).view(np.uint8).data
+            _write_at(target, piece, begin)
+            begin += len(piece)
+            yield piece
+
     copied = merge.copied_from(name)
-    if copied:
-        pieces: Iterable[memoryview] = copied[1].pieces()
-        label = f"{copied[1].file}: {name}"
-    else:
-        pieces, label = (part.reshape(-1).view(np.uint8).data for part in merge.pieces(name)), name
-    written = _write_pieces(pieces, target, place)
-    return [(name, digest_tensor(merge.stored_dtype(name), merge.shape(name), written, label))]
+    label = f"{copied[1].file}: {name}" if copied else name
+    return [(name, digest_tensor(merge.stored_dtype(name), merge.shape(name), written(), label))]
 
 
-def _write_pieces(pieces: Iterable[memoryview], target: BinaryIO, place: int) -> Iterator[memoryview]:
-    """Pieces to their place, then to who hashes them, while they are in the cache."""
-    for piece in pieces:
-        _write_at(target, piece, place)
-        place += len(piece)
-        yield piece
+def _copy_tensors(merge: Merging, recorded: Known, target: BinaryIO, copies: list[tuple[str, int]]) -> list[Digest]:
+    """Tensors to their places as their sources store them; their digests on record."""
+    digests = []
+    for name, place in copies:
+        role, info = merge.copied_from(name)
+        with open(info.file, "rb", buffering=0) as source:
+            _copy_range(source, info.offset, target, place, info.nbytes)
+        digests.append((name, recorded[role][name]))
+    return digests
 
 
-def _copy_ranges(target: BinaryIO, ranges: list[Range], inherited: list[Digest]) -> list[Digest]:
-    for each in ranges:
-        with open(each.source, "rb", buffering=0) as source:
-            _copy_range(source, target, each)
-    return inherited
-
-
-def _copy_range(source: BinaryIO, target: BinaryIO, range_: Range) -> None:
-    """Copy one range by copy_file_range, in the kernel (by reference where supported); by reading where unavailable."""
-    copied, in_kernel, buffer = 0, hasattr(os, "copy_file_range"), memoryview(bytearray(PIECE_BYTES))
-    while copied < range_.count:
-        rest, start, place = range_.count - copied, range_.start + copied, range_.place + copied
+def _copy_range(source: BinaryIO, start: int, target: BinaryIO, place: int, rest: int) -> None:
+    """Copy bytes by copy_file_range, in the kernel (by reference where supported); by reading where unavailable."""
+    in_kernel, buffer = hasattr(os, "copy_file_range"), memoryview(bytearray(PIECE_BYTES))
+    while rest:
         try:
             if in_kernel:
                 count = os.copy_file_range(source.fileno(), target.fileno(), rest, start, place)
@@ -126,7 +105,7 @@ def _copy_range(source: BinaryIO, target: BinaryIO, range_: Range) -> None:
             continue
         if not count:
             raise PipelineError(f"{source.name} became shorter while it was read: copy it again")
-        copied += count
+        start, place, rest = start + count, place + count, rest - count
 
 
 def _write_at(target: BinaryIO, data: memoryview, place: int) -> None:

@@ -102,13 +102,6 @@ class Checkpoint:
             raise PipelineError(f"{self.folder} has no tensor {name!r}")
         return self.infos[name]
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU, for torch."""
-        from safetensors import safe_open
-
-        tensor: torch.Tensor = safe_open(self.info(name).file, "pt").get_tensor(self.info(name).key)
-        return tensor
-
     def stored(self, name: str) -> TensorInfo | None:
         """Where the tensor's bytes are stored; None for a composed model whose tensor is stored nowhere."""
         return self.info(name)
@@ -163,11 +156,6 @@ class Checkpoint:
         """The stored tensor that has this name in the decoder by itself."""
         return next((name for name in self.infos if decoder_name(name) == plain), None)
 
-    @property
-    def architecture(self) -> str:
-        """The model class, such as LlamaForCausalLM, or the model type where config.json names no class."""
-        return str((self.config.get("architectures") or [self.config.get("model_type", "unknown")])[0])
-
     def _settle_head(self) -> None:
         """Drop a stored copy of a tied head, so that no tensor is merged or counted twice."""
         embedding, head = self._named(EMBEDDING), self._named(HEAD)
@@ -188,6 +176,14 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the decoder in a config.json: the whole, or the part of a model that also sees or hears."""
     inner = config.get("text_config")
     return dict(inner) if isinstance(inner, Mapping) else dict(config)
+
+
+def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
+    """A config.json for another number of rows of the embeddings."""
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        config = config | {"text_config": with_rows(inner, rows)}
+    return config | {"vocab_size": rows} if "vocab_size" in config else config
 
 
 def weight_files(folder: Path) -> list[Path]:

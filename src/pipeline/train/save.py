@@ -10,6 +10,7 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import name_in_memory
+from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, read_header, torch_dtype, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
 
@@ -92,7 +93,8 @@ def measure_cast(weights: Tensors, cast: Tensors, base: Path | None) -> dict[str
         now, back = weight.detach().double().cpu(), cast[name].double()
         error, size = error + float(((back - now) ** 2).sum()), size + float((now**2).sum())
         if start:
-            was = start.tensor(names[name_in_memory(name)]).float()
+            rows = start.rows(names[name_in_memory(name)], 0, matrix(tuple(weight.shape))[0])
+            was = torch.from_numpy(rows).view(weight.shape)
             dot += float(((back - was) * (now - was)).sum())
             change += float(((now - was) ** 2).sum())
             moved += int((now != was).sum())
