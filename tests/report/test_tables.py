@@ -14,7 +14,6 @@ from made_up_report import line_of, made_up, results_of, score, write_eval
 from pipeline.errors import PipelineError
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
 from pipeline.report.load.scores import notes_of, read_evaluations
-from pipeline.report.marks import SHARES, answer_checks
 from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markdown, is_outside
 from pipeline.report.write import write_report
 
@@ -134,43 +133,6 @@ def test_every_score_says_where_it_stands(tmp_path):
     }
     low, high = (float(rows["base", "exact_match"][end]) for end in ("low", "high"))
     assert (low, high) == pytest.approx((17.55, 34.30), abs=0.05)  # Wilson's interval of 25 of 100
-
-
-def test_the_checks_of_math_answers(tmp_path):
-    """Means over seeds in percent; the unparsed of the last number is another filter's; what is not there is a dash."""
-    share = {"metric": "other_language", "filter": "script"}
-    runs = {}
-    for seed, value in ((0, 0.25), (1, 0.75)):
-        rows = [score("mgsm", 0.5, 4, "qac"), score("mgsm", value, 4, "qac", **share)]
-        rows += [score("mgsm", 0.5, 4, "qac", metric="unparsed"), score("mgsm", 0.125, 4, "qac", metric="unparsed")]
-        rows[-1]["filter"] = "last-number"
-        runs[f"swap{seed}"] = rows
-    none = CellResult("swap", "belebele", 50.0, scores=[CellScore("swap0")], task="belebele")
-    made = results_of([scored("swap", "math", *runs, value=50.0), none], evaluations(tmp_path, **runs))
-    (block,) = answer_checks(made, read_evaluations(made))
-    shown = dict(zip(SHARES, block.rows["swap"], strict=True))
-    assert block.title == "math" and shown == dict.fromkeys(SHARES) | {"other_language": 50.0, "unparsed": 50.0}
-    page = write_report(made, tmp_path / "r").read_text()
-    assert "Checks of math answers" in page and "in another language" in page
-
-
-@pytest.mark.parametrize(
-    "where, method, other, shown",
-    [
-        ("ny", "script", 0.0, None),  # Nyanja is written in Latin letters, as English answers are
-        ("nyn", "script", 0.0, None),  # Nyankole, from an archive of another machine
-        ("qac", "script", 0.25, 25.0),  # in letters that are not its own
-        ("bn", "script", 0.0, 0.0),  # no other language of MGSM has its script
-        ("sw", "py3langid", 0.0, 0.0),
-    ],
-)
-def test_no_answer_in_another_language_is_shown_only_where_one_would_be_seen(tmp_path, where, method, other, shown):
-    rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="unparsed")]
-    rows.append(score("mgsm", other, 4, where, metric="other_language", filter=method))
-    made = results_of([scored("base", where, "e", value=50.0)], evaluations(tmp_path, e=rows))
-    (block,) = answer_checks(made, read_evaluations(made))
-    assert dict(zip(SHARES, block.rows["base"], strict=True))["other_language"] == shown
-    assert block.detected_by == method
 
 
 def test_the_page_says_where_seed_variance_is_not_included(tmp_path):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
+from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
+from pipeline.papers import published as papers
 from pipeline.report.cell_values import NoScore
-from pipeline.report.claims import Claim
+from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
-from pipeline.report.placed_claims import PlacedClaim, metrics_of, tasks_of, trainings_of
+from pipeline.report.placed_claims import RANKED, PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
 from pipeline.report.questions import StoredAnswers
 from pipeline.report.verdicts import Sides
 from pipeline.stats.ranks import holm
@@ -27,6 +30,7 @@ from pipeline.stats.statistics import (
 from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
+from pipeline.text import align_columns
 
 DISCORDANT = 0.2  # assumed share of questions that only one of two models answers correctly, until scores are known
 
@@ -63,6 +67,37 @@ def detectable_differences(planning: Planning) -> list[str]:
     note += ", of which the primary one has half" if primary and len(compared) > 1 else ""
     note += f"; power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
     return [*lines, note] if lines else []
+
+
+def detectable_claims(planning: Planning) -> list[str]:
+    """Text lines, one per claim about a table: the minimum detectable difference at 5 % on the fewest questions of its
+    cells, next to the published difference; or why no answers could decide it."""
+    plan = planning.plan
+    rows = [("claim", "test", "points", "detectable", "published", "")]
+    for claim in claims_of(plan.table.name):
+        try:
+            placed = PlacedClaim.of(claim, plan)
+        except PipelineError:
+            continue  # in a smaller table of the same name: its verdict reports why
+        sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
+        detectable = f"{100 * planned_difference(min(sizes), LEVEL, 0, 0.0):.1f}" if sizes else ""
+        pairs = [published_difference(claim, *sides) for sides in itertools.product(placed.left, placed.right)]
+        known = [value for value in pairs if value is not None and not claim.than and claim.test not in RANKED]
+        span = " to ".join(dict.fromkeys(f"{value:+.1f}" for value in (min(known), max(known)))) if known else ""
+        how = f"{claim.direction} by {claim.threshold:g}{' %' * claim.relative}" if claim.threshold else claim.direction
+        is_difference = claim.test == "difference" and claim.metric != FACT
+        numbers = (how, detectable, span) if is_difference else (how, "", "")
+        rows.append((claim.id, claim.test, *numbers, placed.untestable and NOT_TESTABLE))
+    return align_columns(rows) if len(rows) > 1 else []
+
+
+def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
+    """Left minus right as published, in points, the mean over places; None unless all of it is."""
+    sides = [[cell.published and papers.published_value(*cell.published) for cell in cells] for cells in (left, right)]
+    if any(value is None for side in sides for value in side):
+        return None
+    means = [sum(side) / len(side) for side in sides]
+    return means[0] - (1 + claim.threshold / 100 if claim.relative else 1) * means[1]
 
 
 def planned_difference(questions: int, level: float, seeds: int, spread: float) -> float:

@@ -10,13 +10,12 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.drawing import COLOURS, STYLE
-from pipeline.analyze.heatmaps import Map, draw_maps
 from pipeline.errors import PipelineError
 from pipeline.report.compare import correct_contrasts
 
@@ -109,26 +108,6 @@ def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure
     return figure
 
 
-def layers(sweep: str | Path) -> Figure:
-    """Score against the number of swapped layers, of a sweep's scores.csv: a line for each number of top layers."""
-    lines = [line for line in _read(sweep, "scores.csv") if line["score"]]
-    if not lines or not {"bottom_layers", "top_layers"} <= lines[0].keys():
-        raise PipelineError(f"{sweep} is no sweep of sweep.bottom_layers and sweep.top_layers with scores")
-    from matplotlib.ticker import MaxNLocator
-
-    with _style():
-        figure, (axes,) = _panels(1, 3.2, 4.5)
-        for number, top in enumerate(sorted({int(line["top_layers"]) for line in lines})):
-            points = sorted((int(line["bottom_layers"]) + top, float(line["score"])) for line in lines
-                            if int(line["top_layers"]) == top)  # fmt: skip
-            axes.plot(*zip(*points, strict=True), "o-", color=CYCLE[number % len(CYCLE)], ms=4)
-            axes.annotate(f"{top} top", points[-1], (6, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.set_xlabel("layers of the language expert, bottom and top")
-        axes.set_title("score")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
-
-
 def trainings(curves: Mapping[str, Sequence[Curve]]) -> Figure:
     """Loss over steps, a panel a training, a line a seed; dots are validation losses. Long logs are averaged in
     blocks."""
@@ -150,34 +129,6 @@ def thin_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) 
     size = max(1, math.ceil(len(points) / limit))
     blocks = [points[at : at + size] for at in range(0, len(points), size)]
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]
-
-
-def maps(ours: Map, published: Map) -> Figure:
-    """A map of changes by training beside a published one, with their `similarity`."""
-    score = similarity(ours, published)
-    with _style():
-        title = (
-            f"{published.title}\nSpearman {score:+.2f}" if score is not None else f"{published.title}\nof another shape"
-        )
-        return draw_maps([ours, replace(published, title=title)], (0.0, 1.0))
-
-
-def similarity(one: Map, other: Map) -> float | None:
-    """Spearman's correlation of two maps over the layers and parameters of both; None with fewer than three, or where
-    one map is constant. Layers count by their relative depth, so that models of other depths compare."""
-    from scipy.stats import spearmanr
-
-    pairs = []
-    for number, row in enumerate(one.values):
-        depth = number / max(1, len(one.values) - 1)
-        match = other.values[round(depth * (len(other.values) - 1))]
-        for column, value in zip(one.columns, row, strict=True):
-            theirs = match[other.columns.index(column)] if column in other.columns else None
-            if value is not None and theirs is not None:
-                pairs.append((value, theirs))
-    if len(pairs) < 3 or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
-        return None
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 # ---------------------------------------------------------------------------------------------------- drawing

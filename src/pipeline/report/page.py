@@ -24,7 +24,7 @@ from pipeline.report.compare import CorrectedContrast, correct_contrasts, p_text
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult
 from pipeline.report.load.scores import Written, primary_rows
-from pipeline.report.marks import SHARES, Mark, answer_checks, browsed, group_marks
+from pipeline.report.marks import Mark, browsed, group_marks
 from pipeline.report.render.cells import (
     BEST_NOTE,
     cell_difference,
@@ -40,10 +40,6 @@ ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has 
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
-NOT_COUNTED = (
-    "nothing to count, or not counted, or the language shares the script of English, so that English answers are not "
-    "detectable"
-)
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ def page(
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    tables = [checks_section(results, written), claims_section(results.verdicts), contrasts_section(results, contrasts)]
+    tables = [claims_section(results.verdicts), contrasts_section(results, contrasts)]
     charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
     curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
                "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
@@ -293,24 +289,6 @@ def next_steps(results: Results) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- other tables
-
-
-def checks_section(results: Results, written: Written) -> Section:
-    frames = [
-        Frame(
-            f"Checks of {block.title}",
-            block.title + (f"; language detected by {block.detected_by}" if block.detected_by else ""),
-            ["Model", *SHARES.values()],
-            [[row, *(Td(f"{value:.1f}", value) if value is not None else Td(missing=NOT_COUNTED) for value in values)]
-             for row, values in block.rows.items()],
-        )
-        for block in answer_checks(results, written)
-    ]  # fmt: skip
-    note = (
-        "In percent of the answers: those in another language than asked for, those that ran out of tokens, and those "
-        "without a number. A score may be high with answers in the wrong language."
-    )
-    return Section("checks", "Checks of math answers", note, frames, len(frames) < 2)
 
 
 def claims_section(verdicts: Sequence[Verdict]) -> Section:

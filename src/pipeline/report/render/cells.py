@@ -138,4 +138,5 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
 
 
 def chosen_text(choice: dict[str, Any]) -> str:
-    return " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not computed yet"
+    winner = " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not computed yet"
+    return f"{winner} (of {len(choice['candidates'])})"
