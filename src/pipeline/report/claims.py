@@ -55,12 +55,6 @@ class Claim:
     than: tuple[str, ...] = ()
     units: str = ""
 
-    @classmethod
-    def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
-        """The claim that left is higher than right at one place, as a table's own comparisons test it."""
-        return cls("", table, f"{left} against {right}", "", "", (left,), (right,), metric, (place,), "difference", 0,
-                   False, "higher")  # fmt: skip
-
     def refuse(self, problem: str) -> PipelineError:
         return PipelineError(f"{self.file}, claim {self.id}: {problem}")
 

@@ -18,7 +18,7 @@ from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import RANKED, PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
 from pipeline.report.questions import StoredAnswers
-from pipeline.report.verdicts import Sides
+from pipeline.report.verdicts import Comparison
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import (
     LEVEL,
@@ -269,26 +269,27 @@ def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
     return metrics.pop() if len(metrics) == 1 and None not in tasks and is_per_answer else None
 
 
-def sides_of(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers) -> Sides:
-    axes = tuple(axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis))
-    claim = Claim.plain(plan.table.name, pair[0], pair[1], metric, pair[2])
-    return Sides.of(PlacedClaim(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
+def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers) -> Comparison:
+    """The first cell against the second one, over questions and the sampled axes that both are means over."""
+    left, right = ([(1.0, cell)] for cell in cells)
+    axes = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
+    return Comparison.of(plan, answers, metric, left, right, axes)
 
 
 def measure_pair(
     plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers
 ) -> MeasuredPair:
-    sides = sides_of(plan, cells, metric, pair, answers)
+    one = compare_cells(plan, cells, metric, answers)
     line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
-    line |= {"over": " ".join(["problems", *sides.placed.axes]), "unit": "bits" if is_measure(metric) else "points"}
-    if any(trainings_of(plan, score.model) for score, _ in sides.questions.needed_scores):
-        line["trainings"] = "a sample" if sides.varied_axes else "these"
+    line |= {"over": " ".join(["problems", *one.axes]), "unit": "bits" if is_measure(metric) else "points"}
+    if any(trainings_of(plan, score.model) for score, _ in one.questions.needed_scores):
+        line["trainings"] = "a sample" if one.varied_axes else "these"
     try:
-        contrast, (left, right) = sides.contrast(), sides.values
-        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": sides.describe_detail()}
+        contrast, (left, right) = one.contrast(), one.values
+        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": one.describe_detail()}
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
-    return MeasuredPair(line, metric, sides.varied_axes, contrast)
+    return MeasuredPair(line, metric, one.varied_axes, contrast)
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
@@ -319,7 +320,7 @@ def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]
         if metric is None:
             return None
         try:
-            contrast = sides_of(plan, pair, metric, (top.row, rival.row, top.column), answers).contrast()
+            contrast = compare_cells(plan, pair, metric, answers).contrast()
         except NoScore:
             return None
         if contrast.p >= LEVEL or contrast.difference <= 0:
