@@ -69,5 +69,3 @@ def published_rates(plan: TablePlan) -> dict[ScoreRef, float]:
     residual = np.array([value for _, value in cell_means]) - matrix @ np.array(list(start.values()))
     shifts = np.linalg.lstsq(matrix, residual, rcond=None)[0]
     return {score: float(np.clip(start[score] + shifts[column], 0, 1)) for score, column in columns.items()}
-
-

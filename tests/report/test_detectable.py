@@ -13,7 +13,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import score_interval
 from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level
 from pipeline.report.load.answers import Answers
-from pipeline.report.load.contents import CellResult, CellScore
+from pipeline.report.load.contents import CellResult, CellScore, Evaluation
 from pipeline.report.marks import inconclusive_sentence
 from pipeline.stats.statistics import contrast, smallest_difference
 
@@ -123,10 +123,10 @@ def test_a_column_of_cut_off_answers_is_named(cut, said):
     ]  # fmt: skip
     row = {"task": "mgsm", "language": "sw", "pair": None, "subject": None, "num_fewshot": 0, "metric": "exact_match",
            "filter": "flexible-extract", "value": 0.1, "stderr": 0.03, "n": 10, "reason": None}  # fmt: skip
-    written: Any = {f"{run} {column}": ([ScoreRow(**row)], {}) for run in runs for column in columns}
+    written: Any = {f"{run} {column}": Evaluation([ScoreRow(**row)]) for run in runs for column in columns}
     answers = {
         (name, "mgsm", "sw"): Answers(n=10, cut_off=9 if name in {f"{run} math" for run in cut} else 0)
         for name in written
     }
-    found = inconclusive_sentence(results_of(cells, []), written, answers)
+    found = inconclusive_sentence(results_of(cells, evaluations=written), answers)
     assert [said in sentence for sentence in found] == [True] if said else not found

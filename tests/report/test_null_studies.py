@@ -105,7 +105,8 @@ def test_models_agree_as_often_as_plans_assume(demo):
     ],
 )
 def test_which_verdicts_are_false_if_nothing_differs(direction, threshold, false):
-    claim = replace(Claim.plain("t", "a", "b", "exact_match", "c"), direction=direction, threshold=threshold)
+    words = ("t", "x", "", "", ("a",), ("b",), "exact_match", ("c",), "difference")
+    claim = replace(Claim("", *words, 0, False, "higher"), direction=direction, threshold=threshold)
     assert null.false_verdicts(claim) == false
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from made_up_report import line_of, made_up, results_of, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
-from pipeline.report.load.scores import notes_of, read_evaluations
+from pipeline.report.load.scores import notes_of
 from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markdown, is_outside
 from pipeline.report.write import write_report
 
@@ -154,7 +153,7 @@ def test_notes_tell_shots_and_tasks_apart(tmp_path):
     cells += [scored("base", "b", "mmlu", value=75.0, task="global_mmlu")]
     cells += [scored("base", "c", "cot", value=50.0, task="mgsm_en_cot")]
     made = results_of(cells, found, sampled=["seed"])
-    first, *others = notes_of(made, read_evaluations(made))
+    first, *others = notes_of(made)
     assert first == (
         "MGSM: exact match, flexible-extract, 2-shot, n = 4; MGSM: exact match, flexible-extract, 8-shot, n = 4; "
         "Global MMLU: accuracy, 0-shot, n = 4; MGSM en cot: exact match, flexible-extract, 0-shot, n = 4."
@@ -176,41 +175,38 @@ def test_nothing_at_all_is_still_a_page(tmp_path):
     assert "| base | — |" in text and "- sft-1: no memory" in text and "In percent" not in text
 
 
-def harness(results: Results, runs: Any, how: dict[str, Any]) -> None:
-    """Scored otherwise: what scores.json says of these runs."""
-    for file in (results.evaluations[name].folder / "scores.json" for name in runs):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": how}))
+def harness(results: Results, runs: Any, how: dict[str, Any]) -> Results:
+    """Scored otherwise: these runs with other settings."""
+    changed = {name: replace(results.evaluations[name], settings=how) for name in runs}
+    return replace(results, evaluations={**results.evaluations, **changed})
 
 
 def test_a_row_of_its_own_may_be_scored_with_a_chat_template(tmp_path, one_language):
     """As calibrate and unreasonable_table_a1 show it; within a cell it is refused (below)."""
     mine = {run for cell in one_language.cells if cell.row == "base" for run in cell.runs}
-    harness(one_language, mine, {"chat_template": True})
-    assert write_report(one_language, tmp_path / "report").is_file()
+    assert write_report(harness(one_language, mine, {"chat_template": True}), tmp_path / "report").is_file()
 
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}, {"dtype": "bfloat16"}])
 def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
     two_seeds = made_up(tmp_path / "runs", ["qac"], [0, 1], n=40)
     (last,) = two_seeds.cells[-1].runs[1:]
-    harness(two_seeds, [last], how)
     ((key, value),) = how.items()
     with pytest.raises(PipelineError, match=rf"{last} \(eval.{key}={value}\) were scored differently"):
-        write_report(two_seeds, tmp_path / "report")
+        write_report(harness(two_seeds, [last], how), tmp_path / "report")
 
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"dtype": "bfloat16"}])
 def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
     """Backend and dtype are those of the whole table, also where no two cells that differ are of one task."""
     mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
-    harness(one_language, mine, how)
     with pytest.raises(PipelineError, match="were scored differently"):
-        write_report(one_language, tmp_path / "report")
+        write_report(harness(one_language, mine, how), tmp_path / "report")
 
 
 def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_language):
-    harness(one_language, one_language.evaluations, {"dtype": "bfloat16"})
-    page = write_report(one_language, tmp_path / "report")
+    made = harness(one_language, one_language.evaluations, {"dtype": "bfloat16"})
+    page = write_report(made, tmp_path / "report")
     assert "Scored in bfloat16." in page.read_text() and "Scored in bfloat16." in (page.parent / "cells.md").read_text()
     assert {row["dtype"] for row in rows_of(page.parent / "results.csv")} == {"bfloat16"}
 

@@ -18,6 +18,7 @@ from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, 
 from pipeline.report.intervals import cell_result, choices_of
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Results, RunResult
+from pipeline.report.load.scores import read_evaluations
 from pipeline.report.questions import StoredAnswers
 from pipeline.report.sweep import sweeps_of
 from pipeline.report.verdicts import judge_claims
@@ -56,7 +57,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         computed={"Contamination": describe_overlaps(runs)},
         contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
-        choices=choices_of(bound),
+        choices=choices_of(bound), evaluations=read_evaluations(run_results),
         links=sweeps_of(Path(planning.config.runs_dir) / "reports", {run.hash for run in runs}),
     )  # fmt: skip
 

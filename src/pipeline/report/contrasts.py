@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
+from pipeline.evaluate.metrics import mean
 from pipeline.papers import published as papers
 from pipeline.report.cell_values import NoScore
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
@@ -94,10 +95,10 @@ def detectable_claims(planning: Planning) -> list[str]:
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
     """Left minus right as published, in points, the mean over places; None unless all of it is."""
     sides = [[cell.published and papers.published_value(*cell.published) for cell in cells] for cells in (left, right)]
-    if any(value is None for side in sides for value in side):
+    known = [[value for value in side if value is not None] for side in sides]
+    if known != sides:
         return None
-    means = [sum(side) / len(side) for side in sides]
-    return means[0] - (1 + claim.threshold / 100 if claim.relative else 1) * means[1]
+    return mean(known[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(known[1])
 
 
 def planned_difference(questions: int, level: float, seeds: int, spread: float) -> float:

@@ -22,7 +22,7 @@ from pipeline.evaluate.metrics import mean, mean_stderr
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import interval_of_mean, percent_factor
 from pipeline.report.contrasts import MeasuredPair, contrast_lines
-from pipeline.report.load.contents import CellResult, CellScore, LoggedAnswers, Results, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, Evaluation, Results, RunResult
 from pipeline.report.logs import Item, Log, finite_number, read_file
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stats.ranks import holm
@@ -30,8 +30,6 @@ from pipeline.stats.statistics import LEVEL, contrast
 from pipeline.text import pluralize
 
 LANGUAGE = "all"  # stands where a language does: logs do not name one
-# beginnings of settings that are listed first: prompts, generation, the task
-FIRST = ("num_fewshot", "gen", "chat", "system", "solvers", "epochs", "task", "version", "dataset", "model_")
 LONGEST = 120  # characters of a setting that are shown
 IN_NOTE = 3  # sentences of a kind next to the verdict; the others are under "How it was computed"
 
@@ -43,29 +41,36 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     """The results of a comparison. Raises PipelineError for a log that cannot be read, fewer than two models, or no
     item that two models share."""
     sides = read_sides(entries)
-    keys = list(dict.fromkeys(key for logs in sides.values() for key in logs))
-    shared = [key for key in keys if sum(key in logs for logs in sides.values()) > 1]
-    matched = [Matched.of({title: logs[key] for title, logs in sides.items() if key in logs}) for key in shared]
+    titles = list(sides)
+    by_key: dict[Key, dict[str, Log]] = {}
+    for title, logs in sides.items():
+        for key, log in logs.items():
+            by_key.setdefault(key, {})[title] = log
+    matched = [Matched.of(logs) for logs in by_key.values() if len(logs) > 1]
     columns, refused = columns_of(matched)
     refused += [f"{one.task}: no item is in all logs." for one in matched if not one.keys]
-    refused += [f"{key[1]}: only “{title}” has a log." for title, logs in sides.items() for key in logs
-                if key not in shared]  # fmt: skip
+    refused += [f"{task}: only “{title}” has a log." for (_, task, _), (title, *others) in by_key.items() if not others]
+    computed = describe_logs(sides, matched, list(dict.fromkeys(refused)))
     if not columns:
-        reasons = list(dict.fromkeys(refused))
-        more = f" And {len(reasons) - IN_NOTE} more." if len(reasons) > IN_NOTE else ""
-        problem = f"results=[{','.join(entries)}] have nothing to compare: {' '.join(reasons[:IN_NOTE])}{more}"
+        problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(computed['Not compared'], '.')}"
         raise PipelineError(problem.rstrip("."))
-    measured, primary = measured_columns(columns)
+    measured = measured_columns(columns)
+    primary = [measured[0].line[key] for key in ("left", "right", "place")] if len(measured) == 1 else []
     lines = contrast_lines(measured, primary)
-    titles, computed = list(sides), describe_logs(sides, matched, list(dict.fromkeys(refused)))
+    cells = [cell for column in columns for cell in cells_of(column, titles, lines)]
+    printed: dict[str, dict[str, float]] = {}
+    for title, logs in sides.items():
+        for log in logs.values():
+            for (group, metric), value in log.groups.items():
+                printed.setdefault(f"{column_title(group, metric, log.filter)}, as printed", {})[title] = value
+    cells += [cell for name, values in printed.items() if len(values) > 1 for cell in group_cells(name, values, titles)]
     runs = [run_of(title, list(logs.values())) for title, logs in sides.items()]
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
-        note=note_of(computed), command=command, rows=titles, columns=[column.title for column in columns],
-        cells=[cell for column in columns for cell in cells_of(column, titles, lines)], runs=runs,
-        seconds=sum(run.seconds or 0.0 for run in runs), versions={"pipeline": package_version(DISTRIBUTION)},
-        computed={title: sentences for title, sentences in computed.items() if sentences}, contrasts=lines,
-        primary=primary, linked=False, logged={title: answers_of_side(columns, title) for title in titles},
+        note=note_of(computed), command=command, rows=titles, cells=cells, runs=runs,
+        columns=list(dict.fromkeys(cell.column for cell in cells)), seconds=sum(run.seconds or 0.0 for run in runs),
+        versions={"pipeline": package_version(DISTRIBUTION)}, computed=computed, contrasts=lines, primary=primary,
+        linked=False, evaluations={title: answers_of_side(columns, title) for title in titles},
     )  # fmt: skip
 
 
@@ -160,11 +165,6 @@ class Matched:
             known = [number for number in numbers if number is not None]
             if not numbers:
                 return f"no item of {self.task} has a score in {log.file.name} of “{title}”"
-            if has_parallel_parts(log):
-                return (
-                    f"the {len(log.parts)} tasks of {self.task} have the same number of items, as one set of questions "
-                    "in several languages has: their answers are not independent"
-                )
             if len(known) < len(numbers):
                 lacking = f"{len(numbers) - len(known)} of {len(numbers)} items of “{title}”"
                 return f"{metric} of {self.task} has no number for {lacking}"
@@ -173,14 +173,6 @@ class Matched:
                 score = f"{metric} of {self.task} is {printed:.6g} for “{title}”, but the mean of its items {value:.6g}"
                 return f"{score}, so a comparison of items says nothing about it"
         return ""
-
-
-def has_parallel_parts(log: Log) -> bool:
-    """Whether all tasks of a group have the same number of items. Belebele, XNLI and AfriMGSM ask the same questions in
-    each language; a test that takes their answers as independent rejects in 23 to 37 % of cases without a difference,
-    where models differ in which questions they know (10 languages, 250 questions)."""
-    sizes = Counter(item.key.rpartition(" ")[0] for item in log.items)
-    return len(log.parts) > 1 and len({*sizes.values()}) == 1
 
 
 @dataclass(frozen=True)
@@ -201,11 +193,6 @@ class Column:
     def factor(self) -> float:
         """From a value to the number that is shown."""
         return 100.0 if self.is_share else 1.0
-
-    @property
-    def tasks(self) -> set[str]:
-        """The tasks that it scores: several for a group."""
-        return {task for log in self.matched.logs.values() for task in log.parts or (log.task,)}
 
     @property
     def lower_is_better(self) -> bool:
@@ -234,36 +221,36 @@ def columns_of(matched: Sequence[Matched]) -> tuple[list[Column], list[str]]:
 def unique_title(column: Column, taken: Sequence[str]) -> str:
     """Task, metric and filter. It has a space, which no task of this program has: those are scored in other ways."""
     log = next(iter(column.matched.logs.values()))
-    parts = [log.task, column.metric, *([f"({log.filter})"] if log.filter != "none" else [])]
-    parts += ["(lower is better)"] if column.lower_is_better else []
-    title = " ".join(re.sub(r"[./\\\x00-\x1f]+", "_", part[:70] or "_") for part in parts)
+    title = column_title(log.task, column.metric, log.filter)
+    title += " (lower is better)" if column.lower_is_better else ""
     return title if title not in taken else f"{title} ({sum(one.startswith(title) for one in taken) + 1})"
+
+
+def column_title(task: str, metric: str, filter_name: str) -> str:
+    parts = [task, metric, *([f"({filter_name})"] if filter_name != "none" else [])]
+    return " ".join(re.sub(r"[./\\\x00-\x1f]+", "_", part[:70] or "_") for part in parts)
 
 
 # ---------------------------------------------------------------------------------------------------- comparing
 
 
-def measured_columns(columns: Sequence[Column]) -> tuple[list[MeasuredPair], list[str]]:
-    """(every two sides of a column, the later one against the earlier one; the primary comparison: of two models in the
-    only column that is no part of a group of tasks). Tango's score test of shares, Student's t of other numbers."""
+def measured_columns(columns: Sequence[Column]) -> list[MeasuredPair]:
+    """Every two sides of a column, the later one against the earlier one. Tango's score test of shares, Student's t of
+    other numbers."""
     measured = []
     for column in columns:
         for right, left in combinations(column.values, 2):
-            values = column.values[left], column.values[right]
-            differences = [a - b for a, b in zip(*values, strict=True)]
+            differences = [a - b for a, b in zip(column.values[left], column.values[right], strict=True)]
             line: dict[str, Any] = {"left": left, "right": right, "place": column.title, "over": "problems"}
             line |= {"unit": "points", "n": len(differences), "chosen_of": 1}
-            line |= {"left_value": column.factor * mean(values[0]), "right_value": column.factor * mean(values[1])}
+            line |= {f"{side}_value": column.factor * mean(column.values[line[side]]) for side in ("left", "right")}
             line["lower_is_better"] = column.lower_is_better
             try:
                 test = contrast(differences, reach=1.0 if column.is_share else math.inf)
             except ValueError:
                 test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
             measured.append(MeasuredPair(line, column.metric, (), test, column.factor))
-    outer = [column.title for column in columns if not any(column.tasks < other.tasks for other in columns)]
-    places = [[found.line[key] for key in ("left", "right", "place")] for found in measured]
-    inside = [place for place in places if place[2] in outer]
-    return measured, inside[0] if len(inside) == 1 else []
+    return measured
 
 
 def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Iterator[CellResult]:
@@ -276,13 +263,21 @@ def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str,
         if title not in column.values:
             yield CellResult(title, column.title, missing=f"“{title}” has no log of {column.matched.task}")
             continue
-        factor, values = column.factor, column.values[title]
+        values = column.values[title]
         ends = interval_of_mean(mean(values), mean_stderr(values), len(values), column.is_share)
-        low, high = (factor * end for end in ends) if ends else (None, None)
+        low, high = (column.factor * end for end in ends) if ends else (None, None)
         yield CellResult(
-            title, column.title, value=factor * mean(values), low=low, high=high, n=1, runs=[title],
+            title, column.title, value=column.factor * mean(values), low=low, high=high, n=1, runs=[title],
             scores=[CellScore(title)], task=column.title, metric=column.metric, best=title == best,
         )  # fmt: skip
+
+
+def group_cells(column: str, values: Mapping[str, float], titles: Sequence[str]) -> Iterator[CellResult]:
+    """What lm_eval printed for a group of tasks such as mmlu; only its tasks are compared."""
+    factor = 100 if all(0 <= value <= 1 for value in values.values()) else 1
+    for title in titles:
+        missing = "" if title in values else f"“{title}” has no log of it"
+        yield CellResult(title, column, factor * values[title] if title in values else None, missing=missing)
 
 
 def run_of(title: str, logs: Sequence[Log]) -> RunResult:
@@ -294,10 +289,10 @@ def run_of(title: str, logs: Sequence[Log]) -> RunResult:
     )  # fmt: skip
 
 
-def answers_of_side(columns: Sequence[Column], title: str) -> LoggedAnswers:
+def answers_of_side(columns: Sequence[Column], title: str) -> Evaluation:
     """A side's scores and answers as evaluations store them. Numbers on a scale of their own have no standard error
     there: Wilson's interval would be computed from it. doc_id: the place among the matched items."""
-    rows, samples = [], {}
+    rows, samples = [], []
     for column in (column for column in columns if title in column.values):
         values, log = column.values[title], column.matched.logs[title]
         scale = column.factor / percent_factor(column.metric)
@@ -308,12 +303,12 @@ def answers_of_side(columns: Sequence[Column], title: str) -> LoggedAnswers:
         ))  # fmt: skip
         binary = all({*numbers} <= {0.0, 1.0} for numbers in column.values.values())
         items = [column.matched.items[title][key] for key in column.matched.keys]
-        samples[column.title, LANGUAGE] = [
+        samples.append((column.title, LANGUAGE, [
             {"doc_id": number, "prompt": item.prompt, "target": item.target, "response": item.response,
              "extracted": item.extracted, "scores": {column.metric: value}, "correct": bool(value) if binary else None}
             for number, (item, value) in enumerate(zip(items, values, strict=True))
-        ]  # fmt: skip
-    return LoggedAnswers(rows, samples)
+        ]))  # fmt: skip
+    return Evaluation(rows, samples=samples)
 
 
 # ---------------------------------------------------------------------------------------------------- in sentences
@@ -343,23 +338,25 @@ def describe_logs(sides: Sides, matched: Sequence[Matched], refused: list[str]) 
 
 
 def differing_settings(matched: Sequence[Matched]) -> list[str]:
-    """A sentence for each setting that differs, with the tasks that it differs in if these are not all; those of FIRST
-    first."""
+    """A sentence for each setting that differs, with the tasks that it differs in if these are not all."""
     tasks_of: dict[str, list[str]] = {}
     for one in matched:
         for name in dict.fromkeys(name for log in one.logs.values() for name in log.settings):
             values = {title: log.settings.get(name, "not set") for title, log in one.logs.items()}
             if len(set(values.values())) > 1:
-                short = {
-                    title: text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for title, text in values.items()
-                }
-                shown = ", ".join(f"{text} (“{title}”)" for title, text in short.items())
+                shown = ", ".join(f"{shorten(text)} (“{title}”)" for title, text in values.items())
                 tasks_of.setdefault(f"{name}: {shown}", []).append(one.task)
-    places = {text: [text.startswith(start) for start in (*FIRST, "")].index(True) for text in tasks_of}
-    return [
-        f"{text}." if len(tasks_of[text]) == len(matched) else f"{text}, in {', '.join(tasks_of[text])}."
-        for text in sorted(tasks_of, key=places.__getitem__)
-    ]
+    return [f"{text}." if len(tasks) == len(matched) else f"{text}, in {', '.join(tasks)}."
+            for text, tasks in tasks_of.items()]  # fmt: skip
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def first_of(sentences: Sequence[str], where: str) -> str:
+    more = [f"And {len(sentences) - IN_NOTE} more{where}"] if len(sentences) > IN_NOTE else []
+    return " ".join([*sentences[:IN_NOTE], *more])
 
 
 def note_of(computed: Mapping[str, Sequence[str]]) -> str:
@@ -371,6 +368,5 @@ def note_of(computed: Mapping[str, Sequence[str]]) -> str:
     }  # fmt: skip
     sentences = [] if computed["Different settings"] else ["The recorded settings are the same."]
     for title, listed in kinds.items():
-        more = [f"And {len(listed) - IN_NOTE} more under “How it was computed”."] if len(listed) > IN_NOTE else []
-        sentences += [title, *listed[:IN_NOTE], *more] if listed else []
+        sentences += [title, first_of(listed, " under “How it was computed”.")] if listed else []
     return " ".join(sentences)

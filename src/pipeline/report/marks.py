@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import CellScore, Results
-from pipeline.report.load.scores import Written, primary_rows
+from pipeline.report.load.answers import Answers
+from pipeline.report.load.contents import Place, Results
 from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
@@ -26,7 +25,7 @@ class Mark:
     detail: str
 
 
-def suspicious_scores(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
+def suspicious_scores(results: Results, answers: Mapping[Place, Answers]) -> list[Mark]:
     """Marks on suspicious scores.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's, or of an expert
@@ -35,17 +34,17 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
     marks = []
     by_text: dict[tuple, dict[str, list[str]]] = {}
     visited: set[tuple[str, str, str, str]] = set()  # one evaluation may be behind several cells of a row
-    for cell in results.cells:
-        for score, row in primary_rows(cell, written):
-            if (cell.row, score.run, row.task, row.where) in visited:
-                continue
-            visited.add((cell.row, score.run, row.task, row.where))
-            location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
-            run_answers = answers.get((score.run, row.task, row.where), Answers())
-            marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
-            if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
-                place = (row.task, row.where, row.num_fewshot, run_answers.text)
-                by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
+    for one in results.behind:
+        cell, score, row = one
+        if (cell.row, *one.place) in visited:
+            continue
+        visited.add((cell.row, *one.place))
+        location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
+        run_answers = answers.get(one.place, Answers())
+        marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
+        if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
+            place = (row.task, row.where, row.num_fewshot, run_answers.text)
+            by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
     marks += damaged_experts(results)
     for same in by_text.values():
         for name, places in same.items():
@@ -71,15 +70,14 @@ def mark_lines(marks: Sequence[Mark]) -> list[str]:
     return lines
 
 
-def inconclusive_sentence(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[str]:
+def inconclusive_sentence(results: Results, answers: Mapping[Place, Answers]) -> list[str]:
     """A sentence where most generated answers were cut off, in most of the scores of the table or of a column: then
     these compare lengths."""
     by_column: dict[str, dict[Place, bool]] = {}
-    for cell in results.cells:
-        for score, row in primary_rows(cell, written):
-            found = answers.get((score.run, row.task, row.where), Answers())
-            if kind_of(row.task) in GENERATED and found.n:
-                by_column.setdefault(cell.column, {})[score.run, row.task, row.where] = found.cut_off > found.n / 2
+    for one in results.behind:
+        found = answers.get(one.place, Answers())
+        if kind_of(one.row.task) in GENERATED and found.n:
+            by_column.setdefault(one.cell.column, {})[one.place] = found.cut_off > found.n / 2
     everywhere = {place: cut for places in by_column.values() for place, cut in places.items()}
     affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
     if not affected:
@@ -136,18 +134,16 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------------- to browse
 
 
-def browsed(results: Results, written: Written) -> dict[tuple[str, str, str], tuple[CellScore, Place]]:
+def browsed(results: Results) -> dict[tuple[str, str, str], Place]:
     """(row, column, language) -> the evaluation whose answers the page shows there, the first of the cell's."""
-    shown: dict[tuple[str, str, str], tuple[CellScore, Place]] = {}
-    for cell in results.cells:
-        for score, row in primary_rows(cell, written):
-            shown.setdefault((cell.row, cell.column, row.where), (score, (score.run, row.task, row.where)))
+    shown: dict[tuple[str, str, str], Place] = {}
+    for one in results.behind:
+        shown.setdefault((one.cell.row, one.cell.column, one.row.where), one.place)
     return shown
 
 
-def questions_to_keep(results: Results, written: Written) -> dict[Place, int]:
+def questions_to_keep(results: Results) -> dict[Place, int]:
     """Evaluation -> how many of its first questions the page may show: 0 for those that are not `browsed`."""
-    browsed_places = {place for _, place in browsed(results, written).values()}
-    share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(browsed_places))))
-    places = ((score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, written))
-    return {place: share if place in browsed_places else 0 for place in places}
+    places = set(browsed(results).values())
+    share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
+    return {one.place: share if one.place in places else 0 for one in results.behind}

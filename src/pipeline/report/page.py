@@ -21,9 +21,8 @@ from pipeline.progress import format_duration
 from pipeline.report import figures
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
 from pipeline.report.compare import CorrectedContrast, correct_contrasts, p_text
-from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult
-from pipeline.report.load.scores import Written, primary_rows
+from pipeline.report.load.answers import Answers
+from pipeline.report.load.contents import TRAININGS, CellResult, Place, Results, RunResult, ScoreBehind
 from pipeline.report.marks import Mark, browsed, group_marks
 from pipeline.report.render.cells import (
     BEST_NOTE,
@@ -108,15 +107,15 @@ class Section:
 
 
 def page(
-    results: Results, written: Written, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
+    results: Results, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
     marks: Sequence[Mark], folder: Path,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     """index.html of a report in `folder`, and its figures as SVG by name."""
     contrasts = correct_contrasts(results.contrasts, results.primary)
     drawn = draw_figures(results)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
-    shown = browsed(results, written)
-    answered = any(place in answers and answers[place].n for _, place in shown.values())
+    shown = browsed(results)
+    answered = any(place in answers and answers[place].n for place in shown.values())
     differences = by_message(
         (reason, run.name)
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
@@ -139,7 +138,7 @@ def page(
     html = environment().get_template("page.html.j2").render(
         results=results, headline=headline, notes=notes, contents=names,
         cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results, is_published), cells=cells_frame(results, written),
+        cells_note=cells_note(results, is_published), cells=cells_frame(results),
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
         reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
         stopped=[
@@ -201,15 +200,14 @@ def cells_note(results: Results, published: bool) -> str:
     return text
 
 
-def cells_frame(results: Results, written: Written) -> Frame:
-    cells, flags = results.by_place, flags_of(results)
-    rows: list[list[str | Td]] = [
-        [
-            row,
-            *(cell_td(cells.get((row, column)), results.base_tolerance, written, flags) for column in results.columns),
-        ]
-        for row in results.rows
-    ]
+def cells_frame(results: Results) -> Frame:
+    flags = flags_of(results)
+    behind: dict[tuple[str, str], list[ScoreBehind]] = {}
+    for one in results.behind:
+        behind.setdefault((one.cell.row, one.cell.column), []).append(one)
+    tds = {place: cell_td(cell, results.base_tolerance, behind.get(place, []), flags)
+           for place, cell in results.by_place.items()}  # fmt: skip
+    rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
     bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
     caption = f"{results.title}.{bold if results.finished else ''} Click a number for its languages, seeds, runs and "
     return Frame("The table", f"{caption}answers, and a dash for its reason.", ["", *results.columns], rows)
@@ -228,9 +226,7 @@ def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]
     return flags
 
 
-def cell_td(cell: CellResult | None, tolerance: float, written: Written, flags: Any) -> Td:
-    if cell is None:
-        return Td()
+def cell_td(cell: CellResult, tolerance: float, behind: Sequence[ScoreBehind], flags: Any) -> Td:
     small = []
     if cell.published is not None:
         gap, far = cell_difference(cell), is_outside(cell, tolerance)
@@ -247,14 +243,14 @@ def cell_td(cell: CellResult | None, tolerance: float, written: Written, flags: 
         "" if cell.value is None else f"{cell.value:.{cell.digits}f}", cell.value, cell.best, cell.best,
         "" if cell.value is not None else cell.missing or "no number", cell.n if cell.n > 1 else 0,
         place=(cell.row, cell.column) if cell.scores else None, small=small,
-        more=[*([Line(cell.missing)] if cell.missing else []), *lines_behind(cell, written)], flags=flags(cell.runs),
+        more=[*([Line(cell.missing)] if cell.missing else []), *lines_behind(cell, behind)], flags=flags(cell.runs),
     )  # fmt: skip
 
 
-def lines_behind(cell: CellResult, written: Written) -> list[Line]:
+def lines_behind(cell: CellResult, behind: Sequence[ScoreBehind]) -> list[Line]:
     """The scores behind a cell by language, then its runs that have none, such as unfinished ones and trainings."""
     by_language: dict[str, list[tuple[str, float | None, str]]] = {}
-    for score, row in primary_rows(cell, written):
+    for _, score, row in behind:
         axes = ", ".join(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)
         value = None if row.value is None else percent_factor(row.metric) * row.value
         by_language.setdefault(row.where, []).append((axes, value, score.run))
@@ -454,7 +450,7 @@ def write_figures(results: Results, folder: Path) -> list[str]:
 
 
 def answer_data(
-    shown: Mapping[tuple[str, str, str], tuple[Any, Place]], answers: Mapping[Place, Answers], most_bytes: int
+    shown: Mapping[tuple[str, str, str], Place], answers: Mapping[Place, Answers], most_bytes: int
 ) -> dict[str, Any]:
     """The first questions of each evaluation that is `browsed`, as JSON: {"strings": [...], "models": {row: [[column,
     language, question, prompt, expected, right or wrong, extracted, response, scores]]}}. Items are indices into
@@ -463,9 +459,9 @@ def answer_data(
     strings: dict[str, int] = {}
     models: dict[str, list[list[int]]] = {row: [] for row, *_ in shown}
     size = 0
-    for number in range(max((len(answers[place].first) for _, place in shown.values() if place in answers), default=0)):
+    for number in range(max((len(answers[place].first) for place in shown.values() if place in answers), default=0)):
         known, lines = len(strings), []
-        for (row, column, language), (_, place) in shown.items():
+        for (row, column, language), place in shown.items():
             if place in answers and number < len(answers[place].first):
                 doc, correct, prompt, target, response, extracted, scores = answers[place].first[number]
                 right = "" if correct is None else "✓ right" if correct else "✗ wrong"

@@ -135,17 +135,19 @@ def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = Fa
     the claim's side, so that nothing is chosen. A gain has its places on the left, those of `than` on the right."""
     claim, than, found = placed.claim, placed.than, []
     places = range(len(placed.places))
-    named = [list(zip(names if len(names) > 1 else [""], cells, strict=True))
-             for names, cells in ((claim.left, placed.left), (claim.right, placed.right))]  # fmt: skip
+    lefts, rights = (list(zip(names if len(names) > 1 else [""], cells, strict=True))
+                     for names, cells in ((claim.left, placed.left), (claim.right, placed.right)))  # fmt: skip
     groups: list[Sequence[int]] = [[at] for at in places] if by_place else [places]
-    for (left_name, left), (right_name, right), group in itertools.product(*named, groups):
-        sides = [mean_weights([cells[at] for at in group]) for cells in (left, right)]
+    for (left_name, left), (right_name, right), group in itertools.product(lefts, rights, groups):
+        weights = [mean_weights([cells[at] for at in group]) for cells in (left, right)]
         if than:
-            sides = [[*mean_weights(one.left[0]), *mean_weights(one.right[0], -1)] for one in (placed, than)]
+            weights = [[*mean_weights(one.left[0]), *mean_weights(one.right[0], -1)] for one in (placed, than)]
         candidates = " against ".join(filter(None, [left_name, right_name]))
         name = " ".join(filter(None, [placed.places[group[0]] if by_place else "", candidates]))
         factor = 1 + claim.threshold / 100 if claim.relative else 1.0
-        found.append((name, Comparison.of(placed.plan, answers, claim.metric, *sides, placed.axes, factor)))
+        found.append(
+            (name, Comparison.of(placed.plan, answers, claim.metric, weights[0], weights[1], placed.axes, factor))
+        )
     return found
 
 
