@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 from pipeline.report.load.scores import read_evaluations
 
@@ -80,6 +81,7 @@ def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None =
     runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
     fixed = {"rows": rows, "columns": columns, "cells": list(cells), "runs": runs, "seconds": 1.0}
     fixed["evaluations"] = read_evaluations(runs)
+    fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
     named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
     return Results(**named | fixed | more)
 
@@ -138,10 +140,12 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
         rows=list(SKILL),
         columns=columns,
         cells=cells,
-        contrasts=[
-            line_of("layer swap", "base", columns[0], 25.0, 0.001),
-            line_of("soup", "base", columns[0], 4.0, 0.4),
-        ],
+        contrasts=correct_contrasts(
+            [
+                line_of("layer swap", "base", columns[0], 25.0, 0.001),
+                line_of("soup", "base", columns[0], 4.0, 0.4),
+            ]
+        ),
         runs=list(runs.values()),
         evaluations=read_evaluations(runs.values()),
         seconds=412.0,

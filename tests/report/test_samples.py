@@ -66,9 +66,11 @@ def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
         line_of("swap", "expert", "math", -9.0, 0.03),
     ]  # fmt: skip
     found = compare.correct_contrasts(lines)
-    assert [one.line for one in found] == lines
-    assert [one.p for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
-    assert [one.significant for one in found] == [True, False, False, False]
+    assert [{key: one[key] for key in lines[0]} for one in found] == [
+        {key: one[key] for key in lines[0]} for one in lines
+    ]
+    assert [one["p_holm"] for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
+    assert [compare.is_significant(one) for one in found] == [True, False, False, False]
 
 
 def test_the_headline_says_what_is_significant_and_what_could_have_been_detected():
@@ -105,14 +107,14 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
         line_of("swap", "expert", "math", -9.0, 0.03),
     ]  # fmt: skip
     found = compare.correct_contrasts(lines, ["swap", "base", "math"])
-    assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
+    assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
     assert compare.headline_sentences(found) == [
         "“swap” is better than “base” in “math” by 10.0 points "
         "(95 % interval 5.0 to 15.0, p = 0.020; corrected p = 0.040).",
         "None of the 2 other differences is significant; detectable with 40 questions: 12 points.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
-    assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
+    assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
     assert compare.headline_sentences(found)[0] == (
         "“soup” is not significantly different from “base” in “math”: "
         "+4.0 points (95 % interval -1.0 to +9.0; corrected p = 0.200); "

@@ -16,7 +16,7 @@ from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.report.cell_values import NoScore, Number, Outcome
+from pipeline.report.cell_values import NoScore, Outcome
 from pipeline.report.claims import read_claims
 from pipeline.report.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
 from pipeline.report.expression import evaluate
@@ -373,7 +373,7 @@ def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
         return mean(list(made.scores_by_question(score, "", None).values()))
 
     plain = 100 * evaluate(there, there.cells[row, column], value, value)[1]
-    outcome.cells[row, column] = Number(plain, 1)
+    outcome.cells[row, column] = CellResult(row, column, plain, n=1)
     return cell_result(outcome, (row, column), made)
 
 

@@ -16,9 +16,9 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.report.cell_values import Outcome
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
 from pipeline.report.intervals import cell_result, choices_of
-from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Results, RunResult
 from pipeline.report.load.scores import read_evaluations
+from pipeline.report.private import without_private
 from pipeline.report.questions import StoredAnswers
 from pipeline.report.sweep import sweeps_of
 from pipeline.report.verdicts import judge_claims

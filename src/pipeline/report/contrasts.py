@@ -14,7 +14,7 @@ from pipeline.evaluate.metrics import mean
 from pipeline.papers import published as papers
 from pipeline.report.cell_values import NoScore
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
-from pipeline.report.compare import holm_level
+from pipeline.report.compare import Line, correct_contrasts, holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import RANKED, PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
@@ -209,9 +209,7 @@ class MeasuredPair:
     factor: float = 100.0
 
 
-def measure_pairs(
-    plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]
-) -> list[dict[str, Any]]:
+def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]) -> list[Line]:
     """The lines of contrasts.csv, one for each pair. A mapping has the number of models that the right side is the best
     of on these questions.
 
@@ -227,7 +225,7 @@ def measure_pairs(
     return contrast_lines(measured, plan.table.primary)
 
 
-def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> list[dict[str, Any]]:
+def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> list[Line]:
     """The lines of contrasts.csv with the numbers of their contrasts, in `unit`: difference, interval, could_see (by
     the measured discordance, after Holm's correction over all; `primary`, if there is one, has half of it) and spread
     (standard deviation of the difference from training to training).
@@ -246,7 +244,7 @@ def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> 
             numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
             found.line |= {name: None if one is None else found.factor * one for name, one in numbers.items()}
             found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
-    return [dict.fromkeys(MEASURED) | found.line for found in measured]
+    return correct_contrasts([dict.fromkeys(MEASURED) | found.line for found in measured], primary)
 
 
 def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], float]:

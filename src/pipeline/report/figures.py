@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.drawing import COLOURS, STYLE
 from pipeline.errors import PipelineError
-from pipeline.report.compare import correct_contrasts
+from pipeline.report.compare import correct_contrasts, is_significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,15 +92,14 @@ def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure
         figure, panels = _panels(len(places), 0.9 + ROW * len(pairs), 2.4)
         for place, axes in zip(places, panels, strict=True):
             axes.axvline(0, color=COLOURS["line"], lw=1)
-            for contrast in correct_contrasts(lines, primary):
-                line = contrast.line
+            for line in correct_contrasts(lines, primary):
                 if line["place"] != place:
                     continue
                 at = pairs.index(line["pair"])
                 if detectable := line["could_see"]:
                     axes.barh(at, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
                 _interval(axes, line, at)
-                inside = COLOURS["accent"] if contrast.significant else "none"
+                inside = COLOURS["accent"] if is_significant(line) else "none"
                 axes.plot(line["difference"], at, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
             _name_rows(axes, place, pairs)
             units = {line.get("unit") or "points" for line in lines if line["place"] == place}

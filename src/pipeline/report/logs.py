@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.metrics import mean
 from pipeline.report.load.answers import read_samples, text_of
-from pipeline.report.load.archive import without_private
+from pipeline.report.private import without_private
 from pipeline.runs.run import flatten_dict
 
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")

@@ -20,7 +20,7 @@ from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
-from pipeline.report.compare import CorrectedContrast, correct_contrasts, p_text
+from pipeline.report.compare import is_significant, p_text
 from pipeline.report.load.answers import Answers
 from pipeline.report.load.contents import TRAININGS, CellResult, Place, Results, RunResult, ScoreBehind
 from pipeline.report.marks import Mark, browsed, group_marks
@@ -111,7 +111,6 @@ def page(
     marks: Sequence[Mark], folder: Path,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     """index.html of a report in `folder`, and its figures as SVG by name."""
-    contrasts = correct_contrasts(results.contrasts, results.primary)
     drawn = draw_figures(results)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results)
@@ -121,22 +120,16 @@ def page(
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    tables = [claims_section(results.verdicts), contrasts_section(results, contrasts)]
+    tables = [claims_section(results.verdicts), contrasts_section(results)]
     charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
     curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
                "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
     pictures = [("charts", "Chart", charts), ("training", "Training", curves), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
-    names = [
-        ("cells", "Table", True), ("next", "Next", True), ("marks", "Suspicious scores", marks),
-        ("differences", "Differences", differences), ("warnings", "Warnings", warnings),
-        *((one.id, one.title, one.frames) for one in tables), *pictures, ("answers", "Answers", True),
-        ("computed", "How it was computed", True), ("runs", "Runs", True),
-    ]  # fmt: skip
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
     listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
     html = environment().get_template("page.html.j2").render(
-        results=results, headline=headline, notes=notes, contents=names,
+        results=results, headline=headline, notes=notes,
         cells_title="The table, measured and published" if is_published else "The table",
         cells_note=cells_note(results, is_published), cells=cells_frame(results),
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
@@ -309,7 +302,7 @@ def claims_section(verdicts: Sequence[Verdict]) -> Section:
     return Section("claims", "Claims", note, [Frame("Claims", caption, columns, rows, (0, 1, 5))] if verdicts else [])
 
 
-def contrasts_section(results: Results, contrasts: Sequence[CorrectedContrast]) -> Section:
+def contrasts_section(results: Results) -> Section:
     note = (
         "In points (for bits and reading, in bits), over problems and over the experts that both sides are means of. A "
         "choice on these problems is scored on the half that it was not chosen on. p after Holm’s correction over all "
@@ -319,13 +312,12 @@ def contrasts_section(results: Results, contrasts: Sequence[CorrectedContrast]) 
     if not results.declared:
         note += " The best expert is chosen by these same questions, which biases its score upwards."
     rows = []
-    for one in contrasts:
-        line = one.line
+    for line in results.contrasts:
         numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
-        if one.p is not None:
+        if line["p_holm"] is not None:
             numbers = [
-                replace(number_td(line["difference"]), bold=one.significant, title=line["detail"] or ""),
-                range_td(line["low"], line["high"]), Td(p_text(one.p).removeprefix("= "), one.p),
+                replace(number_td(line["difference"]), bold=is_significant(line), title=line["detail"] or ""),
+                range_td(line["low"], line["high"]), Td(p_text(line["p_holm"]).removeprefix("= "), line["p_holm"]),
                 Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
             ]  # fmt: skip
         rows.append([line["left"], line["right"], line["place"], *numbers])

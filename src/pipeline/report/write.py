@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.files import write_atomically
 from pipeline.report.claims import claims_csv
-from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.compare import headline_sentences
 from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, refuse_unlike
@@ -34,8 +34,7 @@ def write_report(results: Results, folder: Path) -> Path:
     refuse_unlike(results)
     answers = read_answers(results.evaluations, questions_to_keep(results), folder / "answers.parquet")
     notes, marks = notes_of(results), suspicious_scores(results, answers)
-    contrasts = correct_contrasts(results.contrasts, results.primary)
-    headline = [*inconclusive_sentence(results, answers), *headline_sentences(contrasts, results.primary)]
+    headline = [*inconclusive_sentence(results, answers), *headline_sentences(results.contrasts, results.primary)]
     html, pictures = page(results, answers, headline, notes, marks, folder)
     written = {
         "results.csv": tidy_rows(results),
