@@ -79,13 +79,15 @@ def refusal(folder: Path, *entries: str | Path) -> str:
 def test_scores_are_those_that_lm_eval_printed(tmp_path: Path) -> None:
     results = compared(tmp_path, GUESSES, TINY)
     generated = ["sums_gen exact_match (strict)", "sums_gen exact_match (flexible)"]
-    assert results.columns == ["sums acc", "sums acc_norm", *generated, "sums_hard acc", "arithmetic acc, as printed"]
+    assert results.columns == ["sums acc", "sums acc_norm", *generated, "sums_hard acc"]
     printed = [json.loads(only_file(folder, "results_*.json").read_text())["results"] for folder in (GUESSES, TINY)]
-    for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none"),
-                        ("arithmetic acc, as printed", "acc,none")):  # fmt: skip
+    for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none")):
         assert [cell.value for cell in cells_in(results, column)] == pytest.approx(
             [100 * scores[column.split()[0]][key] for scores in printed]
         )
+    of_group = [f"{scores['arithmetic']['acc,none']:.4g}" for scores in printed]
+    (told,) = results.computed["Groups, as printed"]
+    assert told == f"arithmetic acc: {of_group[0]} (“6v8uqx97”), {of_group[1]} (“sandbox_base”)."
     assert len({cell.value for cell in results.cells}) > 2
     assert any("bleu of sums_gen has no number for 8 of 8 items" in text for text in results.computed["Not compared"])
 
@@ -266,7 +268,7 @@ def test_nothing_in_common(tmp_path: Path) -> None:
     for file in other.rglob("samples_*.jsonl"):
         rewrite_lines(file, lambda rows: [row | {"doc_hash": f"x{row['doc_hash']}"} for row in rows])
     told = refusal(tmp_path, GUESSES, other)
-    assert told.endswith("sums_gen: no item is in all logs. And 1 more") and "bleu of sums_gen has no number" in told
+    assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("And 1 more")
 
 
 def test_entries_that_hold_no_two_models(tmp_path: Path) -> None:

@@ -461,20 +461,6 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     assert title == "# =1+1 swaps"
 
 
-def test_sweeps_over_its_experts_are_linked(home: Path, call: Call) -> None:
-    mine = [
-        json.loads(next(home.glob(f"runs/{name}-full-s0-*/{MANIFEST}")).read_text())["hash"] for name in ("math", "qac")
-    ]
-    for name, text in {
-        "sweep-a": json.dumps({"title": "ours <b>", "experts": mine}), "sweep-c": "no JSON",
-        "sweep-b": json.dumps({"title": "b", "experts": ["0"]}), "sweep-d": json.dumps({"title": "d", "experts": []}),
-    }.items():  # fmt: skip
-        (home / "runs/reports" / name).mkdir(parents=True)
-        (home / "runs/reports" / name / "about.json").write_text(text)
-    text = Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
-    assert '<a href="../sweep-a/index.html">ours &lt;b&gt;</a>' in text and text.count('href="../sweep-') == 1
-
-
 def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
     from pipeline.report.render.sheets import comma_separated
 

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TableStage
@@ -20,7 +19,6 @@ from pipeline.report.load.contents import FailedRun, Results, RunResult
 from pipeline.report.load.scores import read_evaluations
 from pipeline.report.private import without_private
 from pipeline.report.questions import StoredAnswers
-from pipeline.report.sweep import sweeps_of
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -58,7 +56,6 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
         choices=choices_of(bound), evaluations=read_evaluations(run_results),
-        links=sweeps_of(Path(planning.config.runs_dir) / "reports", {run.hash for run in runs}),
     )  # fmt: skip
 
 

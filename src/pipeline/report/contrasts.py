@@ -17,7 +17,7 @@ from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import Line, correct_contrasts, holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
-from pipeline.report.placed_claims import RANKED, PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
+from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
 from pipeline.report.questions import StoredAnswers
 from pipeline.report.verdicts import Comparison
 from pipeline.stats.ranks import holm
@@ -31,7 +31,6 @@ from pipeline.stats.statistics import (
 from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import align_columns
 
 DISCORDANT = 0.2  # assumed share of questions that only one of two models answers correctly, until scores are known
 
@@ -72,24 +71,23 @@ def detectable_differences(planning: Planning) -> list[str]:
 
 def detectable_claims(planning: Planning) -> list[str]:
     """Text lines, one per claim about a table: the minimum detectable difference at 5 % on the fewest questions of its
-    cells, next to the published difference; or why no answers could decide it."""
-    plan = planning.plan
-    rows = [("claim", "test", "points", "detectable", "published", "")]
-    for claim in claims_of(plan.table.name):
+    cells, next to the published one; or that no answers could decide it."""
+    lines = []
+    for claim in claims_of(planning.plan.table.name):
         try:
-            placed = PlacedClaim.of(claim, plan)
+            placed = PlacedClaim.of(claim, planning.plan)
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
         sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
-        detectable = f"{100 * planned_difference(min(sizes), LEVEL, 0, 0.0):.1f}" if sizes else ""
-        pairs = [published_difference(claim, *sides) for sides in itertools.product(placed.left, placed.right)]
-        known = [value for value in pairs if value is not None and not claim.than and claim.test not in RANKED]
-        span = " to ".join(dict.fromkeys(f"{value:+.1f}" for value in (min(known), max(known)))) if known else ""
-        how = f"{claim.direction} by {claim.threshold:g}{' %' * claim.relative}" if claim.threshold else claim.direction
-        is_difference = claim.test == "difference" and claim.metric != FACT
-        numbers = (how, detectable, span) if is_difference else (how, "", "")
-        rows.append((claim.id, claim.test, *numbers, placed.untestable and NOT_TESTABLE))
-    return align_columns(rows) if len(rows) > 1 else []
+        if placed.untestable:
+            lines.append(f"claim {claim.id}: {NOT_TESTABLE}")
+        elif claim.test == "difference" and claim.metric != FACT and sizes:
+            points = 100 * planned_difference(min(sizes), LEVEL, 0, 0.0)
+            pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
+            known = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
+            told = f", published {' to '.join(dict.fromkeys(f'{end(known):+.1f}' for end in (min, max)))}" * bool(known)
+            lines.append(f"claim {claim.id}: minimum detectable difference {points:.1f} points{told}")
+    return lines
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:

@@ -23,7 +23,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import interval_of_mean, percent_factor
 from pipeline.report.contrasts import MeasuredPair, contrast_lines
 from pipeline.report.load.contents import CellResult, CellScore, Evaluation, Results, RunResult
-from pipeline.report.logs import Item, Log, finite_number, read_file
+from pipeline.report.logs import Log, finite_number, read_file
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL, contrast
@@ -46,24 +46,18 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     for title, logs in sides.items():
         for key, log in logs.items():
             by_key.setdefault(key, {})[title] = log
-    matched = [Matched.of(logs) for logs in by_key.values() if len(logs) > 1]
+    matched = [Matched(logs) for logs in by_key.values() if len(logs) > 1]
     columns, refused = columns_of(matched)
-    refused += [f"{one.task}: no item is in all logs." for one in matched if not one.keys]
     refused += [f"{task}: only “{title}” has a log." for (_, task, _), (title, *others) in by_key.items() if not others]
     computed = describe_logs(sides, matched, list(dict.fromkeys(refused)))
     if not columns:
         problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(computed['Not compared'], '.')}"
         raise PipelineError(problem.rstrip("."))
-    measured = measured_columns(columns)
+    pairs = ((column, *pair) for column in columns for pair in combinations(column.values, 2))
+    measured = [measure_pair(column, left, right) for column, right, left in pairs]
     primary = [measured[0].line[key] for key in ("left", "right", "place")] if len(measured) == 1 else []
     lines = contrast_lines(measured, primary)
     cells = [cell for column in columns for cell in cells_of(column, titles, lines)]
-    printed: dict[str, dict[str, float]] = {}
-    for title, logs in sides.items():
-        for log in logs.values():
-            for (group, metric), value in log.groups.items():
-                printed.setdefault(f"{column_title(group, metric, log.filter)}, as printed", {})[title] = value
-    cells += [cell for name, values in printed.items() if len(values) > 1 for cell in group_cells(name, values, titles)]
     runs = [run_of(title, list(logs.values())) for title, logs in sides.items()]
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
@@ -79,20 +73,18 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
 
 def read_sides(entries: Sequence[str]) -> Sides:
     """The models in these folders and files. Raises PipelineError, among others, for a task that a model ran twice."""
-    sides: dict[tuple[str, str], dict[Key, Log]] = {}
-    entry_of: dict[Path, str] = {}
+    sides: dict[tuple[Path, str], dict[Key, Log]] = {}
     for entry in entries:
         for log in read_entry(entry):
-            if (other := entry_of.setdefault(log.file.resolve(), entry)) != entry or list(entries).count(entry) > 1:
-                named = f"{other} and {entry}" if other != entry else entry
-                raise PipelineError(f"results names {log.file.name} twice, in {named}: name each folder or file once")
-            logs, key = sides.setdefault((entry, log.model), {}), (log.tool, log.task, log.filter)
+            logs, key = sides.setdefault((Path(entry).resolve(), log.model), {}), (log.tool, log.task, log.filter)
             if key in logs:
                 files = f"{logs[key].file.name} and {log.file.name}"
                 problem = f"results={entry} holds {log.task} of {log.model} twice, in {files}"
                 raise PipelineError(f"{problem}: name one of these files instead")
             logs[key] = log
-    titles = side_titles(list(sides))
+    names = Counter(model for _, model in sides)
+    shared = os.path.commonpath([entry for entry, _ in sides])
+    titles = [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in sides]
     if len(titles) < 2:
         raise PipelineError(f"results holds one model, {titles[0]}: name the folders or files of two or more")
     return dict(zip(titles, sides.values(), strict=True))
@@ -115,34 +107,19 @@ def read_entry(entry: str) -> list[Log]:
     return logs
 
 
-def side_titles(models: Sequence[tuple[str, str]]) -> list[str]:
-    """A title for each (entry, model): the model, with its place among the entries if others have the same name."""
-    names = Counter(model for _, model in models)
-    shared = os.path.commonpath([Path(entry).absolute() for entry, _ in models])
-    return [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in models]
-
-
 # ---------------------------------------------------------------------------------------------------- matching
 
 
-@dataclass(frozen=True)
 class Matched:
-    """A task as all sides with a log of it answered it. keys: the items that all of them hold, in the first one's
-    order."""
+    """A task as all sides with a log of it answered it. logs, items: by the title of the side; keys: of the items that
+    all of them hold, in the first one's order."""
 
-    logs: Mapping[str, Log]  # by the title of the side
-    items: Mapping[str, Mapping[str, Item]]
-    keys: Sequence[str]
-
-    @classmethod
-    def of(cls, logs: Mapping[str, Log]) -> Matched:
-        items = {title: log.by_key for title, log in logs.items()}
-        first, *others = items.values()
-        return cls(logs, items, [name for name in first if all(name in other for other in others)])
-
-    @property
-    def task(self) -> str:
-        return next(iter(self.logs.values())).task
+    def __init__(self, logs: Mapping[str, Log]) -> None:
+        self.logs = logs
+        self.task = next(iter(logs.values())).task
+        self.items = {title: log.by_key for title, log in logs.items()}
+        first, *others = self.items.values()
+        self.keys = [name for name in first if all(name in other for other in others)]
 
     def describe_match(self) -> str:
         """How many items of each side are matched."""
@@ -158,16 +135,18 @@ class Matched:
             if count:
                 yield f"{self.task}: the {what}s of {count} of {len(self.keys)} items differ."
 
+    def printed_groups(self) -> Iterator[str]:
+        """What lm_eval printed for groups of tasks such as mmlu, of which only the tasks are compared."""
+        for group, metric in sorted(set.intersection(*(set(log.groups) for log in self.logs.values()))):
+            values = {title: f"{log.groups[group, metric]:.4g}" for title, log in self.logs.items()}
+            yield f"{group} {metric}: {by_side(values)}."
+
     def why_not(self, metric: str) -> str:
         """Why a metric cannot be compared; empty if it can."""
         for title, log in self.logs.items():
-            numbers = [finite_number(item.values.get(metric)) for item in log.items]
-            known = [number for number in numbers if number is not None]
-            if not numbers:
-                return f"no item of {self.task} has a score in {log.file.name} of “{title}”"
-            if len(known) < len(numbers):
-                lacking = f"{len(numbers) - len(known)} of {len(numbers)} items of “{title}”"
-                return f"{metric} of {self.task} has no number for {lacking}"
+            known = [number for item in log.items if (number := finite_number(item.values.get(metric))) is not None]
+            if lacking := len(log.items) - len(known):
+                return f"{metric} of {self.task} has no number for {lacking} of {len(log.items)} items of “{title}”"
             printed, value = log.scores.get(metric), mean(known)
             if printed is not None and not log.problems and abs(value - printed) > 1e-6 * max(1.0, abs(printed)):
                 score = f"{metric} of {self.task} is {printed:.6g} for “{title}”, but the mean of its items {value:.6g}"
@@ -177,80 +156,57 @@ class Matched:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of a matched task: a column of the table. values: title of a side -> a number per matched item."""
+    """A metric of a matched task: a column of the table. values: title of a side -> a number per matched item;
+    is_share: all are shares of 1, shown in percent; factor: from a value to the number that is shown."""
 
     title: str
     metric: str
     matched: Matched
     values: dict[str, list[float]]
-
-    @property
-    def is_share(self) -> bool:
-        """Whether all numbers are shares of 1, shown in percent; else they have a scale of their own."""
-        return all(0 <= value <= 1 for values in self.values.values() for value in values)
-
-    @property
-    def factor(self) -> float:
-        """From a value to the number that is shown."""
-        return 100.0 if self.is_share else 1.0
-
-    @property
-    def lower_is_better(self) -> bool:
-        return any(self.metric in log.lower_is_better for log in self.matched.logs.values())
+    is_share: bool
+    factor: float
+    lower_is_better: bool
 
 
 def columns_of(matched: Sequence[Matched]) -> tuple[list[Column], list[str]]:
     """(the columns, sentences on metrics that are not compared)."""
-    columns: list[Column] = []
+    columns: dict[str, Column] = {}
     refused = []
     for one in matched:
-        for metric in dict.fromkeys(name for log in one.logs.values() for item in log.items for name in item.values):
-            reason = one.why_not(metric)
-            refused += [f"{reason}."] if reason else []
-            if one.keys and not reason:
-                values = {title: [finite_number(items[key].values[metric]) or 0.0 for key in one.keys]
-                          for title, items in one.items.items()}  # fmt: skip
-                column = Column("", metric, one, values)
-                title = unique_title(column, [other.title for other in columns])
-                columns.append(Column(title, metric, one, values))
-        if not all(log.items for log in one.logs.values()):
-            refused.append(f"{one.why_not('')}.")
-    return columns, refused
-
-
-def unique_title(column: Column, taken: Sequence[str]) -> str:
-    """Task, metric and filter. It has a space, which no task of this program has: those are scored in other ways."""
-    log = next(iter(column.matched.logs.values()))
-    title = column_title(log.task, column.metric, log.filter)
-    title += " (lower is better)" if column.lower_is_better else ""
-    return title if title not in taken else f"{title} ({sum(one.startswith(title) for one in taken) + 1})"
-
-
-def column_title(task: str, metric: str, filter_name: str) -> str:
-    parts = [task, metric, *([f"({filter_name})"] if filter_name != "none" else [])]
-    return " ".join(re.sub(r"[./\\\x00-\x1f]+", "_", part[:70] or "_") for part in parts)
+        empty = [f"no item of {one.task} has a score in {log.file.name} of “{title}”."
+                 for title, log in one.logs.items() if not log.items]  # fmt: skip
+        refused += empty or ([] if one.keys else [f"{one.task}: no item is in all logs."])
+        metrics = dict.fromkeys(name for log in one.logs.values() for item in log.items for name in item.values)
+        reasons = {metric: "" if empty else one.why_not(metric) for metric in metrics}
+        refused += [f"{reason}." for reason in reasons.values() if reason]
+        for metric in [name for name, reason in reasons.items() if one.keys and not reason]:
+            values = {title: [finite_number(items[key].values[metric]) or 0.0 for key in one.keys]
+                      for title, items in one.items.items()}  # fmt: skip
+            is_share = all(0 <= value <= 1 for numbers in values.values() for value in numbers)
+            lower = any(metric in log.lower_is_better for log in one.logs.values())
+            log = next(iter(one.logs.values()))
+            title = f"{log.task} {metric}{f' ({log.filter})' * (log.filter != 'none')}{' (lower is better)' * lower}"
+            title = re.sub(r"[\x00-\x1f]+", "_", title)
+            title += f" of {log.tool}" * (title in columns)
+            columns[title] = Column(title, metric, one, values, is_share, 100.0 if is_share else 1.0, lower)
+    return list(columns.values()), refused
 
 
 # ---------------------------------------------------------------------------------------------------- comparing
 
 
-def measured_columns(columns: Sequence[Column]) -> list[MeasuredPair]:
-    """Every two sides of a column, the later one against the earlier one. Tango's score test of shares, Student's t of
-    other numbers."""
-    measured = []
-    for column in columns:
-        for right, left in combinations(column.values, 2):
-            differences = [a - b for a, b in zip(column.values[left], column.values[right], strict=True)]
-            line: dict[str, Any] = {"left": left, "right": right, "place": column.title, "over": "problems"}
-            line |= {"unit": "points", "n": len(differences), "chosen_of": 1}
-            line |= {f"{side}_value": column.factor * mean(column.values[line[side]]) for side in ("left", "right")}
-            line["lower_is_better"] = column.lower_is_better
-            try:
-                test = contrast(differences, reach=1.0 if column.is_share else math.inf)
-            except ValueError:
-                test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
-            measured.append(MeasuredPair(line, column.metric, (), test, column.factor))
-    return measured
+def measure_pair(column: Column, left: str, right: str) -> MeasuredPair:
+    """Two sides of a column: Tango's score test of shares, Student's t of other numbers."""
+    values = [column.values[side] for side in (left, right)]
+    line: dict[str, Any] = {"left": left, "right": right, "place": column.title, "over": "problems", "unit": "points"}
+    line |= {"n": len(values[0]), "chosen_of": 1, "lower_is_better": column.lower_is_better}
+    line |= {"left_value": column.factor * mean(values[0]), "right_value": column.factor * mean(values[1])}
+    try:
+        differences = [a - b for a, b in zip(*values, strict=True)]
+        test = contrast(differences, reach=1.0 if column.is_share else math.inf)
+    except ValueError:
+        test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
+    return MeasuredPair(line, column.metric, (), test, column.factor)
 
 
 def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Iterator[CellResult]:
@@ -270,14 +226,6 @@ def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str,
             title, column.title, value=column.factor * mean(values), low=low, high=high, n=1, runs=[title],
             scores=[CellScore(title)], task=column.title, metric=column.metric, best=title == best,
         )  # fmt: skip
-
-
-def group_cells(column: str, values: Mapping[str, float], titles: Sequence[str]) -> Iterator[CellResult]:
-    """What lm_eval printed for a group of tasks such as mmlu; only its tasks are compared."""
-    factor = 100 if all(0 <= value <= 1 for value in values.values()) else 1
-    for title in titles:
-        missing = "" if title in values else f"“{title}” has no log of it"
-        yield CellResult(title, column, factor * values[title] if title in values else None, missing=missing)
 
 
 def run_of(title: str, logs: Sequence[Log]) -> RunResult:
@@ -317,13 +265,9 @@ def answers_of_side(columns: Sequence[Column], title: str) -> Evaluation:
 def describe_logs(sides: Sides, matched: Sequence[Matched], refused: list[str]) -> dict[str, list[str]]:
     """Title -> sentences: which logs, which items, how their settings differ, and what is not compared."""
     by_task = list({one.task: one for one in matched}.values())
-    logs = []
-    for title, listed in sides.items():
-        tools = dict.fromkeys(f"{log.tool} {log.version}" for log in listed.values())
-        tasks, files = (len({getattr(log, name) for log in listed.values()}) for name in ("task", "file"))
-        logs.append(f"“{title}”: {pluralize(tasks, 'task')} by {' and '.join(tools)}, in {pluralize(files, 'file')}.")
     return {
-        "Logs": logs,
+        "Logs": [f"“{title}”: {pluralize(len(logs), 'log')} by {next(iter(logs.values())).tool} "
+                 f"{next(iter(logs.values())).version}." for title, logs in sides.items()],
         "Matched items": list(dict.fromkeys(one.describe_match() for one in by_task if one.keys)),
         "Incomplete logs": list(dict.fromkeys(
             f"“{title}”: {problem}"
@@ -333,6 +277,7 @@ def describe_logs(sides: Sides, matched: Sequence[Matched], refused: list[str]) 
             *dict.fromkeys(sentence for one in by_task for sentence in one.differing_items()),
             *differing_settings(by_task),
         ],
+        "Groups, as printed": list(dict.fromkeys(text for one in matched for text in one.printed_groups())),
         "Not compared": refused,
     }  # fmt: skip
 
@@ -344,14 +289,14 @@ def differing_settings(matched: Sequence[Matched]) -> list[str]:
         for name in dict.fromkeys(name for log in one.logs.values() for name in log.settings):
             values = {title: log.settings.get(name, "not set") for title, log in one.logs.items()}
             if len(set(values.values())) > 1:
-                shown = ", ".join(f"{shorten(text)} (“{title}”)" for title, text in values.items())
-                tasks_of.setdefault(f"{name}: {shown}", []).append(one.task)
+                tasks_of.setdefault(f"{name}: {by_side(values)}", []).append(one.task)
     return [f"{text}." if len(tasks) == len(matched) else f"{text}, in {', '.join(tasks)}."
             for text, tasks in tasks_of.items()]  # fmt: skip
 
 
-def shorten(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+def by_side(values: Mapping[str, str]) -> str:
+    short = (f"{text[:LONGEST]}{'…' * (len(text) > LONGEST)} (“{title}”)" for title, text in values.items())
+    return ", ".join(short)
 
 
 def first_of(sentences: Sequence[str], where: str) -> str:

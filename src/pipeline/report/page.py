@@ -15,7 +15,6 @@ from urllib.parse import quote
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.data.rows import read_jsonl
-from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
@@ -48,7 +47,6 @@ class Line:
     text: str = ""
     run: str = ""
     shown: str = ""
-    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,23 +239,16 @@ def cell_td(cell: CellResult, tolerance: float, behind: Sequence[ScoreBehind], f
 
 
 def lines_behind(cell: CellResult, behind: Sequence[ScoreBehind]) -> list[Line]:
-    """The scores behind a cell by language, then its runs that have none, such as unfinished ones and trainings."""
-    by_language: dict[str, list[tuple[str, float | None, str]]] = {}
-    for _, score, row in behind:
-        axes = ", ".join(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)
-        value = None if row.value is None else percent_factor(row.metric) * row.value
-        by_language.setdefault(row.where, []).append((axes, value, score.run))
+    """The scores behind a cell, then its runs that have none, such as unfinished ones and trainings."""
     lines = []
-    for language, scores in by_language.items():
-        values = [value for _, value, _ in scores if value is not None]
-        with_mean = len(values) == len(scores) > 1
-        lines.append(Line(f"{language}: mean {mean(values):.{cell.digits}f}" if with_mean else language))
-        lines += [Line(axes, run, run if value is None else f"{value:.{cell.digits}f}", True)
-                  for axes, value, run in scores]  # fmt: skip
-    scored = {run for scores in by_language.values() for *_, run in scores}
+    for _, score, row in sorted(behind, key=lambda one: [other.row.where for other in behind].index(one.row.where)):
+        axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
+        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
+        lines.append(Line(axes, score.run, value or score.run))
+    scored = {one.score.run for one in behind}
     axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
     others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
-    return lines + [Line(axes_of.get(run, ""), run, run, True) for run in others]
+    return lines + [Line(axes_of.get(run, ""), run, run) for run in others]
 
 
 def next_steps(results: Results) -> list[str]:

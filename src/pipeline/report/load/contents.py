@@ -104,14 +104,6 @@ class FailedRun:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A related page: a sweep over the table's experts. `address`: relative to the reports' folder."""
-
-    title: str
-    address: str
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What a finished evaluation stored: its scores, its harness' settings, and (task, language or pair, answers by
     question) of each of its tasks."""
@@ -168,7 +160,6 @@ class Results:
     declared: bool = True
     primary: Sequence[str] = ()
     verdicts: Sequence[Verdict] = ()
-    links: Sequence[Link] = ()
     base_tolerance: float = Report.base_tolerance
     linked: bool = True
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
