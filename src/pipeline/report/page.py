@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -80,28 +80,21 @@ class Td:
 
 @dataclass(frozen=True)
 class Frame:
-    """A table of the page: each row is its name and its cells. texts: the columns of text."""
+    """A table of the page: each row is its name and its cells. texts: the columns of text; note, id, open: of its
+    section, if it has one of its own."""
 
     label: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Td]]
     texts: Sequence[int] = (0,)
+    note: str = ""
+    id: str = ""
+    open: bool = True
 
     @property
     def cells(self) -> list[list[Td]]:
         return [[cell if isinstance(cell, Td) else Td(cell) for cell in row] for row in self.rows]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A folded part of the page with tables."""
-
-    id: str
-    title: str
-    note: str
-    frames: list[Frame] = field(default_factory=list)
-    open: bool = True
 
 
 def page(
@@ -118,7 +111,7 @@ def page(
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    tables = [claims_section(results.verdicts), contrasts_section(results)]
+    tables = [claims_frame(results.verdicts), contrasts_frame(results)]
     charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
     curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
                "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
@@ -271,7 +264,7 @@ def next_steps(results: Results) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- other tables
 
 
-def claims_section(verdicts: Sequence[Verdict]) -> Section:
+def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
     caption = (
         "Differences, intervals and minimum detectable differences (power 80 %) in points; facts recorded by runs in "
         "their own unit; a claim is shown if its interval lies on its side of the threshold; p tests that threshold."
@@ -290,10 +283,10 @@ def claims_section(verdicts: Sequence[Verdict]) -> Section:
         ])  # fmt: skip
     columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
     note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
-    return Section("claims", "Claims", note, [Frame("Claims", caption, columns, rows, (0, 1, 5))] if verdicts else [])
+    return Frame("Claims", caption, columns, rows, (0, 1, 5), note, "claims")
 
 
-def contrasts_section(results: Results) -> Section:
+def contrasts_frame(results: Results) -> Frame:
     note = (
         "In points (for bits and reading, in bits), over problems and over the experts that both sides are means of. A "
         "choice on these problems is scored on the half that it was not chosen on. p after Holm’s correction over all "
@@ -313,9 +306,8 @@ def contrasts_section(results: Results) -> Section:
             ]  # fmt: skip
         rows.append([line["left"], line["right"], line["place"], *numbers])
     columns = "Left", "Right", "Place", "Difference", "95 % interval", "p (Holm)", "Detectable", "Questions"
-    frames = [Frame("Contrasts", results.title, columns, rows, (0, 1, 2))] if rows else []
     title = "Comparisons" if results.declared else "Merges against base and best expert"
-    return Section("contrasts", title, note, frames, len(rows) <= 20)
+    return Frame(title, results.title, columns, rows, (0, 1, 2), note, "contrasts", len(rows) <= 20)
 
 
 def number_td(value: float | None) -> Td:
