@@ -17,7 +17,7 @@ from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markd
 from pipeline.report.write import write_report
 
 EARLIER = ("table.csv", "table.md", "scores.json")
-ROUND = "In round brackets the number of values that a cell is reduced from"
+BRACKETS = "Round brackets: the number of values that a cell is reduced from; square brackets: the published number."
 
 
 def scored(row: str, column: str, *runs: str, **more: Any) -> CellResult:
@@ -74,7 +74,7 @@ def test_the_table_exactly(tmp_path):
         "| swap | 50.0 (3) | — |\n"
         "| a\\|b | — | — |\n"
         "\n"
-        "In round brackets the number of values that a cell is reduced from.\n"
+        f"{BRACKETS}\n"
         "\n"
         "MGSM: exact match, flexible-extract, 0-shot, n = 50 to 100; FLORES: chrF++, 0-shot, n = 50.\n"
         "\n"
@@ -215,23 +215,18 @@ def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_l
     ("cell", "shown", "note"),
     [
         (CellResult("a", "b", 45.2), "45.2", []),
-        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", [ROUND + "."]),
-        (
-            CellResult("a", "b", 45.2, published=47.8, maximum=47.0),
-            "45.2 max 47.0 [47.8]",
-            ["In square brackets the published number.", BEST_NOTE],
-        ),
-        (CellResult("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets the published number."]),
-        (
-            CellResult("a", "b", 45.2, n=9, published=44.8),
-            "45.2 (9) [44.8]",
-            [ROUND + ", in square brackets the published number."],
-        ),
+        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", []),
+        (CellResult("a", "b", 45.2, published=47.8, maximum=47.0), "45.2 max 47.0 [47.8]", [BEST_NOTE]),
+        (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 (9) [44.8]", []),
     ],
 )
-def test_a_note_on_brackets_stands_where_cells_have_them(cell, shown, note):
+def test_a_cell_in_markdown(cell, shown, note):
     lines = cells_markdown(results_of([cell]), "None.", []).splitlines()
-    assert lines[2] == "None." and lines[6] == f"| a | {shown} |" and [line for line in lines[7:] if line] == note
+    assert (
+        lines[2] == "None."
+        and lines[6] == f"| a | {shown} |"
+        and [line for line in lines[7:] if line] == [BRACKETS, *note]
+    )
 
 
 def test_many_runs_that_failed_are_counted():

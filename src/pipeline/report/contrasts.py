@@ -43,19 +43,13 @@ def detectable_differences(planning: Planning) -> list[str]:
     """
     lines = []
     plan = planning.plan
-    cells, compared = plan.cells, [*declared_pairs(plan), *control_pairs(plan)]
-    primary = tuple(plan.table.primary)
+    compared, primary = [*declared_pairs(plan), *control_pairs(plan)], tuple(plan.table.primary)
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
     for left, right in [*plan.compare, *plan.controls]:
-        is_first = (left, right) == primary[:2]
-        level = holm_level(len(compared), is_first, bool(primary))
-        counts = [
-            questions_under(planning, cell)
-            for place, cell in cells.items()
-            if left in place and tuple(right if name == left else name for name in place) in cells
-        ]
-        sizes = [count for count in counts if count]
-        if sizes:
+        level = holm_level(len(compared), (left, right) == primary[:2], bool(primary))
+        firsts = [plan.cells[cell_keys(plan, pair)[0]] for pair in compared if pair[:2] == (left, right)]
+        counts = [questions_under(planning, cell) for cell in firsts]
+        if sizes := list(filter(None, counts)):
             ends = [100 * planned_difference(count, level, seeds, 0.0) for count in (min(sizes), max(sizes))]
             text = f"{ends[0]:.1f} points on {min(sizes)} questions"
             text += f", {ends[1]:.1f} on {max(sizes)}" if max(sizes) > min(sizes) else ""

@@ -71,20 +71,18 @@ def mark_lines(marks: Sequence[Mark]) -> list[str]:
 
 
 def inconclusive_sentence(results: Results, answers: Mapping[Place, Answers]) -> list[str]:
-    """A sentence where most generated answers were cut off, in most of the scores of the table or of a column: then
-    these compare lengths."""
+    """A sentence where most generated answers were cut off, in most of the scores of a column: then these compare
+    lengths."""
     by_column: dict[str, dict[Place, bool]] = {}
     for one in results.behind:
         found = answers.get(one.place, Answers())
         if kind_of(one.row.task) in GENERATED and found.n:
             by_column.setdefault(one.cell.column, {})[one.place] = found.cut_off > found.n / 2
-    everywhere = {place: cut for places in by_column.values() for place, cut in places.items()}
     affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
     if not affected:
         return []
-    is_most = sum(everywhere.values()) > len(everywhere) / 2
-    where = "" if is_most else f" of {', '.join(affected)}"
-    scored = everywhere if is_most else {place: cut for name in affected for place, cut in by_column[name].items()}
+    scored = {place: cut for column in affected for place, cut in by_column[column].items()}
+    where = f" of {', '.join(affected)}" * (len(affected) < len(by_column))
     return [
         f"Inconclusive: in {sum(scored.values())} of {len(scored)} scores{where} most answers ran out of tokens; "
         "raise eval.max_gen_toks."

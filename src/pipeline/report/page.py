@@ -347,11 +347,14 @@ def counted(runs: Sequence[Any], what: str) -> str:
 
 def details_of(run: RunResult) -> list[Line]:
     """A run's reasons, parents and configuration (values other than defaults)."""
-    where = [run.machine.get("device"), f"{run.machine['threads']} threads" if "threads" in run.machine else None]
-    where += [f"torch {run.versions['torch']}" if "torch" in run.versions else None]
-    made = ", ".join(str(part) for part in [run.started, *where] if part)
     config = "; ".join(f"{key}={'null' if value is None else value}" for key, value in run.config.items())
-    notes = [run.stale and f"stale: {run.stale}", *run.unlike, run.reason, made, config and f"configuration: {config}"]
+    notes = [
+        run.stale and f"stale: {run.stale}",
+        *run.unlike,
+        run.reason,
+        run.started,
+        config and f"configuration: {config}",
+    ]
     return [*map(Line, filter(None, notes)), *(Line(role, name, name) for role, name in run.parents.items())]
 
 

@@ -33,12 +33,11 @@ def refuse_unlike(results: Results) -> None:
     chat template."""
     settings: dict[tuple[str, ...], dict[tuple[str, Any], str]] = {}  # compared setting -> its value -> an evaluation
     for cell in results.cells:
+        compared = ("backend", "hf", ()), ("dtype", "auto", ()), ("chat_template", False, (cell.row, cell.column))
         for name in (score.run for score in cell.scores if score.run in results.evaluations):
-            how = results.evaluations[name].settings
-            template = ("eval.chat_template", how.get("chat_template", False))
-            settings.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), name)
-            settings.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), name)
-            settings.setdefault((cell.row, cell.column), {}).setdefault(template, name)
+            for key, default, where in compared:
+                value = results.evaluations[name].settings.get(key, default)
+                settings.setdefault((key, *where), {}).setdefault((f"eval.{key}", value), name)
     for by_setting in settings.values():
         if len(by_setting) > 1:
             text = ", ".join(f"{name} ({key}={value})" for (key, value), name in by_setting.items())
