@@ -38,13 +38,15 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         context["picture"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
         context["sentences"] = split_half_summary(points, scores, means, best)
         (folder / "map.png").write_bytes(picture)
-        write_atomically(folder / "scores.csv", as_csv(points, runs, means))
-    rows: list[list[str | Td]] = []
-    for index, point in enumerate(points):
-        score_text = f"{means[index]:.1f}" if index in means else "not finished"
-        rows.append([*map(str, point.values()), Td(score_text, means.get(index)), runs[index].name])
     columns = [*points[0], "score", "run"]
-    frames = [Frame("Points", "All points, with the runs that scored them.", columns, rows, (0, len(columns) - 1))]
+    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
+    if scores:
+        write_atomically(folder / "scores.csv", comma_separated([columns, *rows]))
+    shown = [
+        [*map(str, values), Td("not finished") if score == "" else Td(f"{score:.1f}", score), name]
+        for *values, score, name in rows
+    ]
+    frames = [Frame("Points", "All points, with the runs that scored them.", columns, shown, (0, len(columns) - 1))]
     html = environment().get_template("plain.html.j2").render(frames=frames, **context)
     write_atomically(folder / "index.html", html)
     return folder / "index.html"
@@ -108,8 +110,3 @@ def split_half_summary(
 
 def point_name(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {f'{value:.4g}' if isinstance(value, float) else value}" for key, value in point.items())
-
-
-def as_csv(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
-    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
-    return comma_separated([[*points[0], "score", "run"], *rows])
