@@ -60,9 +60,6 @@ STAND_INS = {
     ),
     "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"),
     "launch/local_pool.py::Worker.start": StandIn(HERE + "test_a_worker_sees_its_gpu_alone", "CUDA_VISIBLE_DEVICES"),
-    "report/computed.py::describe_gpu_time": StandIn(
-        "tests/study/test_reporting.py::test_the_page_says_how_its_numbers_were_computed", "hours[device] +="
-    ),
     "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
     "runs/run.py::decided_beyond_knobs": StandIn(
         "tests/runs/test_run.py::test_only_trainings_in_shards_are_others_than_before", 'return {"shards"'

@@ -32,7 +32,7 @@ from pipeline.benchmarks import is_measure
 from pipeline.config.compose import compose
 from pipeline.report.cell_values import NoScore, Outcome
 from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
-from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.compare import headline_sentences
 from pipeline.report.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
 from pipeline.report.intervals import cell_result
 from pipeline.report.placed_claims import claims_of
@@ -185,7 +185,7 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
         outcome.cells.update((place, outcome.number_in(cell)) for place, cell in plan.cells.items())
         cells = [cell_result(outcome, place, answers) for place in plan.cells]
     lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
-    headline = " ".join(headline_sentences(correct_contrasts(lines, plan.table.primary)))
+    headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}
     return Page(headline, tuple(verdict.id for verdict in verdicts if verdict.verdict in effects[verdict.id]))

@@ -140,12 +140,12 @@ def rehearse(place: Place, table: str, words: list[str], launcher: list[str], cl
     refusals = [] if (place.runs / "hub.lock.json").is_file() else refuse_without_token(place, table, words)
     words = [f"table={table}", *words]
     _, prefetching = place.command("stage=prefetch", *words)
-    plan, _ = place.command("stage=plan", *words, "plan.worlds=0", offline=True)
+    plan, _ = place.command("stage=plan", *words, offline=True)
     _, seconds = place.command("stage=table", *words, *launcher, offline=True, status=75 if cluster else 0)
     if cluster:
         cluster.idle(3600)
         place.command("stage=table", *words, *launcher, offline=True)
-    again, _ = place.command("stage=plan", *words, "plan.worlds=0", offline=True)
+    again, _ = place.command("stage=plan", *words, offline=True)
     place.command("stage=report", *words, offline=True)
     to_compute = re.search(r"^(\d+) of (\d+) runs to compute", plan)
     assert to_compute is not None, plan

@@ -84,7 +84,7 @@ score: {eval: mgsm_2shot, in: en}
 columns: {math: {run: math}}
 """
     (tmp_path / "mine.yaml").write_text(text)
-    words = [f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}", "plan.worlds=0"]
+    words = [f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}"]
     own = show_plan(compose(["stage=plan", *words]))  # type: ignore[arg-type]
     typed = show_plan(compose(["stage=plan", *words, "every.hardware=a100_80x8"]))  # type: ignore[arg-type]
     (tmp_path / "mine.yaml").write_text(text.replace(", hardware: a100_80x8", ""))
@@ -197,7 +197,7 @@ def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -
         assert h100 == {**a100, "plan": {**a100["plan"], "gpu": "h100_80"}}
     assert GPUS["a100_80"].memory == GPUS["h100_80"].memory
     for hardware in ("cpu", "a100_80x1", "a100_80x8"):
-        words = [f"table={name}", f"hardware={hardware}", f"runs_dir={tmp_path}", "plan.lines=0", "plan.worlds=0"]
+        words = [f"table={name}", f"hardware={hardware}", f"runs_dir={tmp_path}", "plan.lines=0"]
         text = show_plan(compose(["stage=plan", *words]))  # type: ignore[arg-type]
         assert hardware == "cpu" or "a100_80: " in text.splitlines()[0]
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
+from pipeline.report.load.scores import read_evaluations
 
 SKILL = {
     "base": 0.23,
@@ -73,11 +75,13 @@ COLUMNS = {  # name of a column -> its task, and whether it is in English
 }  # fmt: skip
 
 
-def results_of(cells: Sequence[CellResult], evaluations: Mapping[str, Path] | None = None, **more: Any) -> Results:
-    """A table of these cells; evaluations: name -> folder."""
+def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None = None, **more: Any) -> Results:
+    """A table of these cells; folders: of its evaluations, by name."""
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
-    runs = [RunResult(name, "eval", folder) for name, folder in (evaluations or {}).items()]
+    runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
     fixed = {"rows": rows, "columns": columns, "cells": list(cells), "runs": runs, "seconds": 1.0}
+    fixed["evaluations"] = read_evaluations(runs)
+    fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
     named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
     return Results(**named | fixed | more)
 
@@ -136,11 +140,14 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
         rows=list(SKILL),
         columns=columns,
         cells=cells,
-        contrasts=[
-            line_of("layer swap", "base", columns[0], 25.0, 0.001),
-            line_of("soup", "base", columns[0], 4.0, 0.4),
-        ],
+        contrasts=correct_contrasts(
+            [
+                line_of("layer swap", "base", columns[0], 25.0, 0.001),
+                line_of("soup", "base", columns[0], 4.0, 0.4),
+            ]
+        ),
         runs=list(runs.values()),
+        evaluations=read_evaluations(runs.values()),
         seconds=412.0,
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},

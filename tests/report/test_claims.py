@@ -66,8 +66,9 @@ def test_a_claim_is_read():
         ({"threshold": "much"}, "threshold much is neither points nor N%"),
         ({"left": []}, "left is empty"),
         ({"over": []}, "over names no row or column"),
-        ({"test": "friedman"}, "right is null and direction differ"),
-        ({"right": None}, "only friedman has no right side"),
+        ({"test": "friedman"}, "right is the other side, null for friedman alone"),
+        ({"right": None}, "right is the other side, null for friedman alone"),
+        ({"test": "friedman", "right": None}, "friedman needs direction differ"),
         ({"units": "all"}, "units 'all'"),
         ({"test": "wilcoxon", "threshold": 0, "units": "each"}, "than and units are keys of test difference"),
         ({"direction": "within", "threshold": "3%"}, "within needs a threshold above 0, in points"),
@@ -225,8 +226,12 @@ def test_maps_of_a_kind_decide():
     assert [judged(0.03, 1), judged(1, 0.03), judged(0.4, 0.6)] == ["shown", "contradicted", "undecided"]
     assert judged(1, 0.03, direction="lower") == "shown"
     assert judged(0.1, 1, 0.1) == judged(0.1, 1, math.nan) == "cannot be tested"
-    for words in ({"metric": "exact_match", "threshold": 0}, {"threshold": 1}):
-        with pytest.raises(PipelineError, match="alike needs metric fact and threshold 0"):
+    wrong = (
+        ({"metric": "exact_match", "threshold": 0}, "needs metric fact"),
+        ({"threshold": 1}, "only accepts threshold 0"),
+    )
+    for words, told in wrong:
+        with pytest.raises(PipelineError, match=f"alike {told}"):
             claim(**{"metric": "fact", "test": "alike", **words})
 
 

@@ -11,9 +11,9 @@ from made_up_report import line_of, results_of
 
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import score_interval
-from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level
+from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level, is_significant
 from pipeline.report.load.answers import Answers
-from pipeline.report.load.contents import CellResult, CellScore
+from pipeline.report.load.contents import CellResult, CellScore, Evaluation
 from pipeline.report.marks import inconclusive_sentence
 from pipeline.stats.statistics import contrast, smallest_difference
 
@@ -64,7 +64,7 @@ def test_the_level_is_the_one_that_holms_correction_begins_with():
                 level = holm_level(count, has_first and at == 0, has_first)
                 for factor, significant in ((0.99, True), (1.01, False)):
                     alone = [{**line, "p": factor * level} if place == at else line for place, line in enumerate(lines)]
-                    assert correct_contrasts(alone, primary)[at].significant is significant
+                    assert is_significant(correct_contrasts(alone, primary)[at]) is significant
 
 
 # ---------------------------------------------------------------------------------------------------- sentences
@@ -79,8 +79,8 @@ def test_a_missing_primary_is_named_and_keeps_its_half(lines):
     first, *_ = headline_sentences(made, PRIMARY)
     reason = "eval-x is not made yet" if lines else "it has no answers"
     assert first == f"The primary comparison, “swap” with “math” in “sw”, is missing: {reason}."
-    assert made[-1].p == pytest.approx(0.06) and not made[-1].significant
-    assert correct_contrasts([other])[0].p == pytest.approx(0.03)
+    assert made[-1]["p_holm"] == pytest.approx(0.06) and not is_significant(made[-1])
+    assert correct_contrasts([other])[0]["p_holm"] == pytest.approx(0.03)
 
 
 def test_a_sentence_says_what_its_interval_and_its_p_are():
@@ -123,10 +123,10 @@ def test_a_column_of_cut_off_answers_is_named(cut, said):
     ]  # fmt: skip
     row = {"task": "mgsm", "language": "sw", "pair": None, "subject": None, "num_fewshot": 0, "metric": "exact_match",
            "filter": "flexible-extract", "value": 0.1, "stderr": 0.03, "n": 10, "reason": None}  # fmt: skip
-    written: Any = {f"{run} {column}": ([ScoreRow(**row)], {}) for run in runs for column in columns}
+    written: Any = {f"{run} {column}": Evaluation([ScoreRow(**row)]) for run in runs for column in columns}
     answers = {
         (name, "mgsm", "sw"): Answers(n=10, cut_off=9 if name in {f"{run} math" for run in cut} else 0)
         for name in written
     }
-    found = inconclusive_sentence(results_of(cells, []), written, answers)
+    found = inconclusive_sentence(results_of(cells, evaluations=written), answers)
     assert [said in sentence for sentence in found] == [True] if said else not found

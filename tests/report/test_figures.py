@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from made_up_report import results_of
 
-from pipeline.analyze.heatmaps import Map
 from pipeline.errors import PipelineError
 from pipeline.report import figures
 from pipeline.report.figures import Curve
@@ -62,27 +61,6 @@ def test_a_forest_has_differences_detectable_ones_and_significance(report: Path)
     (report / "contrasts.csv").write_text(CONTRASTS.replace("0.001,100", "0.03,100"))  # .06 and .06
     (axes,) = figures.contrasts(report).axes
     assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == ["none", "none"]
-
-
-def test_maps_are_compared_by_rank() -> None:
-    published = Map("Figure 4", ["1", "0"], ["q", "v"], [[0.9, 0.5], [0.2, 0.1]])
-    assert figures.similarity(published, published) == pytest.approx(1)
-    opposite = Map("ours", ["1", "0"], ["v", "q"], [[0.1, 0.2], [0.9, 0.3]])  # ranks 1 2 4 3 of published 3 4 1 2
-    assert figures.similarity(opposite, published) == pytest.approx(1 - 6 * (4 + 4 + 9 + 1) / (4 * 15))
-    deeper = Map("ours", ["3", "2", "1", "0"], ["q", "v"], [[9, 5], [9, 5], [2, 1], [2, 1]])
-    assert figures.similarity(deeper, published) == pytest.approx(1)
-    assert figures.similarity(Map("constant", ["1", "0"], ["q", "v"], [[1, 1], [1, 1]]), published) is None
-    assert len(figures.maps(published, published).axes) == 2
-
-
-def test_a_sweep_has_a_line_for_each_number_of_top_layers(tmp_path: Path) -> None:
-    lines = ["bottom_layers,top_layers,score,run", "2,0,30.0,a", "1,0,20.0,b", "1,1,25.0,c", "3,1,,d"]
-    (tmp_path / "scores.csv").write_text("\n".join(lines))
-    (axes,) = figures.layers(tmp_path).axes
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1, 20], [2, 30]], [[2, 25]]]
-    with pytest.raises(PipelineError, match="is no sweep of sweep.bottom_layers and sweep.top_layers"):
-        (tmp_path / "scores.csv").write_text("scale,score,run\n0.5,30.0,a\n")
-        figures.layers(tmp_path)
 
 
 def test_curves() -> None:

@@ -23,8 +23,7 @@ import pytest
 
 from pipeline.config.stages import CompareStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import mean
-from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.logged import compare_logs
 from pipeline.report.write import write_report
@@ -80,12 +79,15 @@ def refusal(folder: Path, *entries: str | Path) -> str:
 def test_scores_are_those_that_lm_eval_printed(tmp_path: Path) -> None:
     results = compared(tmp_path, GUESSES, TINY)
     generated = ["sums_gen exact_match (strict)", "sums_gen exact_match (flexible)"]
-    assert results.columns == ["arithmetic acc", "sums acc", "sums acc_norm", *generated, "sums_hard acc"]
+    assert results.columns == ["sums acc", "sums acc_norm", *generated, "sums_hard acc"]
     printed = [json.loads(only_file(folder, "results_*.json").read_text())["results"] for folder in (GUESSES, TINY)]
-    for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none"), ("arithmetic acc", "acc,none")):
+    for column, key in (("sums acc", "acc,none"), ("sums acc_norm", "acc_norm,none")):
         assert [cell.value for cell in cells_in(results, column)] == pytest.approx(
             [100 * scores[column.split()[0]][key] for scores in printed]
         )
+    of_group = [f"{scores['arithmetic']['acc,none']:.4g}" for scores in printed]
+    (told,) = results.computed["Groups, as printed"]
+    assert told == f"arithmetic acc: {of_group[0]} (“6v8uqx97”), {of_group[1]} (“sandbox_base”)."
     assert len({cell.value for cell in results.cells}) > 2
     assert any("bleu of sums_gen has no number for 8 of 8 items" in text for text in results.computed["Not compared"])
 
@@ -101,31 +103,6 @@ def test_the_contrast_is_mcnemars_score_test(tmp_path: Path) -> None:
     statistic = abs(only_tiny - only_guesses) / math.sqrt(only_tiny + only_guesses)
     assert only_tiny + only_guesses and line["p"] == pytest.approx(math.erfc(statistic / math.sqrt(2)))
     assert line["low"] <= line["difference"] <= line["high"] and line["could_see"] >= 300 / 8
-
-
-def test_a_group_is_compared_on_all_items_of_its_tasks(tmp_path: Path) -> None:
-    """8 of sums and 5 of sums_hard; not if its score is a mean over tasks, which is no mean over items."""
-    (line,) = (line for line in compared(tmp_path, GUESSES, TINY).contrasts if line["place"] == "arithmetic acc")
-    guesses, tiny = (
-        {f"{task} {row['doc_hash']}": row["acc"] for task in ("sums", "sums_hard") for row in raw_samples(folder, task)}
-        for folder in (GUESSES, TINY)
-    )
-    assert line["n"] == len(tiny) == 13
-    assert line["difference"] == pytest.approx(100 * sum(tiny[key] - guesses[key] for key in tiny) / 13)
-    copy = copy_of(TINY, tmp_path)
-    for file in copy.rglob("samples_sums_gen*"):
-        file.unlink()
-    assert compared(tmp_path / "1", GUESSES, str(copy)).primary == ["sandbox_base", "6v8uqx97", "arithmetic acc"]
-
-    def average_tasks(content: dict[str, Any]) -> None:
-        content["results"]["arithmetic"]["acc,none"] = (0.5 + 0.6) / 2
-
-    rewrite_json(only_file(copy, "results_*"), average_tasks)
-    results = compared(tmp_path / "2", GUESSES, str(copy))
-    assert "arithmetic acc" not in results.columns and not results.primary
-    assert any(
-        text.startswith("acc of arithmetic is 0.55 for “sandbox_base”") for text in results.computed["Not compared"]
-    )
 
 
 def test_items_are_matched_by_document_whatever_their_order(tmp_path: Path) -> None:
@@ -252,7 +229,7 @@ def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
     settings = " ".join(results.computed["Different settings"])
     assert "epochs: 1 (“mockllm/weak”), 2 (“mockllm/strong”)." in settings and "system_message" in settings
     right = results.by_place["mockllm/strong", "sums match"].value
-    samples = results.logged["mockllm/strong"].samples["sums match", "all"]
+    (samples,) = (one for task, _, one in results.evaluations["mockllm/strong"].samples if task == "sums match")
     assert samples[0]["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and samples[0]["target"] == "93"
     assert sum(line["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
 
@@ -286,12 +263,12 @@ def test_items_without_a_score_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.inspect
 def test_nothing_in_common(tmp_path: Path) -> None:
-    assert "have nothing to compare: arithmetic: only “6v8uqx97” has a log" in refusal(tmp_path, GUESSES, WEAK)
+    assert "have nothing to compare: sums: only “6v8uqx97” has a log" in refusal(tmp_path, GUESSES, WEAK)
     other = copy_of(TINY, tmp_path)
     for file in other.rglob("samples_*.jsonl"):
         rewrite_lines(file, lambda rows: [row | {"doc_hash": f"x{row['doc_hash']}"} for row in rows])
     told = refusal(tmp_path, GUESSES, other)
-    assert told.endswith("sums: no item is in all logs. And 2 more") and "bleu of sums_gen has no number" in told
+    assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("And 1 more")
 
 
 def test_entries_that_hold_no_two_models(tmp_path: Path) -> None:
@@ -486,19 +463,5 @@ def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(t
     results = compared(tmp_path, *map(str, copies))
     column = "sums acc (lower is better)"
     assert [cell.best for cell in cells_in(results, column)] == [False, True]
-    sentences = headline_sentences(correct_contrasts(results.contrasts))
+    sentences = headline_sentences(results.contrasts)
     assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
-
-
-def test_a_group_of_the_same_questions_in_several_languages_is_not_pooled(tmp_path: Path) -> None:
-    """As Belebele's: its answers to a question are not independent, so that the number of items says too much."""
-    copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
-    for copy in copies:
-        rewrite_lines(only_file(copy, "samples_sums_2*"), lambda rows: rows[:5])
-        rows = [json.loads(line)["acc"] for file in copy.rglob("samples_sums_[2h]*") for line in file.open()]
-        file = only_file(copy, "results_*")
-        rewrite_json(file, lambda content, rows=rows: content["results"]["arithmetic"].update({"acc,none": mean(rows)}))
-    results = compared(tmp_path, *map(str, copies))
-    assert "arithmetic acc" not in results.columns and "sums_hard acc" in results.columns
-    (reason,) = (text for text in results.computed["Not compared"] if "not independent" in text)
-    assert reason.startswith("the 2 tasks of arithmetic have the same number of items")

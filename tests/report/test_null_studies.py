@@ -105,7 +105,8 @@ def test_models_agree_as_often_as_plans_assume(demo):
     ],
 )
 def test_which_verdicts_are_false_if_nothing_differs(direction, threshold, false):
-    claim = replace(Claim.plain("t", "a", "b", "exact_match", "c"), direction=direction, threshold=threshold)
+    words = ("t", "x", "", "", ("a",), ("b",), "exact_match", ("c",), "difference")
+    claim = replace(Claim("", *words, 0, False, "higher"), direction=direction, threshold=threshold)
     assert null.false_verdicts(claim) == false
 
 
@@ -149,11 +150,11 @@ def test_a_pooled_ratio_by_hand():
 def test_the_best_of_several_is_corrected_for_them():
     """A merge below the best of four experts: p times four, then Holm. Above it there is nothing to correct."""
     lines = [line_of("soup", "math", "sw", -5.0, 0.01, chosen_of=4), line_of("soup", "base", "sw", 5.0, 0.03)]
-    assert [one.p for one in correct_contrasts(lines)] == pytest.approx([0.06, 0.06])
+    assert [one["p_holm"] for one in correct_contrasts(lines)] == pytest.approx([0.06, 0.06])
     lines[0] |= {"difference": 5.0}
-    assert [one.p for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
+    assert [one["p_holm"] for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
     lines[0] |= {"chosen_of": None}  # an archive of an earlier version
-    assert [one.p for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
+    assert [one["p_holm"] for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
 
 
 EXPERTS = """

@@ -188,7 +188,7 @@ def test_three_languages_and_seeds(tmp_path, reports):
 
 
 def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
-    """Each score next to its seed, linked to its run, and the mean of a language; an unfinished run by its name."""
+    """Each score next to its language and seed, linked to its run; an unfinished run by its name."""
     right = {("qaa", 0): 10, ("qaa", 1): 20, ("qab", 0): 31}
     found, scores = {}, []
     for (language, seed), count in right.items():
@@ -201,10 +201,10 @@ def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
     page = Page(write_report(results_of(cells, found), reports))
     (_, (_, math, loss)) = page.tables[0]
     lines = [" ".join(line.split()) for line in math.splitlines() if line.strip()]
-    assert lines == ["51.2 (4)", "qaa: mean 37.5", "seed 0 25.0", "seed 1 50.0", "qab", "seed 0 77.5",
+    assert lines == ["51.2 (4)", "qaa, seed 0 25.0", "qaa, seed 1 50.0", "qab, seed 0 77.5",
                      "language qab, seed 1 swap-qab-s1", "answers"]  # fmt: skip
     assert loss.split() == ["1.234", "sft-1"]
-    assert "37.5" not in page.visible and "51.2" in page.visible
+    assert "77.5" not in page.visible and "51.2" in page.visible
     places = [(attrs["data-model"], attrs["data-column"]) for tag, attrs in page.tags if "data-model" in attrs]
     assert places == [("swap", "math")] and page.addresses.count("#run-swap-qaa-s1") == 1
 

@@ -16,12 +16,11 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report.load.answers import read_answers, samples_in
-from pipeline.report.load.contents import CellResult, CellScore, Results
-from pipeline.report.load.scores import Written
+from pipeline.report.load.answers import SampleFiles, read_answers
+from pipeline.report.load.contents import CellResult, CellScore, Evaluation, Results
 
 
-def cells_of(scores: dict[str, ScoreRow]) -> tuple[Results, Written]:
+def cells_of(scores: dict[str, ScoreRow]) -> Results:
     """A cell for each row of the table, of one evaluation of the same name."""
     cells = [
         CellResult(
@@ -29,7 +28,7 @@ def cells_of(scores: dict[str, ScoreRow]) -> tuple[Results, Written]:
         )
         for row, score in scores.items()
     ]
-    return results_of(cells), {row: ([score], {}) for row, score in scores.items()}
+    return results_of(cells, evaluations={row: Evaluation([score]) for row, score in scores.items()})
 
 
 def score_of(task: str, value: float | None, n: int, where: str = "qac", target: str = "qac", **more: Any) -> ScoreRow:
@@ -41,9 +40,8 @@ def score_of(task: str, value: float | None, n: int, where: str = "qac", target:
 def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
     """The answers of all files in these folders."""
     places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
-    rows: dict[str, tuple[list[ScoreRow], dict]] = {name: ([], {}) for name in folders}
-    files = {name: samples_in(folder, name) for name, folder in folders.items()}
-    return read_answers(files, rows, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
+    evaluations = {name: Evaluation([], samples=SampleFiles(folder, name)) for name, folder in folders.items()}
+    return read_answers(evaluations, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
 
 
 def scored(tmp_path, answers, task="mgsm", values=None, n=4):
@@ -53,7 +51,7 @@ def scored(tmp_path, answers, task="mgsm", values=None, n=4):
         lines = [sample(doc, response, response.endswith("7")) for doc, response in enumerate(responses)]
         folders[row] = write_eval(tmp_path / row, [], {f"{task}.qac": lines})
     made = {row: score_of(task, (values or {}).get(row, 0.5), n) for row in answers}
-    return *cells_of(made), read(tmp_path, folders)
+    return cells_of(made), read(tmp_path, folders)
 
 
 # ---------------------------------------------------------------------------------------------------- contrasts
@@ -68,9 +66,11 @@ def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
         line_of("swap", "expert", "math", -9.0, 0.03),
     ]  # fmt: skip
     found = compare.correct_contrasts(lines)
-    assert [one.line for one in found] == lines
-    assert [one.p for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
-    assert [one.significant for one in found] == [True, False, False, False]
+    assert [{key: one[key] for key in lines[0]} for one in found] == [
+        {key: one[key] for key in lines[0]} for one in lines
+    ]
+    assert [one["p_holm"] for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
+    assert [compare.is_significant(one) for one in found] == [True, False, False, False]
 
 
 def test_the_headline_says_what_is_significant_and_what_could_have_been_detected():
@@ -107,14 +107,14 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
         line_of("swap", "expert", "math", -9.0, 0.03),
     ]  # fmt: skip
     found = compare.correct_contrasts(lines, ["swap", "base", "math"])
-    assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
+    assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
     assert compare.headline_sentences(found) == [
         "“swap” is better than “base” in “math” by 10.0 points "
         "(95 % interval 5.0 to 15.0, p = 0.020; corrected p = 0.040).",
         "None of the 2 other differences is significant; detectable with 40 questions: 12 points.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
-    assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
+    assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
     assert compare.headline_sentences(found)[0] == (
         "“soup” is not significantly different from “base” in “math”: "
         "+4.0 points (95 % interval -1.0 to +9.0; corrected p = 0.200); "
@@ -156,14 +156,14 @@ def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
         for row, (role, value) in values.items()
         for column, task in (("numbers", "mgsm_steps_nums"), ("bits", "mgsm_steps"))
     ]
-    marks = samples.suspicious_scores(results_of(cells), {}, {})
+    marks = samples.suspicious_scores(results_of(cells), {})
     assert [(mark.mark, mark.row) for mark in marks] == ([("damaged", "Swahili")] if marked else [])
     assert all("1.1 bits below the base, where 1 is allowed" in mark.detail for mark in marks)
 
 
 def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
     nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
-    (mark,) = samples.suspicious_scores(*cells_of({"nan": nan, "never": never}), {})
+    (mark,) = samples.suspicious_scores(cells_of({"nan": nan, "never": never}), {})
     assert (mark.row, mark.mark, mark.detail) == (
         "nan",
         "no number",
@@ -172,9 +172,9 @@ def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_pat
 
 
 def test_an_evaluation_behind_several_cells_of_a_row_is_marked_once(tmp_path):
-    made, written = cells_of({"base": score_of("mgsm", 0.0, 4)})
+    made = cells_of({"base": score_of("mgsm", 0.0, 4)})
     made = replace(made, cells=[*made.cells, replace(made.cells[0], column="math again")])
-    assert [mark.mark for mark in samples.suspicious_scores(made, written, {})] == ["exactly 0"]
+    assert [mark.mark for mark in samples.suspicious_scores(made, {})] == ["exactly 0"]
 
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
@@ -184,13 +184,14 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
         for name, where in (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))
     }
     scores = [CellScore(name, {"seed": name[1]}) for name in folders]
-    written: Written = {name: ([score_of("mgsm", 1.0, 1, where, where)], {}) for name, where in
-                        (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
-    made = results_of([CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")])
-    assert samples.questions_to_keep(made, written) == {
+    stored = {name: Evaluation([score_of("mgsm", 1.0, 1, where, where)]) for name, where in
+              (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
+    cell = CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")
+    made = results_of([cell], evaluations=stored)
+    assert samples.questions_to_keep(made) == {
         ("a0", "mgsm", "qaa"): 250, ("a1", "mgsm", "qaa"): 0, ("b0", "mgsm", "qab"): 250, ("b1", "mgsm", "qab"): 0,
     }  # fmt: skip
-    shown = page.answer_data(samples.browsed(made, written), read(tmp_path, folders), 10**6)
+    shown = page.answer_data(samples.browsed(made), read(tmp_path, folders), 10**6)
     found = [[shown["strings"][at] for at in item] for item in shown["models"]["swap"]]
     assert [(item[1], item[7]) for item in found] == [("qaa", "a0 7"), ("qab", "b0 7")]
 
@@ -203,26 +204,26 @@ def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
             sample(doc, f"{text}{doc}", True, prompt=f"question {doc}") for doc, text in enumerate(texts)]})
         for name, texts in responses.items()
     }  # fmt: skip
-    written: Written = {name: ([score_of("mgsm", 1.0, 5)], {}) for name in folders}
+    stored = {name: Evaluation([score_of("mgsm", 1.0, 5)]) for name in folders}
     cells = [CellResult(name, column, 100.0, scores=[CellScore(name)], task="mgsm")
              for column in ("math", "again") for name in folders]  # fmt: skip
-    made = results_of(cells)
+    made = results_of(cells, evaluations=stored)
     answers = read(tmp_path, folders)
-    whole = page.answer_data(samples.browsed(made, written), answers, 10**6)
+    whole = page.answer_data(samples.browsed(made), answers, 10**6)
     assert {name: len(items) for name, items in whole["models"].items()} == {"a": 10, "b": 10}  # of two columns
     assert sum("é" in text for text in whole["strings"]) == 10  # each once, though it is what was extracted, too
-    fewer = page.answer_data(samples.browsed(made, written), answers, 2 * 3 * 2150)  # three questions
+    fewer = page.answer_data(samples.browsed(made), answers, 2 * 3 * 2150)  # three questions
     assert fewer["models"] == {name: items[:6] for name, items in whole["models"].items()}
     assert fewer["strings"] == whole["strings"][: len(fewer["strings"])]
-    many = {f"e{number}": ([score_of("mgsm", 1.0, 5)], {}) for number in range(100)}
-    table = results_of([CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many])
-    assert set(samples.questions_to_keep(table, many).values()) == {100}
+    many = {f"e{number}": Evaluation([score_of("mgsm", 1.0, 5)]) for number in range(100)}
+    cells = [CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many]
+    assert set(samples.questions_to_keep(results_of(cells, evaluations=many)).values()) == {100}
 
 
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
-    (mark,) = samples.suspicious_scores(*cells_of({"e": score_of("mgsm", 0.5, 2)}), found)
+    (mark,) = samples.suspicious_scores(cells_of({"e": score_of("mgsm", 0.5, 2)}), found)
     told = "math, qac, seed 0: 1 of 2 answers ran out of tokens (eval.max_gen_toks)"
     assert (mark.mark, mark.detail) == ("cut off", told)
 
@@ -243,7 +244,7 @@ def test_answers_cut_off_are_counted(tmp_path):
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
-    marks = samples.suspicious_scores(*cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
+    marks = samples.suspicious_scores(cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
     told = [mark.detail.rpartition(": ")[2] for mark in marks if mark.mark == "wrong script"]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from made_up_report import line_of, made_up, results_of, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
-from pipeline.report.load.scores import notes_of, read_evaluations
-from pipeline.report.marks import SHARES, answer_checks
+from pipeline.report.load.scores import notes_of
 from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markdown, is_outside
 from pipeline.report.write import write_report
 
 EARLIER = ("table.csv", "table.md", "scores.json")
-ROUND = "In round brackets the number of values that a cell is reduced from"
+BRACKETS = "Round brackets: the number of values that a cell is reduced from; square brackets: the published number."
 
 
 def scored(row: str, column: str, *runs: str, **more: Any) -> CellResult:
@@ -76,7 +74,7 @@ def test_the_table_exactly(tmp_path):
         "| swap | 50.0 (3) | — |\n"
         "| a\\|b | — | — |\n"
         "\n"
-        "In round brackets the number of values that a cell is reduced from.\n"
+        f"{BRACKETS}\n"
         "\n"
         "MGSM: exact match, flexible-extract, 0-shot, n = 50 to 100; FLORES: chrF++, 0-shot, n = 50.\n"
         "\n"
@@ -136,43 +134,6 @@ def test_every_score_says_where_it_stands(tmp_path):
     assert (low, high) == pytest.approx((17.55, 34.30), abs=0.05)  # Wilson's interval of 25 of 100
 
 
-def test_the_checks_of_math_answers(tmp_path):
-    """Means over seeds in percent; the unparsed of the last number is another filter's; what is not there is a dash."""
-    share = {"metric": "other_language", "filter": "script"}
-    runs = {}
-    for seed, value in ((0, 0.25), (1, 0.75)):
-        rows = [score("mgsm", 0.5, 4, "qac"), score("mgsm", value, 4, "qac", **share)]
-        rows += [score("mgsm", 0.5, 4, "qac", metric="unparsed"), score("mgsm", 0.125, 4, "qac", metric="unparsed")]
-        rows[-1]["filter"] = "last-number"
-        runs[f"swap{seed}"] = rows
-    none = CellResult("swap", "belebele", 50.0, scores=[CellScore("swap0")], task="belebele")
-    made = results_of([scored("swap", "math", *runs, value=50.0), none], evaluations(tmp_path, **runs))
-    (block,) = answer_checks(made, read_evaluations(made))
-    shown = dict(zip(SHARES, block.rows["swap"], strict=True))
-    assert block.title == "math" and shown == dict.fromkeys(SHARES) | {"other_language": 50.0, "unparsed": 50.0}
-    page = write_report(made, tmp_path / "r").read_text()
-    assert "Checks of math answers" in page and "in another language" in page
-
-
-@pytest.mark.parametrize(
-    "where, method, other, shown",
-    [
-        ("ny", "script", 0.0, None),  # Nyanja is written in Latin letters, as English answers are
-        ("nyn", "script", 0.0, None),  # Nyankole, from an archive of another machine
-        ("qac", "script", 0.25, 25.0),  # in letters that are not its own
-        ("bn", "script", 0.0, 0.0),  # no other language of MGSM has its script
-        ("sw", "py3langid", 0.0, 0.0),
-    ],
-)
-def test_no_answer_in_another_language_is_shown_only_where_one_would_be_seen(tmp_path, where, method, other, shown):
-    rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="unparsed")]
-    rows.append(score("mgsm", other, 4, where, metric="other_language", filter=method))
-    made = results_of([scored("base", where, "e", value=50.0)], evaluations(tmp_path, e=rows))
-    (block,) = answer_checks(made, read_evaluations(made))
-    assert dict(zip(SHARES, block.rows["base"], strict=True))["other_language"] == shown
-    assert block.detected_by == method
-
-
 def test_the_page_says_where_seed_variance_is_not_included(tmp_path):
     found = evaluations(tmp_path, e=[score("mgsm", 0.5, 4, "qac")])
     for sampled in ([], ["seed"]):
@@ -192,7 +153,7 @@ def test_notes_tell_shots_and_tasks_apart(tmp_path):
     cells += [scored("base", "b", "mmlu", value=75.0, task="global_mmlu")]
     cells += [scored("base", "c", "cot", value=50.0, task="mgsm_en_cot")]
     made = results_of(cells, found, sampled=["seed"])
-    first, *others = notes_of(made, read_evaluations(made))
+    first, *others = notes_of(made)
     assert first == (
         "MGSM: exact match, flexible-extract, 2-shot, n = 4; MGSM: exact match, flexible-extract, 8-shot, n = 4; "
         "Global MMLU: accuracy, 0-shot, n = 4; MGSM en cot: exact match, flexible-extract, 0-shot, n = 4."
@@ -214,41 +175,38 @@ def test_nothing_at_all_is_still_a_page(tmp_path):
     assert "| base | — |" in text and "- sft-1: no memory" in text and "In percent" not in text
 
 
-def harness(results: Results, runs: Any, how: dict[str, Any]) -> None:
-    """Scored otherwise: what scores.json says of these runs."""
-    for file in (results.evaluations[name].folder / "scores.json" for name in runs):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": how}))
+def harness(results: Results, runs: Any, how: dict[str, Any]) -> Results:
+    """Scored otherwise: these runs with other settings."""
+    changed = {name: replace(results.evaluations[name], settings=how) for name in runs}
+    return replace(results, evaluations={**results.evaluations, **changed})
 
 
 def test_a_row_of_its_own_may_be_scored_with_a_chat_template(tmp_path, one_language):
     """As calibrate and unreasonable_table_a1 show it; within a cell it is refused (below)."""
     mine = {run for cell in one_language.cells if cell.row == "base" for run in cell.runs}
-    harness(one_language, mine, {"chat_template": True})
-    assert write_report(one_language, tmp_path / "report").is_file()
+    assert write_report(harness(one_language, mine, {"chat_template": True}), tmp_path / "report").is_file()
 
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}, {"dtype": "bfloat16"}])
 def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
     two_seeds = made_up(tmp_path / "runs", ["qac"], [0, 1], n=40)
     (last,) = two_seeds.cells[-1].runs[1:]
-    harness(two_seeds, [last], how)
     ((key, value),) = how.items()
     with pytest.raises(PipelineError, match=rf"{last} \(eval.{key}={value}\) were scored differently"):
-        write_report(two_seeds, tmp_path / "report")
+        write_report(harness(two_seeds, [last], how), tmp_path / "report")
 
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"dtype": "bfloat16"}])
 def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
     """Backend and dtype are those of the whole table, also where no two cells that differ are of one task."""
     mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
-    harness(one_language, mine, how)
     with pytest.raises(PipelineError, match="were scored differently"):
-        write_report(one_language, tmp_path / "report")
+        write_report(harness(one_language, mine, how), tmp_path / "report")
 
 
 def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_language):
-    harness(one_language, one_language.evaluations, {"dtype": "bfloat16"})
-    page = write_report(one_language, tmp_path / "report")
+    made = harness(one_language, one_language.evaluations, {"dtype": "bfloat16"})
+    page = write_report(made, tmp_path / "report")
     assert "Scored in bfloat16." in page.read_text() and "Scored in bfloat16." in (page.parent / "cells.md").read_text()
     assert {row["dtype"] for row in rows_of(page.parent / "results.csv")} == {"bfloat16"}
 
@@ -257,23 +215,18 @@ def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_l
     ("cell", "shown", "note"),
     [
         (CellResult("a", "b", 45.2), "45.2", []),
-        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", [ROUND + "."]),
-        (
-            CellResult("a", "b", 45.2, published=47.8, maximum=47.0),
-            "45.2 max 47.0 [47.8]",
-            ["In square brackets the published number.", BEST_NOTE],
-        ),
-        (CellResult("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets the published number."]),
-        (
-            CellResult("a", "b", 45.2, n=9, published=44.8),
-            "45.2 (9) [44.8]",
-            [ROUND + ", in square brackets the published number."],
-        ),
+        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", []),
+        (CellResult("a", "b", 45.2, published=47.8, maximum=47.0), "45.2 max 47.0 [47.8]", [BEST_NOTE]),
+        (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 (9) [44.8]", []),
     ],
 )
-def test_a_note_on_brackets_stands_where_cells_have_them(cell, shown, note):
+def test_a_cell_in_markdown(cell, shown, note):
     lines = cells_markdown(results_of([cell]), "None.", []).splitlines()
-    assert lines[2] == "None." and lines[6] == f"| a | {shown} |" and [line for line in lines[7:] if line] == note
+    assert (
+        lines[2] == "None."
+        and lines[6] == f"| a | {shown} |"
+        and [line for line in lines[7:] if line] == [BRACKETS, *note]
+    )
 
 
 def test_many_runs_that_failed_are_counted():

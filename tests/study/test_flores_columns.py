@@ -35,7 +35,8 @@ def made(*words: str) -> Outcome:
 
 def sides(outcome: Outcome, pair: str, folder: Path) -> tuple[Path, Path]:
     """Files of the references and the answers, a line each."""
-    (run,) = outcome.cells[pair, "chrf"].runs
+    (name,) = outcome.cells[pair, "chrf"].runs
+    (run,) = (one.folder for one in outcome.table.evaluations.values() if one.folder.name == name)
     samples = [json.loads(line) for line in (run / f"samples/flores.{pair}.jsonl").read_text().splitlines()]
     files = folder / f"{pair}.target", folder / f"{pair}.extracted"
     for file in files:

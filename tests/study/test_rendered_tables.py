@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from planned import TABLES
+from published_rates import RATE, published_rates, settle_choices
 
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.commands.table import write_results
@@ -23,7 +24,6 @@ from pipeline.files import fingerprints
 from pipeline.papers.published import published_value
 from pipeline.report.placed_claims import RANKED
 from pipeline.report.report_state import Reported
-from pipeline.report.simulated import RATE, published_rates, settle_choices
 from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run

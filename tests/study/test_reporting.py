@@ -461,20 +461,6 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     assert title == "# =1+1 swaps"
 
 
-def test_sweeps_over_its_experts_are_linked(home: Path, call: Call) -> None:
-    mine = [
-        json.loads(next(home.glob(f"runs/{name}-full-s0-*/{MANIFEST}")).read_text())["hash"] for name in ("math", "qac")
-    ]
-    for name, text in {
-        "sweep-a": json.dumps({"title": "ours <b>", "experts": mine}), "sweep-c": "no JSON",
-        "sweep-b": json.dumps({"title": "b", "experts": ["0"]}), "sweep-d": json.dumps({"title": "d", "experts": []}),
-    }.items():  # fmt: skip
-        (home / "runs/reports" / name).mkdir(parents=True)
-        (home / "runs/reports" / name / "about.json").write_text(text)
-    text = Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
-    assert '<a href="../sweep-a/index.html">ours &lt;b&gt;</a>' in text and text.count('href="../sweep-') == 1
-
-
 def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
     from pipeline.report.render.sheets import comma_separated
 
@@ -505,7 +491,7 @@ def test_nothing_finished_is_no_archive(tmp_path: Path, finished: Path, call: Ca
 
 
 def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> None:
-    """Two hours of two GPUs are four GPU-hours; development problems that the table does not score chose the swap."""
+    """Contaminated rows of each source, and versions."""
 
     def edit(name: str, **changes: Any) -> None:
         path = min((home / "runs").glob(f"{name}*/{MANIFEST}"))
@@ -514,8 +500,6 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
             content[key] |= values
         path.write_text(json.dumps(content))
 
-    sft = json.loads(next((home / "runs").glob(f"math-full-s1-*/{MANIFEST}")).read_text())["config"]["sft"]
-    edit("math-full-s1-", cost={"seconds": 7200.0}, machine={"device": "H100"}, config={"sft": sft | {"processes": 2}})
     counts = {"rows": 6000, "left": 5990, "contaminated": 5, "number_variants": 17}
     edit("data-math-", facts={"counts": {"orca": counts, "world/test.jsonl": 100}})
     told = call("stage=report", *words(home))
@@ -523,12 +507,6 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
     page = unescape(Path(told.out.strip()).read_text())
     section = page[page.index('id="computed"') : page.index('id="runs"')]
     lines = [line.strip() for line in re.sub("<[^>]+>", "\n", section).splitlines()]
-    for expected in (
-        "4.00 GPU-hours on H100",
-        "trained in fp32: 4 runs",
-        "the best of 2 configurations by mgsm (dev: qac), none of which the table scores, too",
-    ):
-        assert expected in lines, lines
     assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
     assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)
     assert any(line.startswith("pipeline ") for line in lines), lines

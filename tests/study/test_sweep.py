@@ -101,12 +101,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     assert page.name == "index.html" and "points finished" in page.read_text() and len(loads) == 1
     whole = call(*words)
     assert whole.status == 0 and whole.out == half.out and len(loads) == 2 and "4 of 4 points" in page.read_text()
-    about = json.loads((page.parent / "about.json").read_text())
-    hashes = {
-        json.loads(path.read_text())["hash"]: path.parent.name for path in page.parents[2].glob("*/manifest.json")
-    }
-    assert {hashes[one].partition("-")[0] for one in about["experts"]} == {"math", "qac"}
-    assert len(about["experts"]) == 2 and "--accent" in page.read_text()  # in the dress of a table's page
+    assert "--accent" in page.read_text()  # in the dress of a table's page
     for text in (
         "<svg",
         " questions in ",

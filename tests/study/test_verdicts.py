@@ -16,7 +16,7 @@ from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.report.cell_values import NoScore, Number, Outcome
+from pipeline.report.cell_values import NoScore, Outcome
 from pipeline.report.claims import read_claims
 from pipeline.report.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
 from pipeline.report.expression import evaluate
@@ -24,7 +24,7 @@ from pipeline.report.intervals import cell_result, estimate_interval
 from pipeline.report.load.answers import question_scores
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of
-from pipeline.report.verdicts import Sides, judge_claims, place_values
+from pipeline.report.verdicts import comparisons, judge_claims, place_values
 from pipeline.stats.statistics import DRAWS, contrast
 from pipeline.stats.translations import metric_of
 from pipeline.tables.bound import BoundTable
@@ -316,7 +316,7 @@ def test_a_contrast_by_hand():
     made = Made(there, {}, experts=0.3)
     (claim,) = [one for one in CLAIMS if one.id == "ls_bn_average"]
     found = PlacedClaim.of(type(claim)(**{**vars(claim), "left": ("layer_swap_default",)}), there)
-    sides = Sides.of(found, made)  # type: ignore[arg-type]
+    ((_, compared),) = comparisons(found, made)  # type: ignore[arg-type]
 
     def answers(column: str) -> dict[tuple, np.ndarray]:
         found = {}
@@ -327,8 +327,8 @@ def test_a_contrast_by_hand():
 
     swap, math = answers("layer_swap_default"), answers("math_expert")
     wanted = np.array([[swap[m, k] - math[m, None] for k in (1, 2, 3)] for m in (1, 2, 3)])
-    assert np.allclose(sides.differences(), wanted)
-    assert sides.contrast() == contrast(wanted)
+    assert np.allclose(compared.differences(), wanted)
+    assert compared.contrast() == contrast(wanted)
 
 
 def test_translations_have_contrasts_of_the_corpus_metric():
@@ -373,7 +373,7 @@ def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
         return mean(list(made.scores_by_question(score, "", None).values()))
 
     plain = 100 * evaluate(there, there.cells[row, column], value, value)[1]
-    outcome.cells[row, column] = Number(plain, 1)
+    outcome.cells[row, column] = CellResult(row, column, plain, n=1)
     return cell_result(outcome, (row, column), made)
 
 

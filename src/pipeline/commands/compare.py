@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.config.stages import CompareStage
 from pipeline.progress import say
-from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.compare import headline_sentences
 from pipeline.report.logged import compare_logs
 from pipeline.report.write import write_report
 
@@ -21,7 +21,6 @@ def compare(config: CompareStage) -> Path:
     command = shlex.join(["python", "-m", "pipeline", "stage=compare", f"results=[{','.join(entries)}]"])
     results = compare_logs(entries, name, command)
     page = write_report(results, Path(config.runs_dir) / "reports" / name)
-    corrected = correct_contrasts(results.contrasts, results.primary)
-    for sentence in [*headline_sentences(corrected, results.primary), results.note]:
+    for sentence in [*headline_sentences(results.contrasts, results.primary), results.note]:
         say(sentence)
     return page

@@ -23,9 +23,8 @@ from pipeline.hub.lock import read_lock
 from pipeline.launch.local_pool import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.cell_values import SPM_MODEL
-from pipeline.report.contrasts import detectable_differences
+from pipeline.report.contrasts import detectable_claims, detectable_differences
 from pipeline.report.placed_claims import check_claims
-from pipeline.report.simulated import describe_odds as claim_odds
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
@@ -66,10 +65,8 @@ def show_plan(config: PlanStage) -> str:
         *published_lines(planning.plan),
         *empty_spbleu(planning),
         *detectable_differences(planning),
-    ]
-    lines += claim_odds(planning, config.plan.worlds)
-    lines += [
-        f"cannot be computed: {name} was deleted, train it again with redo=true" for name in missing_snapshots(runs)
+        *detectable_claims(planning),
+        *(f"cannot be computed: {name} was deleted, train it again with redo=true" for name in missing_snapshots(runs)),
     ]
     causes = [*not_planned(planning), *evaluation_problems([*runs, *waiting], config.plan.prompts)]
     scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)

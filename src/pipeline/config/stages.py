@@ -308,7 +308,6 @@ class Plan(Knobs):
     stage: str | None = knob(None, options=RUN_STAGES)
     gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141"))
     gpus: int = knob(1, low=1)
-    worlds: int = knob(200, low=0)  # simulated, to estimate how often each claim would be accepted; 0: none
     lines: int = knob(150, low=0)  # runs that are listed individually; more are summarised
     prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
     expand: bool = False  # print the table with what it inherits, or that a study is, as YAML, and nothing else

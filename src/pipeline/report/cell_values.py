@@ -18,6 +18,8 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.papers import published as papers
 from pipeline.report.expression import evaluate, leaf_cells, scores_under
+from pipeline.report.load.contents import CellResult
+from pipeline.report.private import without_private
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
@@ -34,25 +36,13 @@ class NoScore(PipelineError):
     """A missing number, with the reason."""
 
 
-@dataclass(frozen=True)
-class Number:
-    """The content of a cell. n: how many numbers it was reduced from; runs: the folders that these were read from."""
-
-    value: float | None = None
-    n: int = 0
-    published: float | None = None
-    suspect: str | None = None  # why the published number is doubtful
-    missing: str = ""
-    runs: tuple[Path, ...] = ()
-
-
 @dataclass
 class Outcome:
     """The cells of a table. failed: name of a run -> why it failed."""
 
     table: BoundTable
     failed: Mapping[str, str] = field(default_factory=dict)
-    cells: dict[tuple[str, str], Number] = field(default_factory=dict)
+    cells: dict[tuple[str, str], CellResult] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: BoundTable, failed: Mapping[str, str]) -> Outcome:
@@ -64,21 +54,23 @@ class Outcome:
 
     # ------------------------------------------------------------------------------------------ cells
 
-    def number_in(self, cell: Cell) -> Number:
-        number = Number()
+    def number_in(self, cell: Cell) -> CellResult:
+        """A cell with its number, or with the reason why it has none."""
+        result = CellResult(cell.row, cell.column)
         if cell.published:
             published, suspect = papers.published_value(*cell.published), papers.reason_for_doubt(*cell.published)
-            number = Number(published=published, suspect=suspect)
+            result = replace(result, published=published, suspect=suspect)
         runs: dict[Path, None] = {}
         if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
             models = [self.table.training_of(item.model) for item in cell.items if item.model is not None]
-            folders = tuple(run.folder for run in models if run)
-            return replace(number, n=len(folders), missing="a figure, in its run's folder", runs=folders)
+            folders = [run.folder.name for run in models if run]
+            return replace(result, n=len(folders), missing="a figure, in its run's folder", runs=folders)
         try:
-            value, n = float(self.evaluate(cell, runs)), count_numbers(self.table.plan, cell)
-            return replace(number, value=value, n=n, runs=tuple(runs))
+            value = float(self.evaluate(cell, runs))
+            result = replace(result, value=value, n=count_numbers(self.table.plan, cell))
         except NoScore as error:
-            return replace(number, missing=str(error), runs=tuple(runs))
+            result = replace(result, missing=without_private(str(error)))
+        return replace(result, runs=[folder.name for folder in runs])
 
     def evaluate(self, cell: Cell, runs: dict[Path, None], axes: Sequence[str] = ()) -> Any:
         """The number of a cell, or (levels ...) numbers at each value of `axes`; adds the folders that were read."""

@@ -23,8 +23,12 @@ from pipeline.stats.statistics import LEVEL, Contrast
 
 OPTIONAL = ("family", "than", "units")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-TESTS = ("difference", "alike", "friedman", "wilcoxon", "spearman")
 UNITS = ("", "each", "count")  # of a difference: the mean over all places, each place apart, how many are on its side
+# test -> its directions, and whether its threshold is 0
+RULES = {
+    "difference": (("higher", "lower", "within"), False), "alike": (("higher", "lower"), True),
+    "friedman": (("differ",), False), "wilcoxon": (("higher", "lower"), True), "spearman": (("higher", "lower"), True),
+}  # fmt: skip
 FACT = "fact"  # a metric: values that runs recorded, instead of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
@@ -54,12 +58,6 @@ class Claim:
     family: str = ""
     than: tuple[str, ...] = ()
     units: str = ""
-
-    @classmethod
-    def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
-        """The claim that left is higher than right at one place, as a table's own comparisons test it."""
-        return cls("", table, f"{left} against {right}", "", "", (left,), (right,), metric, (place,), "difference", 0,
-                   False, "higher")  # fmt: skip
 
     def refuse(self, problem: str) -> PipelineError:
         return PipelineError(f"{self.file}, claim {self.id}: {problem}")
@@ -139,7 +137,7 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
     if missing := [key for key in KEYS if key not in words]:
         raise PipelineError(f"{place}: {missing[0]} is missing")
     test, direction, units = words["test"], words["direction"], words.get("units") or ""
-    for key, value, names in (("test", test, TESTS), ("direction", direction, DIRECTIONS), ("units", units, UNITS)):
+    for key, value, names in (("test", test, RULES), ("direction", direction, DIRECTIONS), ("units", units, UNITS)):
         if value not in names:
             raise PipelineError(f"{place}: {key} {value!r}: {suggest(value, names)}")
     threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
@@ -148,32 +146,25 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
     except ValueError:
         raise PipelineError(f"{place}: threshold {threshold} is neither points nor N%") from None
     left, right, over, than = (_names(words.get(key)) for key in ("left", "right", "over", "than"))
-    problem = (
-        "left is empty"
-        if not left
-        else "over names no row or column"
-        if not over
-        else "friedman ranks the columns of left, right is null and direction differ"
-        if test == "friedman" and (right or direction != "differ")
-        else "only friedman has no right side, and direction differ"
-        if test != "friedman" and (not right or direction == "differ")
-        else "than and units are keys of test difference, one of them at a time"
-        if (than or units) and (test != "difference" or (than and units))
-        else f"{test}{' with units: count' * bool(units)} needs direction higher or lower"
-        if (test in ("alike", "wilcoxon", "spearman") or units == "count") and direction == "within"
-        else f"{test}{' with units: count' * bool(units)} only accepts threshold 0"
-        if (test in ("wilcoxon", "spearman") or units == "count") and number
-        else "with than, one left and one right side are compared at `over` and at `than`, in points"
-        if than and (relative or len(left) + len(right) > 2)
-        else "metric fact needs one left and one right side, and test difference or alike"
-        if words["metric"] == FACT and (test not in ("difference", "alike") or len(left) + len(right) > 2)
-        else "alike needs metric fact and threshold 0"
-        if test == "alike" and (words["metric"] != FACT or number)
-        else "within needs a threshold above 0, in points"
-        if direction == "within" and (relative or number <= 0)
-        else ""
-    )
-    if problem:
+    is_count, is_fact, several = units == "count", words["metric"] == FACT, len(left) + len(right) > 2
+    directions, only_zero = RULES["wilcoxon" if is_count else test]
+    name = f"{test}{' with units: count' * is_count}"
+    problems = (
+        ("left is empty", not left),
+        ("over names no row or column", not over),
+        ("right is the other side, null for friedman alone", bool(right) == (test == "friedman")),
+        ("than and units are keys of test difference, one of them at a time",
+         bool(than or units) and (test != "difference" or bool(than and units))),
+        (f"{name} needs direction {' or '.join(directions)}", direction not in directions),
+        (f"{name} only accepts threshold 0", only_zero and number != 0),
+        ("with than, one left and one right side are compared at `over` and at `than`, in points",
+         bool(than) and (relative or several)),
+        ("metric fact needs one left and one right side, and test difference or alike",
+         is_fact and (several or test not in ("difference", "alike"))),
+        ("alike needs metric fact", test == "alike" and not is_fact),
+        ("within needs a threshold above 0, in points", direction == "within" and (relative or number <= 0)),
+    )  # fmt: skip
+    if problem := next((text for text, holds in problems if holds), ""):
         raise PipelineError(f"{place}: {problem}")
     texts = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
     return Claim(
@@ -359,28 +350,19 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
     adjusted = {family: iter(holm([pair.p for pair in members])) for family, members in families.items()}
     verdicts = []
     for claim, pairs in claims:
-        sign = 1 if claim.direction == "higher" else -1
-        count = len(families[family_of(claim)])
-        holms = [next(adjusted[family_of(claim)]) for _ in pairs]
-        small = [p < LEVEL for p in holms]
-        on_side = [sign * pair.difference > 0 for pair in pairs]
-        all_on_side = all(is_small and side for is_small, side in zip(small, on_side, strict=True))
-        opposed = any(is_small and not side for is_small, side in zip(small, on_side, strict=True))
-        word = SHOWN if all_on_side else CONTRADICTED if opposed else UNDECIDED
+        sign, count = (1 if claim.direction == "higher" else -1), len(families[family_of(claim)])
+        tested = [(pair, next(adjusted[family_of(claim)])) for pair in pairs]
+        sides = [sign * pair.difference > 0 if p < LEVEL else None for pair, p in tested]
+        word = SHOWN if all(sides) else CONTRADICTED if False in sides else UNDECIDED
         text = "; ".join(
             f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
-            for pair, p in zip(pairs, holms, strict=True)
+            for pair, p in tested
         )
         if (least := count * max(pair.least_p for pair in pairs)) >= LEVEL:
-            word = NOT_TESTABLE
-            text = (
-                f"the smallest possible p of {pairs[0].clusters} clusters is {min(1.0, least):.3g} "
-                f"by Holm over {count}; {text}"
-            )
-        worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
-        verdicts.append(verdict_of(
-            claim, word, difference=pairs[worst].difference, p=holms[worst], n=pairs[worst].blocks, detail=text,
-        ))  # fmt: skip
+            word, clusters = NOT_TESTABLE, pairs[0].clusters
+            text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
+        worst, p = max(tested, key=lambda one: (-sign * one[0].difference, one[1]))
+        verdicts.append(verdict_of(claim, word, difference=worst.difference, p=p, n=worst.blocks, detail=text))
     return verdicts
 
 

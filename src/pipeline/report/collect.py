@@ -7,20 +7,18 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cell_values import Outcome
-from pipeline.report.computed import describe_computation
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
 from pipeline.report.intervals import cell_result, choices_of
-from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Results, RunResult
+from pipeline.report.load.scores import read_evaluations
+from pipeline.report.private import without_private
 from pipeline.report.questions import StoredAnswers
-from pipeline.report.sweep import sweeps_of
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -53,11 +51,11 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled_axes(plan), runs=run_results,
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), machine=machine, git=git_state(),
-        versions={"pipeline": package_version(DISTRIBUTION), **versions}, computed=describe_computation(outcome, runs),
+        versions={"pipeline": package_version(DISTRIBUTION), **versions},
+        computed={"Contamination": describe_overlaps(runs)},
         contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
-        choices=choices_of(bound),
-        links=sweeps_of(Path(planning.config.runs_dir) / "reports", {run.hash for run in runs}),
+        choices=choices_of(bound), evaluations=read_evaluations(run_results),
     )  # fmt: skip
 
 
@@ -68,6 +66,18 @@ def command_of(config: TableStage) -> str:
     words += [f"data_root={config.data_root}"] if config.data_root else []
     words += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
     return shlex.join(["python", "-m", "pipeline", *words])
+
+
+def describe_overlaps(runs: Iterable[Run]) -> list[str]:
+    """How many rows of each source of data runs share an n-gram with a benchmark."""
+    built = [run for run in runs if run.config.stage == "data"]
+    return [
+        f"{run.name}, {source}: of {count['rows']:,} rows {count['contaminated']:,} share an n-gram with a benchmark, "
+        f"{count['number_variants']:,} do so without their numbers; {count['left']:,} rows were usable"
+        for run in built if (manifest := read_manifest(run.folder))
+        for source, count in manifest.facts.get("counts", {}).items()
+        if isinstance(count, Mapping) and "contaminated" in count
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- runs

@@ -6,7 +6,6 @@ A table's primary comparison has as much weight in the correction as all others 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline.stats.ranks import holm
@@ -14,30 +13,24 @@ from pipeline.stats.statistics import LEVEL
 
 MOST_SENTENCES = 4  # on significant differences
 
-
-@dataclass(frozen=True)
-class CorrectedContrast:
-    """A line of contrasts.csv, with p Holm-corrected over all lines that have one."""
-
-    line: Mapping[str, Any]
-    p: float | None
-    primary: bool = False
-
-    @property
-    def significant(self) -> bool:
-        return self.p is not None and self.p < LEVEL
+Line = Mapping[str, Any]  # of contrasts.csv
 
 
-def correct_contrasts(lines: Sequence[Mapping[str, Any]], primary: Sequence[str] = ()) -> list[CorrectedContrast]:
-    """primary: left, right and place of the primary comparison."""
-    first = [bool(primary) and [line["left"], line["right"], line["place"]] == list(primary) for line in lines]
+def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[Line]:
+    """The lines with p_holm, p after Holm's correction over all that have one, and `primary`. primary: left, right and
+    place of the primary comparison."""
+    first = [[line["left"], line["right"], line["place"]] == list(primary) for line in lines]
     is_missing = bool(primary) and not any(is_first and line["p"] is not None
                                            for is_first, line in zip(first, lines, strict=True))  # fmt: skip
     ps = adjust_p_values(list(map(p_of_chosen, lines)), first, is_missing)
-    return [CorrectedContrast(*values) for values in zip(lines, ps, first, strict=True)]
+    return [{**line, "p_holm": p, "primary": is_first} for line, p, is_first in zip(lines, ps, first, strict=True)]
 
 
-def p_of_chosen(line: Mapping[str, Any]) -> float | None:
+def is_significant(line: Line) -> bool:
+    return line["p_holm"] is not None and line["p_holm"] < LEVEL
+
+
+def p_of_chosen(line: Line) -> float | None:
     """p of a line. Below a model that is the best of several on these questions, it is Bonferroni-corrected over them:
     the best of eight equal experts is often above a merge."""
     p, models = line["p"], line.get("chosen_of") or 1
@@ -61,50 +54,46 @@ def holm_level(count: int, is_first: bool, has_first: bool) -> float:
     return LEVEL / 2 / max(1, count - 1) if has_first else LEVEL / max(1, count)
 
 
-def headline_sentences(contrasts: Sequence[CorrectedContrast], primary: Sequence[str] = ()) -> list[str]:
+def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[str]:
     """The primary comparison in a sentence, or that it is missing, then each significant other one, then what the
     others could have shown. primary: left, right and place of the primary comparison."""
-    missing = missing_sentence(contrasts, primary)
-    tested = [contrast for contrast in contrasts if contrast.p is not None]
+    missing = missing_sentence(lines, primary)
+    tested = [line for line in lines if line["p_holm"] is not None]
     if not tested:
         return [*missing, "No two models have answers to compare."]
-    first = [contrast for contrast in tested if contrast.primary]
-    others = [contrast for contrast in tested if not contrast.primary]
-    significant = sorted(
-        (contrast for contrast in others if contrast.significant),
-        key=lambda contrast: -abs(contrast.line["difference"]),
-    )
-    sentences = missing + [primary_sentence(contrast, tested) for contrast in first]
-    sentences += [difference_sentence(contrast) for contrast in significant[:MOST_SENTENCES]]
+    others = [line for line in tested if not line["primary"]]
+    significant = sorted(filter(is_significant, others), key=lambda line: -abs(line["difference"]))
+    sentences = missing + [primary_sentence(line, tested) for line in tested if line["primary"]]
+    sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
     more = len(significant) - MOST_SENTENCES
     if more > 0:
         sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
-    insignificant = [contrast for contrast in others if not contrast.significant]
+    insignificant = [line for line in others if not is_significant(line)]
     return sentences + others_sentence(insignificant, "other " if sentences else "")
 
 
-def missing_sentence(contrasts: Sequence[CorrectedContrast], primary: Sequence[str]) -> list[str]:
-    if not primary or any(contrast.primary and contrast.p is not None for contrast in contrasts):
+def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> list[str]:
+    if not primary or any(line["primary"] and line["p_holm"] is not None for line in lines):
         return []
     left, right, place = primary
-    reason = next((contrast.line["missing"] for contrast in contrasts if contrast.primary), None)
+    reason = next((line["missing"] for line in lines if line["primary"]), None)
     return [
         f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing: {reason or 'it has no answers'}."
     ]
 
 
-def primary_sentence(contrast: CorrectedContrast, contrasts: Sequence[CorrectedContrast]) -> str:
-    """What the primary comparison found, and, if it is no gain, whether another model of `contrasts` gains there."""
-    if contrast.significant and is_gain(contrast.line):
-        return difference_sentence(contrast)
-    line, unit = contrast.line, contrast.line.get("unit", "points")
+def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
+    """What the primary comparison found, and, if it is no gain, whether another model of `lines` gains there."""
+    if is_significant(line) and is_gain(line):
+        return difference_sentence(line)
+    unit = line.get("unit", "points")
     place = f"“{line['right']}” in “{line['place']}”"
-    rivals = [other for other in contrasts if all(other.line[key] == line[key] for key in ("right", "place"))]
-    gains = any(other.significant and is_gain(other.line) for other in rivals)
+    rivals = [other for other in lines if all(other[key] == line[key] for key in ("right", "place"))]
+    gains = any(is_significant(other) and is_gain(other) for other in rivals)
     none = f" None of {len(rivals)} models is significantly better there." if len(rivals) > 1 and not gains else ""
-    if contrast.significant:
-        return f"{difference_sentence(contrast)}{none}"
-    size = f"{line['difference']:+.1f} {unit} ({certainty(contrast, line['low'], line['high'], '+')})"
+    if is_significant(line):
+        return f"{difference_sentence(line)}{none}"
+    size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
     seen = f"a difference of {line['could_see']:.1f} would be detectable"
     if line.get("spread") is not None:
         seen += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
@@ -113,28 +102,27 @@ def primary_sentence(contrast: CorrectedContrast, contrasts: Sequence[CorrectedC
     return f"“{line['left']}” is not significantly different from {place}{scope(line)}: {size}; {seen}.{none}"
 
 
-def certainty(contrast: CorrectedContrast, low: float, high: float, sign: str = "") -> str:
+def certainty(line: Line, low: float, high: float, sign: str = "") -> str:
     """The interval with its own p, and p after the correction."""
-    alone = "" if contrast.line["p"] == contrast.p else f", p {p_text(contrast.line['p'])}"
-    return f"95 % interval {low:{sign}.1f} to {high:{sign}.1f}{alone}; corrected p {p_text(contrast.p)}"
+    alone = "" if line["p"] == line["p_holm"] else f", p {p_text(line['p'])}"
+    return f"95 % interval {low:{sign}.1f} to {high:{sign}.1f}{alone}; corrected p {p_text(line['p_holm'])}"
 
 
-def scope(line: Mapping[str, Any]) -> str:
+def scope(line: Line) -> str:
     """What a sentence is about where seeds are no sample of three or more."""
     return " for these trainings (other seeds may differ)" if line.get("trainings") == "these" else ""
 
 
-def is_gain(line: Mapping[str, Any]) -> bool:
+def is_gain(line: Line) -> bool:
     """Whether the left side is better: above the right one, or below it in a metric of which less is better."""
     return (line["difference"] > 0) != bool(line.get("lower_is_better"))
 
 
-def difference_sentence(contrast: CorrectedContrast) -> str:
+def difference_sentence(line: Line) -> str:
     """“swap” is better than “base” in “qac” by 4.0 points (95 % interval 1.2 to 6.9, p = 0.005; corrected p = 0.01)."""
-    line = contrast.line
     low, high = sorted((abs(line["low"]), abs(line["high"])))
     verb = "better" if is_gain(line) else "worse"
-    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')} ({certainty(contrast, low, high)})"
+    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')} ({certainty(line, low, high)})"
     return f"“{line['left']}” is {verb} than “{line['right']}” in “{line['place']}” by {size}{scope(line)}."
 
 
@@ -142,20 +130,20 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else f"= {p:.3f}"
 
 
-def others_sentence(contrasts: Sequence[CorrectedContrast], other: str) -> list[str]:
+def others_sentence(lines: Sequence[Line], other: str) -> list[str]:
     """How large a difference would have been detectable where none is significant."""
-    if not contrasts:
+    if not lines:
         return []
-    detectable = " and ".join(text for unit in ("points", "bits") if (text := detectable_text(contrasts, unit)))
-    questions = interval_text([contrast.line["n"] for contrast in contrasts])
-    count = len(contrasts)
+    detectable = " and ".join(text for unit in ("points", "bits") if (text := detectable_text(lines, unit)))
+    questions = interval_text([line["n"] for line in lines])
+    count = len(lines)
     none = f"None of the {count} {other}differences is" if count > 1 else f"The {other or 'only '}difference is not"
     return [f"{none} significant; detectable with {questions} questions: {detectable}."]
 
 
-def detectable_text(contrasts: Sequence[CorrectedContrast], unit: str) -> str:
+def detectable_text(lines: Sequence[Line], unit: str) -> str:
     """The minimum detectable differences in a unit: "2 to 3 points"."""
-    values = [contrast.line["could_see"] for contrast in contrasts if contrast.line.get("unit", "points") == unit]
+    values = [line["could_see"] for line in lines if line.get("unit", "points") == unit]
     return f"{interval_text(values)} {unit}" if values else ""
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
+from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
+from pipeline.evaluate.metrics import mean
+from pipeline.papers import published as papers
 from pipeline.report.cell_values import NoScore
-from pipeline.report.claims import Claim
-from pipeline.report.compare import holm_level
+from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
+from pipeline.report.compare import Line, correct_contrasts, holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
-from pipeline.report.placed_claims import PlacedClaim, metrics_of, tasks_of, trainings_of
+from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
 from pipeline.report.questions import StoredAnswers
-from pipeline.report.verdicts import Sides
+from pipeline.report.verdicts import Comparison
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import (
     LEVEL,
@@ -39,19 +43,13 @@ def detectable_differences(planning: Planning) -> list[str]:
     """
     lines = []
     plan = planning.plan
-    cells, compared = plan.cells, [*declared_pairs(plan), *control_pairs(plan)]
-    primary = tuple(plan.table.primary)
+    compared, primary = [*declared_pairs(plan), *control_pairs(plan)], tuple(plan.table.primary)
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
     for left, right in [*plan.compare, *plan.controls]:
-        is_first = (left, right) == primary[:2]
-        level = holm_level(len(compared), is_first, bool(primary))
-        counts = [
-            questions_under(planning, cell)
-            for place, cell in cells.items()
-            if left in place and tuple(right if name == left else name for name in place) in cells
-        ]
-        sizes = [count for count in counts if count]
-        if sizes:
+        level = holm_level(len(compared), (left, right) == primary[:2], bool(primary))
+        firsts = [plan.cells[cell_keys(plan, pair)[0]] for pair in compared if pair[:2] == (left, right)]
+        counts = [questions_under(planning, cell) for cell in firsts]
+        if sizes := list(filter(None, counts)):
             ends = [100 * planned_difference(count, level, seeds, 0.0) for count in (min(sizes), max(sizes))]
             text = f"{ends[0]:.1f} points on {min(sizes)} questions"
             text += f", {ends[1]:.1f} on {max(sizes)}" if max(sizes) > min(sizes) else ""
@@ -63,6 +61,36 @@ def detectable_differences(planning: Planning) -> list[str]:
     note += ", of which the primary one has half" if primary and len(compared) > 1 else ""
     note += f"; power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
     return [*lines, note] if lines else []
+
+
+def detectable_claims(planning: Planning) -> list[str]:
+    """Text lines, one per claim about a table: the minimum detectable difference at 5 % on the fewest questions of its
+    cells, next to the published one; or that no answers could decide it."""
+    lines = []
+    for claim in claims_of(planning.plan.table.name):
+        try:
+            placed = PlacedClaim.of(claim, planning.plan)
+        except PipelineError:
+            continue  # in a smaller table of the same name: its verdict reports why
+        sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
+        if placed.untestable:
+            lines.append(f"claim {claim.id}: {NOT_TESTABLE}")
+        elif claim.test == "difference" and claim.metric != FACT and sizes:
+            points = 100 * planned_difference(min(sizes), LEVEL, 0, 0.0)
+            pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
+            known = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
+            told = f", published {' to '.join(dict.fromkeys(f'{end(known):+.1f}' for end in (min, max)))}" * bool(known)
+            lines.append(f"claim {claim.id}: minimum detectable difference {points:.1f} points{told}")
+    return lines
+
+
+def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
+    """Left minus right as published, in points, the mean over places; None unless all of it is."""
+    sides = [[cell.published and papers.published_value(*cell.published) for cell in cells] for cells in (left, right)]
+    known = [[value for value in side if value is not None] for side in sides]
+    if known != sides:
+        return None
+    return mean(known[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(known[1])
 
 
 def planned_difference(questions: int, level: float, seeds: int, spread: float) -> float:
@@ -173,9 +201,7 @@ class MeasuredPair:
     factor: float = 100.0
 
 
-def measure_pairs(
-    plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]
-) -> list[dict[str, Any]]:
+def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]) -> list[Line]:
     """The lines of contrasts.csv, one for each pair. A mapping has the number of models that the right side is the best
     of on these questions.
 
@@ -191,7 +217,7 @@ def measure_pairs(
     return contrast_lines(measured, plan.table.primary)
 
 
-def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> list[dict[str, Any]]:
+def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> list[Line]:
     """The lines of contrasts.csv with the numbers of their contrasts, in `unit`: difference, interval, could_see (by
     the measured discordance, after Holm's correction over all; `primary`, if there is one, has half of it) and spread
     (standard deviation of the difference from training to training).
@@ -210,7 +236,7 @@ def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> 
             numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
             found.line |= {name: None if one is None else found.factor * one for name, one in numbers.items()}
             found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
-    return [dict.fromkeys(MEASURED) | found.line for found in measured]
+    return correct_contrasts([dict.fromkeys(MEASURED) | found.line for found in measured], primary)
 
 
 def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], float]:
@@ -234,26 +260,27 @@ def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
     return metrics.pop() if len(metrics) == 1 and None not in tasks and is_per_answer else None
 
 
-def sides_of(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers) -> Sides:
-    axes = tuple(axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis))
-    claim = Claim.plain(plan.table.name, pair[0], pair[1], metric, pair[2])
-    return Sides.of(PlacedClaim(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
+def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers) -> Comparison:
+    """The first cell against the second one, over questions and the sampled axes that both are means over."""
+    left, right = ([(1.0, cell)] for cell in cells)
+    axes = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
+    return Comparison.of(plan, answers, metric, left, right, axes)
 
 
 def measure_pair(
     plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers
 ) -> MeasuredPair:
-    sides = sides_of(plan, cells, metric, pair, answers)
+    one = compare_cells(plan, cells, metric, answers)
     line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
-    line |= {"over": " ".join(["problems", *sides.placed.axes]), "unit": "bits" if is_measure(metric) else "points"}
-    if any(trainings_of(plan, score.model) for score, _ in sides.questions.needed_scores):
-        line["trainings"] = "a sample" if sides.varied_axes else "these"
+    line |= {"over": " ".join(["problems", *one.axes]), "unit": "bits" if is_measure(metric) else "points"}
+    if any(trainings_of(plan, score.model) for score, _ in one.questions.needed_scores):
+        line["trainings"] = "a sample" if one.varied_axes else "these"
     try:
-        contrast, (left, right) = sides.contrast(), sides.values
-        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": sides.describe_detail()}
+        contrast, (left, right) = one.contrast(), one.values
+        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": one.describe_detail()}
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
-    return MeasuredPair(line, metric, sides.varied_axes, contrast)
+    return MeasuredPair(line, metric, one.varied_axes, contrast)
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
@@ -284,7 +311,7 @@ def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]
         if metric is None:
             return None
         try:
-            contrast = sides_of(plan, pair, metric, (top.row, rival.row, top.column), answers).contrast()
+            contrast = compare_cells(plan, pair, metric, answers).contrast()
         except NoScore:
             return None
         if contrast.p >= LEVEL or contrast.difference <= 0:

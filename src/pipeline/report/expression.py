@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, reduce_items
@@ -26,27 +27,29 @@ def evaluate(plan: TablePlan, cell: Cell, choose: Source, show: Source, axes: Se
     if cell.of:
         rows = [plan.cells[row, cell.column] for row in cell.of]
         return reduce_sides(cell.reduce[0][0], [evaluate(plan, row, choose, show, axes) for row in rows])
-    winners: dict[str, Any] = {}  # the winner of each choice, which many items share
 
+    @cache  # many items share a choice
     def winner_of(choice: str) -> Any:
-        if choice not in winners:
-            candidates = plan.choices[choice].candidates.values()
-            winners[choice] = largest([average([choose(cell, score) for score in scores]) for scores in candidates])
-        return winners[choice]
+        candidates = plan.choices[choice].candidates.values()
+        return largest([average([choose(cell, score) for score in scores]) for scores in candidates])
 
     def item_sides(_: Cell, item: Item) -> Sided:
         if item.model is not None:
             return choose(cell, item.model), show(cell, item.model)
-        best = winner_of(item.choice) if item.choice and is_open_choice(item) else 0
+        is_open = is_open_choice(item)
+        best = winner_of(str(item.choice)) if is_open else 0
 
         def of_winner(source: Source) -> Any:
             numbers = []
             for reading in item.readings:
-                scores = [reading[()]] if () in reading else ordered(plan, item, reading)
-                if len(scores) == 1 or np.ndim(best) == 0:
-                    numbers.append(source(cell, scores[best if len(scores) > 1 else 0]))
+                scores = list(reading.values())
+                if is_open and () not in reading:
+                    scores = [reading[candidate] for candidate in plan.choices[str(item.choice)].candidates]
+                at = best if len(scores) > 1 else 0
+                if np.ndim(at) == 0:
+                    numbers.append(source(cell, scores[at]))
                 else:
-                    numbers.append(picked([source(cell, score) for score in scores], best))
+                    numbers.append(picked([source(cell, score) for score in scores], at))
             return average(numbers)
 
         return of_winner(choose), of_winner(show)
@@ -57,13 +60,6 @@ def evaluate(plan: TablePlan, cell: Cell, choose: Source, show: Source, axes: Se
         return sides
     choosing, shown = ([(at, sides[number]) for at, sides in reduced] for number in (0, 1))
     return by_level(choosing, axes), by_level(shown, axes)
-
-
-def ordered(plan: TablePlan, item: Item, reading: dict) -> list[Any]:
-    """The scores of a reading, in the order of the choice's candidates; of one that is not open, the first."""
-    if item.choice is None or not is_open_choice(item):
-        return [next(iter(reading.values()))]
-    return [reading[candidate] for candidate in plan.choices[item.choice].candidates]
 
 
 def average(parts: Sequence[Any]) -> Any:

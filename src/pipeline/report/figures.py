@@ -10,15 +10,14 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.drawing import COLOURS, STYLE
-from pipeline.analyze.heatmaps import Map, draw_maps
 from pipeline.errors import PipelineError
-from pipeline.report.compare import correct_contrasts
+from pipeline.report.compare import correct_contrasts, is_significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,22 +62,18 @@ def scores(report: str | Path | Lines) -> Figure:
     """Bars of a report's cells with their 95 % intervals, a panel a column; diamonds are the published numbers.
     report: its folder, or the lines of its cells.csv, of which `best` and `chance` are drawn, too."""
     lines = [line for line in _read(report, "cells.csv") if _number(line["value"]) is not None]
-    rows, columns = _distinct(lines, "row"), _distinct(lines, "column")
-    with _style():
-        figure, panels = _panels(len(columns), 0.9 + ROW * len(rows), 2.4)
-        for column, axes in zip(columns, panels, strict=True):
-            for line in (line for line in lines if line["column"] == column):
-                value, place = float(line["value"]), rows.index(line["row"])
-                axes.barh(place, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
-                _interval(axes, line, place)
-                axes.annotate(f"{value:.1f}", (max(value, 0, _number(line["high"]) or 0), place), (4, 0),
-                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
-                if (published := _number(line["published"])) is not None:
-                    axes.plot(published, place, "D", color=COLOURS["muted"], ms=4)
-                if chance := line.get("chance"):
-                    axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
-            _name_rows(axes, column, rows)
-    return figure
+
+    def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:
+        value = float(line["value"])
+        axes.barh(place, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
+        axes.annotate(f"{value:.1f}", (max(value, 0, _number(line["high"]) or 0), place), (4, 0),
+                      textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        if (published := _number(line["published"])) is not None:
+            axes.plot(published, place, "D", color=COLOURS["muted"], ms=4)
+        if chance := line.get("chance"):
+            axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
+
+    return _by_panel(lines, "column", "row", draw)
 
 
 def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure:
@@ -88,45 +83,16 @@ def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure
     numbers = "p", "difference", "chosen_of", "could_see"
     lines = [{**line, **{name: _number(line.get(name)) for name in numbers}} for line in _read(report, "contrasts.csv")]
     lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
-    places, pairs = _distinct(lines, "place"), _distinct(lines, "pair")
-    with _style():
-        figure, panels = _panels(len(places), 0.9 + ROW * len(pairs), 2.4)
-        for place, axes in zip(places, panels, strict=True):
-            axes.axvline(0, color=COLOURS["line"], lw=1)
-            for contrast in correct_contrasts(lines, primary):
-                line = contrast.line
-                if line["place"] != place:
-                    continue
-                at = pairs.index(line["pair"])
-                if detectable := line["could_see"]:
-                    axes.barh(at, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
-                _interval(axes, line, at)
-                inside = COLOURS["accent"] if contrast.significant else "none"
-                axes.plot(line["difference"], at, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
-            _name_rows(axes, place, pairs)
-            units = {line.get("unit") or "points" for line in lines if line["place"] == place}
-            axes.set_xlabel(f"difference ({', '.join(sorted(units))})")
-    return figure
 
+    def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:
+        axes.axvline(0, color=COLOURS["line"], lw=1)
+        if detectable := line["could_see"]:
+            axes.barh(place, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
+        inside = COLOURS["accent"] if is_significant(line) else "none"
+        axes.plot(line["difference"], place, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
+        axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
-def layers(sweep: str | Path) -> Figure:
-    """Score against the number of swapped layers, of a sweep's scores.csv: a line for each number of top layers."""
-    lines = [line for line in _read(sweep, "scores.csv") if line["score"]]
-    if not lines or not {"bottom_layers", "top_layers"} <= lines[0].keys():
-        raise PipelineError(f"{sweep} is no sweep of sweep.bottom_layers and sweep.top_layers with scores")
-    from matplotlib.ticker import MaxNLocator
-
-    with _style():
-        figure, (axes,) = _panels(1, 3.2, 4.5)
-        for number, top in enumerate(sorted({int(line["top_layers"]) for line in lines})):
-            points = sorted((int(line["bottom_layers"]) + top, float(line["score"])) for line in lines
-                            if int(line["top_layers"]) == top)  # fmt: skip
-            axes.plot(*zip(*points, strict=True), "o-", color=CYCLE[number % len(CYCLE)], ms=4)
-            axes.annotate(f"{top} top", points[-1], (6, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.set_xlabel("layers of the language expert, bottom and top")
-        axes.set_title("score")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
+    return _by_panel(correct_contrasts(lines, primary), "place", "pair", draw)
 
 
 def trainings(curves: Mapping[str, Sequence[Curve]]) -> Figure:
@@ -150,34 +116,6 @@ def thin_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) 
     size = max(1, math.ceil(len(points) / limit))
     blocks = [points[at : at + size] for at in range(0, len(points), size)]
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]
-
-
-def maps(ours: Map, published: Map) -> Figure:
-    """A map of changes by training beside a published one, with their `similarity`."""
-    score = similarity(ours, published)
-    with _style():
-        title = (
-            f"{published.title}\nSpearman {score:+.2f}" if score is not None else f"{published.title}\nof another shape"
-        )
-        return draw_maps([ours, replace(published, title=title)], (0.0, 1.0))
-
-
-def similarity(one: Map, other: Map) -> float | None:
-    """Spearman's correlation of two maps over the layers and parameters of both; None with fewer than three, or where
-    one map is constant. Layers count by their relative depth, so that models of other depths compare."""
-    from scipy.stats import spearmanr
-
-    pairs = []
-    for number, row in enumerate(one.values):
-        depth = number / max(1, len(one.values) - 1)
-        match = other.values[round(depth * (len(other.values) - 1))]
-        for column, value in zip(one.columns, row, strict=True):
-            theirs = match[other.columns.index(column)] if column in other.columns else None
-            if value is not None and theirs is not None:
-                pairs.append((value, theirs))
-    if len(pairs) < 3 or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
-        return None
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 # ---------------------------------------------------------------------------------------------------- drawing
@@ -208,26 +146,25 @@ def _panels(count: int, height: float, width: float) -> tuple[Figure, list[Axes]
     return figure, [figure.add_subplot(down, across, at + 1) for at in range(count)]
 
 
-def _name_rows(axes: Axes, title: str, rows: Sequence[str]) -> None:
-    axes.set_title(title)
-    axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.tick_params(length=0)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    first = axes.get_subplotspec()
-    if first and not first.is_first_col():
-        axes.tick_params(labelleft=False)
-
-
-def _interval(axes: Axes, line: Mapping[str, Any], at: int) -> None:
-    low, high = _number(line["low"]), _number(line["high"])
-    if low is not None and high is not None:
-        axes.plot([low, high], [at, at], color=COLOURS["ink"], lw=1.2)
-
-
-def _distinct(lines: Lines, name: str) -> list[str]:
-    return list(dict.fromkeys(line[name] for line in lines))
+def _by_panel(lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None]) -> Figure:
+    """A panel for each value of `across`, with a row and a 95 % interval for each line."""
+    panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
+    with _style():
+        figure, all_axes = _panels(len(panels), 0.9 + ROW * len(rows), 2.4)
+        for panel, axes in zip(panels, all_axes, strict=True):
+            for line in (line for line in lines if line[across] == panel):
+                place, low, high = rows.index(line[down]), _number(line["low"]), _number(line["high"])
+                draw(axes, line, place)
+                if low is not None and high is not None:
+                    axes.plot([low, high], [place, place], color=COLOURS["ink"], lw=1.2)
+            axes.set_title(panel)
+            axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            first = axes.get_subplotspec()
+            axes.tick_params(length=0, labelleft=not first or first.is_first_col())
+            axes.grid(axis="x")
+            axes.set_axisbelow(True)
+    return figure
 
 
 def _number(value: Any) -> float | None:

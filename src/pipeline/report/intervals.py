@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,6 @@ from pipeline.config.stages import TrainStage
 from pipeline.report.cell_values import VALIDATIONS, NoScore, Outcome
 from pipeline.report.contrasts import sampled_axes
 from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
-from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.placed_claims import metrics_of, tasks_of
 from pipeline.report.questions import StoredAnswers, questions_of
@@ -25,25 +25,22 @@ from pipeline.tables.planned_runs import primary_value
 
 
 def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> CellResult:
-    """A cell for the report, with the evaluations that it was read from."""
-    table, cell, number = outcome.table, outcome.table.plan.cells[place], outcome.cells[place]
-    digits = 3 if cell.fact in VALIDATIONS else 1
+    """A cell of the outcome with its interval and the evaluations that it was read from."""
+    table, cell, found = outcome.table, outcome.table.plan.cells[place], outcome.cells[place]
     is_chosen = cell.fact is None and not is_plain_mean(table.plan, cell)
-    estimated = estimate_interval(table.plan, cell, is_chosen, answers) if number.value is not None else None
-    value, low, high = estimated or (number.value, None, None)
-    is_comparable = number.value is not None and number.published is not None
+    estimated = estimate_interval(table.plan, cell, is_chosen, answers) if found.value is not None else None
+    value, low, high = estimated or (found.value, None, None)
+    is_comparable = found.value is not None and found.published is not None
     tasks = tasks_of(table.plan, cell) if cell.fact is None else set()
-    scores = list(shown_scores(table, cell))
     leaf_scores = (score for leaf in leaf_cells(table.plan, cell) for _, score in shown_scores(table, leaf))
-    return CellResult(
-        *place, value=value if is_chosen else number.value, low=low, high=high, n=number.n, published=number.published,
+    return replace(
+        found, value=value if is_chosen else found.value, low=low, high=high,
+        maximum=found.value if is_chosen else None, digits=3 if cell.fact in VALIDATIONS else 1,
         base=is_comparable and is_untrained(table.plan, cell),
         experts=expert_reach(outcome, cell) if is_comparable else None,
-        suspect=number.suspect, missing=without_private(number.missing), runs=[folder.name for folder in number.runs],
-        digits=digits, maximum=number.value if is_chosen else None,
         scores=[
             CellScore(run.name, {axis: str(value) for axis, value in item.at.items()})
-            for item, score in scores if (run := table.evaluations.get(score))
+            for item, score in shown_scores(table, cell) if (run := table.evaluations.get(score))
         ],
         task="".join(map(str, tasks - {None})) if len(tasks) == 1 else "", metric=cell.metric or "", pair=cell.pair,
         role=model_role(table, next(leaf_scores, None)),

@@ -22,16 +22,14 @@ from pipeline.evaluate.metrics import mean, mean_stderr
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import interval_of_mean, percent_factor
 from pipeline.report.contrasts import MeasuredPair, contrast_lines
-from pipeline.report.load.contents import CellResult, CellScore, LoggedAnswers, Results, RunResult
-from pipeline.report.logs import Item, Log, finite_number, read_file
+from pipeline.report.load.contents import CellResult, CellScore, Evaluation, Results, RunResult
+from pipeline.report.logs import Log, finite_number, read_file
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL, contrast
 from pipeline.text import pluralize
 
 LANGUAGE = "all"  # stands where a language does: logs do not name one
-# beginnings of settings that are listed first: prompts, generation, the task
-FIRST = ("num_fewshot", "gen", "chat", "system", "solvers", "epochs", "task", "version", "dataset", "model_")
 LONGEST = 120  # characters of a setting that are shown
 IN_NOTE = 3  # sentences of a kind next to the verdict; the others are under "How it was computed"
 
@@ -43,29 +41,30 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     """The results of a comparison. Raises PipelineError for a log that cannot be read, fewer than two models, or no
     item that two models share."""
     sides = read_sides(entries)
-    keys = list(dict.fromkeys(key for logs in sides.values() for key in logs))
-    shared = [key for key in keys if sum(key in logs for logs in sides.values()) > 1]
-    matched = [Matched.of({title: logs[key] for title, logs in sides.items() if key in logs}) for key in shared]
+    titles = list(sides)
+    by_key: dict[Key, dict[str, Log]] = {}
+    for title, logs in sides.items():
+        for key, log in logs.items():
+            by_key.setdefault(key, {})[title] = log
+    matched = [Matched(logs) for logs in by_key.values() if len(logs) > 1]
     columns, refused = columns_of(matched)
-    refused += [f"{one.task}: no item is in all logs." for one in matched if not one.keys]
-    refused += [f"{key[1]}: only “{title}” has a log." for title, logs in sides.items() for key in logs
-                if key not in shared]  # fmt: skip
+    refused += [f"{task}: only “{title}” has a log." for (_, task, _), (title, *others) in by_key.items() if not others]
+    computed = describe_logs(sides, matched, list(dict.fromkeys(refused)))
     if not columns:
-        reasons = list(dict.fromkeys(refused))
-        more = f" And {len(reasons) - IN_NOTE} more." if len(reasons) > IN_NOTE else ""
-        problem = f"results=[{','.join(entries)}] have nothing to compare: {' '.join(reasons[:IN_NOTE])}{more}"
+        problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(computed['Not compared'], '.')}"
         raise PipelineError(problem.rstrip("."))
-    measured, primary = measured_columns(columns)
+    pairs = ((column, *pair) for column in columns for pair in combinations(column.values, 2))
+    measured = [measure_pair(column, left, right) for column, right, left in pairs]
+    primary = [measured[0].line[key] for key in ("left", "right", "place")] if len(measured) == 1 else []
     lines = contrast_lines(measured, primary)
-    titles, computed = list(sides), describe_logs(sides, matched, list(dict.fromkeys(refused)))
+    cells = [cell for column in columns for cell in cells_of(column, titles, lines)]
     runs = [run_of(title, list(logs.values())) for title, logs in sides.items()]
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
-        note=note_of(computed), command=command, rows=titles, columns=[column.title for column in columns],
-        cells=[cell for column in columns for cell in cells_of(column, titles, lines)], runs=runs,
-        seconds=sum(run.seconds or 0.0 for run in runs), versions={"pipeline": package_version(DISTRIBUTION)},
-        computed={title: sentences for title, sentences in computed.items() if sentences}, contrasts=lines,
-        primary=primary, linked=False, logged={title: answers_of_side(columns, title) for title in titles},
+        note=note_of(computed), command=command, rows=titles, cells=cells, runs=runs,
+        columns=list(dict.fromkeys(cell.column for cell in cells)), seconds=sum(run.seconds or 0.0 for run in runs),
+        versions={"pipeline": package_version(DISTRIBUTION)}, computed=computed, contrasts=lines, primary=primary,
+        linked=False, evaluations={title: answers_of_side(columns, title) for title in titles},
     )  # fmt: skip
 
 
@@ -74,20 +73,18 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
 
 def read_sides(entries: Sequence[str]) -> Sides:
     """The models in these folders and files. Raises PipelineError, among others, for a task that a model ran twice."""
-    sides: dict[tuple[str, str], dict[Key, Log]] = {}
-    entry_of: dict[Path, str] = {}
+    sides: dict[tuple[Path, str], dict[Key, Log]] = {}
     for entry in entries:
         for log in read_entry(entry):
-            if (other := entry_of.setdefault(log.file.resolve(), entry)) != entry or list(entries).count(entry) > 1:
-                named = f"{other} and {entry}" if other != entry else entry
-                raise PipelineError(f"results names {log.file.name} twice, in {named}: name each folder or file once")
-            logs, key = sides.setdefault((entry, log.model), {}), (log.tool, log.task, log.filter)
+            logs, key = sides.setdefault((Path(entry).resolve(), log.model), {}), (log.tool, log.task, log.filter)
             if key in logs:
                 files = f"{logs[key].file.name} and {log.file.name}"
                 problem = f"results={entry} holds {log.task} of {log.model} twice, in {files}"
                 raise PipelineError(f"{problem}: name one of these files instead")
             logs[key] = log
-    titles = side_titles(list(sides))
+    names = Counter(model for _, model in sides)
+    shared = os.path.commonpath([entry for entry, _ in sides])
+    titles = [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in sides]
     if len(titles) < 2:
         raise PipelineError(f"results holds one model, {titles[0]}: name the folders or files of two or more")
     return dict(zip(titles, sides.values(), strict=True))
@@ -110,34 +107,19 @@ def read_entry(entry: str) -> list[Log]:
     return logs
 
 
-def side_titles(models: Sequence[tuple[str, str]]) -> list[str]:
-    """A title for each (entry, model): the model, with its place among the entries if others have the same name."""
-    names = Counter(model for _, model in models)
-    shared = os.path.commonpath([Path(entry).absolute() for entry, _ in models])
-    return [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in models]
-
-
 # ---------------------------------------------------------------------------------------------------- matching
 
 
-@dataclass(frozen=True)
 class Matched:
-    """A task as all sides with a log of it answered it. keys: the items that all of them hold, in the first one's
-    order."""
+    """A task as all sides with a log of it answered it. logs, items: by the title of the side; keys: of the items that
+    all of them hold, in the first one's order."""
 
-    logs: Mapping[str, Log]  # by the title of the side
-    items: Mapping[str, Mapping[str, Item]]
-    keys: Sequence[str]
-
-    @classmethod
-    def of(cls, logs: Mapping[str, Log]) -> Matched:
-        items = {title: log.by_key for title, log in logs.items()}
-        first, *others = items.values()
-        return cls(logs, items, [name for name in first if all(name in other for other in others)])
-
-    @property
-    def task(self) -> str:
-        return next(iter(self.logs.values())).task
+    def __init__(self, logs: Mapping[str, Log]) -> None:
+        self.logs = logs
+        self.task = next(iter(logs.values())).task
+        self.items = {title: log.by_key for title, log in logs.items()}
+        first, *others = self.items.values()
+        self.keys = [name for name in first if all(name in other for other in others)]
 
     def describe_match(self) -> str:
         """How many items of each side are matched."""
@@ -153,21 +135,18 @@ class Matched:
             if count:
                 yield f"{self.task}: the {what}s of {count} of {len(self.keys)} items differ."
 
+    def printed_groups(self) -> Iterator[str]:
+        """What lm_eval printed for groups of tasks such as mmlu, of which only the tasks are compared."""
+        for group, metric in sorted(set.intersection(*(set(log.groups) for log in self.logs.values()))):
+            values = {title: f"{log.groups[group, metric]:.4g}" for title, log in self.logs.items()}
+            yield f"{group} {metric}: {by_side(values)}."
+
     def why_not(self, metric: str) -> str:
         """Why a metric cannot be compared; empty if it can."""
         for title, log in self.logs.items():
-            numbers = [finite_number(item.values.get(metric)) for item in log.items]
-            known = [number for number in numbers if number is not None]
-            if not numbers:
-                return f"no item of {self.task} has a score in {log.file.name} of “{title}”"
-            if has_parallel_parts(log):
-                return (
-                    f"the {len(log.parts)} tasks of {self.task} have the same number of items, as one set of questions "
-                    "in several languages has: their answers are not independent"
-                )
-            if len(known) < len(numbers):
-                lacking = f"{len(numbers) - len(known)} of {len(numbers)} items of “{title}”"
-                return f"{metric} of {self.task} has no number for {lacking}"
+            known = [number for item in log.items if (number := finite_number(item.values.get(metric))) is not None]
+            if lacking := len(log.items) - len(known):
+                return f"{metric} of {self.task} has no number for {lacking} of {len(log.items)} items of “{title}”"
             printed, value = log.scores.get(metric), mean(known)
             if printed is not None and not log.problems and abs(value - printed) > 1e-6 * max(1.0, abs(printed)):
                 score = f"{metric} of {self.task} is {printed:.6g} for “{title}”, but the mean of its items {value:.6g}"
@@ -175,95 +154,59 @@ class Matched:
         return ""
 
 
-def has_parallel_parts(log: Log) -> bool:
-    """Whether all tasks of a group have the same number of items. Belebele, XNLI and AfriMGSM ask the same questions in
-    each language; a test that takes their answers as independent rejects in 23 to 37 % of cases without a difference,
-    where models differ in which questions they know (10 languages, 250 questions)."""
-    sizes = Counter(item.key.rpartition(" ")[0] for item in log.items)
-    return len(log.parts) > 1 and len({*sizes.values()}) == 1
-
-
 @dataclass(frozen=True)
 class Column:
-    """A metric of a matched task: a column of the table. values: title of a side -> a number per matched item."""
+    """A metric of a matched task: a column of the table. values: title of a side -> a number per matched item;
+    is_share: all are shares of 1, shown in percent; factor: from a value to the number that is shown."""
 
     title: str
     metric: str
     matched: Matched
     values: dict[str, list[float]]
-
-    @property
-    def is_share(self) -> bool:
-        """Whether all numbers are shares of 1, shown in percent; else they have a scale of their own."""
-        return all(0 <= value <= 1 for values in self.values.values() for value in values)
-
-    @property
-    def factor(self) -> float:
-        """From a value to the number that is shown."""
-        return 100.0 if self.is_share else 1.0
-
-    @property
-    def tasks(self) -> set[str]:
-        """The tasks that it scores: several for a group."""
-        return {task for log in self.matched.logs.values() for task in log.parts or (log.task,)}
-
-    @property
-    def lower_is_better(self) -> bool:
-        return any(self.metric in log.lower_is_better for log in self.matched.logs.values())
+    is_share: bool
+    factor: float
+    lower_is_better: bool
 
 
 def columns_of(matched: Sequence[Matched]) -> tuple[list[Column], list[str]]:
     """(the columns, sentences on metrics that are not compared)."""
-    columns: list[Column] = []
+    columns: dict[str, Column] = {}
     refused = []
     for one in matched:
-        for metric in dict.fromkeys(name for log in one.logs.values() for item in log.items for name in item.values):
-            reason = one.why_not(metric)
-            refused += [f"{reason}."] if reason else []
-            if one.keys and not reason:
-                values = {title: [finite_number(items[key].values[metric]) or 0.0 for key in one.keys]
-                          for title, items in one.items.items()}  # fmt: skip
-                column = Column("", metric, one, values)
-                title = unique_title(column, [other.title for other in columns])
-                columns.append(Column(title, metric, one, values))
-        if not all(log.items for log in one.logs.values()):
-            refused.append(f"{one.why_not('')}.")
-    return columns, refused
-
-
-def unique_title(column: Column, taken: Sequence[str]) -> str:
-    """Task, metric and filter. It has a space, which no task of this program has: those are scored in other ways."""
-    log = next(iter(column.matched.logs.values()))
-    parts = [log.task, column.metric, *([f"({log.filter})"] if log.filter != "none" else [])]
-    parts += ["(lower is better)"] if column.lower_is_better else []
-    title = " ".join(re.sub(r"[./\\\x00-\x1f]+", "_", part[:70] or "_") for part in parts)
-    return title if title not in taken else f"{title} ({sum(one.startswith(title) for one in taken) + 1})"
+        empty = [f"no item of {one.task} has a score in {log.file.name} of “{title}”."
+                 for title, log in one.logs.items() if not log.items]  # fmt: skip
+        refused += empty or ([] if one.keys else [f"{one.task}: no item is in all logs."])
+        metrics = dict.fromkeys(name for log in one.logs.values() for item in log.items for name in item.values)
+        reasons = {metric: "" if empty else one.why_not(metric) for metric in metrics}
+        refused += [f"{reason}." for reason in reasons.values() if reason]
+        for metric in [name for name, reason in reasons.items() if one.keys and not reason]:
+            values = {title: [finite_number(items[key].values[metric]) or 0.0 for key in one.keys]
+                      for title, items in one.items.items()}  # fmt: skip
+            is_share = all(0 <= value <= 1 for numbers in values.values() for value in numbers)
+            lower = any(metric in log.lower_is_better for log in one.logs.values())
+            log = next(iter(one.logs.values()))
+            title = f"{log.task} {metric}{f' ({log.filter})' * (log.filter != 'none')}{' (lower is better)' * lower}"
+            title = re.sub(r"[\x00-\x1f]+", "_", title)
+            title += f" of {log.tool}" * (title in columns)
+            columns[title] = Column(title, metric, one, values, is_share, 100.0 if is_share else 1.0, lower)
+    return list(columns.values()), refused
 
 
 # ---------------------------------------------------------------------------------------------------- comparing
 
 
-def measured_columns(columns: Sequence[Column]) -> tuple[list[MeasuredPair], list[str]]:
-    """(every two sides of a column, the later one against the earlier one; the primary comparison: of two models in the
-    only column that is no part of a group of tasks). Tango's score test of shares, Student's t of other numbers."""
-    measured = []
-    for column in columns:
-        for right, left in combinations(column.values, 2):
-            values = column.values[left], column.values[right]
-            differences = [a - b for a, b in zip(*values, strict=True)]
-            line: dict[str, Any] = {"left": left, "right": right, "place": column.title, "over": "problems"}
-            line |= {"unit": "points", "n": len(differences), "chosen_of": 1}
-            line |= {"left_value": column.factor * mean(values[0]), "right_value": column.factor * mean(values[1])}
-            line["lower_is_better"] = column.lower_is_better
-            try:
-                test = contrast(differences, reach=1.0 if column.is_share else math.inf)
-            except ValueError:
-                test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
-            measured.append(MeasuredPair(line, column.metric, (), test, column.factor))
-    outer = [column.title for column in columns if not any(column.tasks < other.tasks for other in columns)]
-    places = [[found.line[key] for key in ("left", "right", "place")] for found in measured]
-    inside = [place for place in places if place[2] in outer]
-    return measured, inside[0] if len(inside) == 1 else []
+def measure_pair(column: Column, left: str, right: str) -> MeasuredPair:
+    """Two sides of a column: Tango's score test of shares, Student's t of other numbers."""
+    values = [column.values[side] for side in (left, right)]
+    line: dict[str, Any] = {"left": left, "right": right, "place": column.title, "over": "problems", "unit": "points"}
+    line |= {"n": len(values[0]), "chosen_of": 1, "lower_is_better": column.lower_is_better}
+    line |= {"left_value": column.factor * mean(values[0]), "right_value": column.factor * mean(values[1])}
+    try:
+        differences = [a - b for a, b in zip(*values, strict=True)]
+        test = contrast(differences, reach=1.0 if column.is_share else math.inf)
+    except ValueError:
+        test, line["missing"] = None, "the differences of all items are equal, so they show no variance"
+    return MeasuredPair(line, column.metric, (), test, column.factor)
 
 
 def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Iterator[CellResult]:
@@ -276,11 +219,11 @@ def cells_of(column: Column, titles: Sequence[str], lines: Sequence[Mapping[str,
         if title not in column.values:
             yield CellResult(title, column.title, missing=f"“{title}” has no log of {column.matched.task}")
             continue
-        factor, values = column.factor, column.values[title]
+        values = column.values[title]
         ends = interval_of_mean(mean(values), mean_stderr(values), len(values), column.is_share)
-        low, high = (factor * end for end in ends) if ends else (None, None)
+        low, high = (column.factor * end for end in ends) if ends else (None, None)
         yield CellResult(
-            title, column.title, value=factor * mean(values), low=low, high=high, n=1, runs=[title],
+            title, column.title, value=column.factor * mean(values), low=low, high=high, n=1, runs=[title],
             scores=[CellScore(title)], task=column.title, metric=column.metric, best=title == best,
         )  # fmt: skip
 
@@ -294,10 +237,10 @@ def run_of(title: str, logs: Sequence[Log]) -> RunResult:
     )  # fmt: skip
 
 
-def answers_of_side(columns: Sequence[Column], title: str) -> LoggedAnswers:
+def answers_of_side(columns: Sequence[Column], title: str) -> Evaluation:
     """A side's scores and answers as evaluations store them. Numbers on a scale of their own have no standard error
     there: Wilson's interval would be computed from it. doc_id: the place among the matched items."""
-    rows, samples = [], {}
+    rows, samples = [], []
     for column in (column for column in columns if title in column.values):
         values, log = column.values[title], column.matched.logs[title]
         scale = column.factor / percent_factor(column.metric)
@@ -308,12 +251,12 @@ def answers_of_side(columns: Sequence[Column], title: str) -> LoggedAnswers:
         ))  # fmt: skip
         binary = all({*numbers} <= {0.0, 1.0} for numbers in column.values.values())
         items = [column.matched.items[title][key] for key in column.matched.keys]
-        samples[column.title, LANGUAGE] = [
+        samples.append((column.title, LANGUAGE, [
             {"doc_id": number, "prompt": item.prompt, "target": item.target, "response": item.response,
              "extracted": item.extracted, "scores": {column.metric: value}, "correct": bool(value) if binary else None}
             for number, (item, value) in enumerate(zip(items, values, strict=True))
-        ]  # fmt: skip
-    return LoggedAnswers(rows, samples)
+        ]))  # fmt: skip
+    return Evaluation(rows, samples=samples)
 
 
 # ---------------------------------------------------------------------------------------------------- in sentences
@@ -322,13 +265,9 @@ def answers_of_side(columns: Sequence[Column], title: str) -> LoggedAnswers:
 def describe_logs(sides: Sides, matched: Sequence[Matched], refused: list[str]) -> dict[str, list[str]]:
     """Title -> sentences: which logs, which items, how their settings differ, and what is not compared."""
     by_task = list({one.task: one for one in matched}.values())
-    logs = []
-    for title, listed in sides.items():
-        tools = dict.fromkeys(f"{log.tool} {log.version}" for log in listed.values())
-        tasks, files = (len({getattr(log, name) for log in listed.values()}) for name in ("task", "file"))
-        logs.append(f"“{title}”: {pluralize(tasks, 'task')} by {' and '.join(tools)}, in {pluralize(files, 'file')}.")
     return {
-        "Logs": logs,
+        "Logs": [f"“{title}”: {pluralize(len(logs), 'log')} by {next(iter(logs.values())).tool} "
+                 f"{next(iter(logs.values())).version}." for title, logs in sides.items()],
         "Matched items": list(dict.fromkeys(one.describe_match() for one in by_task if one.keys)),
         "Incomplete logs": list(dict.fromkeys(
             f"“{title}”: {problem}"
@@ -338,28 +277,31 @@ def describe_logs(sides: Sides, matched: Sequence[Matched], refused: list[str]) 
             *dict.fromkeys(sentence for one in by_task for sentence in one.differing_items()),
             *differing_settings(by_task),
         ],
+        "Groups, as printed": list(dict.fromkeys(text for one in matched for text in one.printed_groups())),
         "Not compared": refused,
     }  # fmt: skip
 
 
 def differing_settings(matched: Sequence[Matched]) -> list[str]:
-    """A sentence for each setting that differs, with the tasks that it differs in if these are not all; those of FIRST
-    first."""
+    """A sentence for each setting that differs, with the tasks that it differs in if these are not all."""
     tasks_of: dict[str, list[str]] = {}
     for one in matched:
         for name in dict.fromkeys(name for log in one.logs.values() for name in log.settings):
             values = {title: log.settings.get(name, "not set") for title, log in one.logs.items()}
             if len(set(values.values())) > 1:
-                short = {
-                    title: text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for title, text in values.items()
-                }
-                shown = ", ".join(f"{text} (“{title}”)" for title, text in short.items())
-                tasks_of.setdefault(f"{name}: {shown}", []).append(one.task)
-    places = {text: [text.startswith(start) for start in (*FIRST, "")].index(True) for text in tasks_of}
-    return [
-        f"{text}." if len(tasks_of[text]) == len(matched) else f"{text}, in {', '.join(tasks_of[text])}."
-        for text in sorted(tasks_of, key=places.__getitem__)
-    ]
+                tasks_of.setdefault(f"{name}: {by_side(values)}", []).append(one.task)
+    return [f"{text}." if len(tasks) == len(matched) else f"{text}, in {', '.join(tasks)}."
+            for text, tasks in tasks_of.items()]  # fmt: skip
+
+
+def by_side(values: Mapping[str, str]) -> str:
+    short = (f"{text[:LONGEST]}{'…' * (len(text) > LONGEST)} (“{title}”)" for title, text in values.items())
+    return ", ".join(short)
+
+
+def first_of(sentences: Sequence[str], where: str) -> str:
+    more = [f"And {len(sentences) - IN_NOTE} more{where}"] if len(sentences) > IN_NOTE else []
+    return " ".join([*sentences[:IN_NOTE], *more])
 
 
 def note_of(computed: Mapping[str, Sequence[str]]) -> str:
@@ -371,6 +313,5 @@ def note_of(computed: Mapping[str, Sequence[str]]) -> str:
     }  # fmt: skip
     sentences = [] if computed["Different settings"] else ["The recorded settings are the same."]
     for title, listed in kinds.items():
-        more = [f"And {len(listed) - IN_NOTE} more under “How it was computed”."] if len(listed) > IN_NOTE else []
-        sentences += [title, *listed[:IN_NOTE], *more] if listed else []
+        sentences += [title, first_of(listed, " under “How it was computed”.")] if listed else []
     return " ".join(sentences)

@@ -10,16 +10,16 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.metrics import mean
 from pipeline.report.load.answers import read_samples, text_of
-from pipeline.report.load.archive import without_private
+from pipeline.report.private import without_private
 from pipeline.runs.run import flatten_dict
 
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
@@ -47,7 +47,8 @@ class Item:
 @dataclass(frozen=True)
 class Log:
     """A task of a model, as one filter (lm_eval) read its answers. scores: metric -> the number that the tool printed;
-    lower_is_better: metrics, as far as the log tells; parts: the tasks of a group; problems: what the log lacks."""
+    lower_is_better: metrics, as far as the log tells; groups: group, metric -> the number that the tool printed for it;
+    problems: what the log lacks."""
 
     tool: str
     model: str
@@ -61,7 +62,7 @@ class Log:
     version: str
     num_fewshot: int | None = None
     lower_is_better: frozenset[str] = frozenset()
-    parts: tuple[str, ...] = ()
+    groups: Mapping[tuple[str, str], float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -100,7 +101,7 @@ def replaced_surrogates(content: Any) -> Any:
 
 
 def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
-    """The tasks of one results file, and its groups such as mmlu, with the samples files next to it."""
+    """The tasks of one results file, with the samples files next to it."""
     found = TIME.search(path.name)
     names = {task: f"samples_{task}_{found[1]}.jsonl" for task in content["configs"]} if found else {}
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
@@ -109,24 +110,26 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
         raise PipelineError(f"{path} has no samples file {wanted} next to it: run lm_eval with --log_samples")
     logs = []
     for task, samples in there.items():
-        rows: dict[str, list[dict[str, Any]]] = {}
+        by_filter: dict[str, list[Item]] = {}
         with as_one_sentence(samples, "lm_eval"):
             for row in read_lines(samples):
-                rows.setdefault(str(row["filter"]), []).append(row)
-            by_filter = {name: list(map(lm_eval_item, listed)) for name, listed in rows.items()}
-        expected = content.get("n-samples", {}).get(task, {}).get("effective")
+                by_filter.setdefault(str(row["filter"]), []).append(lm_eval_item(row))
+        expected, shots = content.get("n-samples", {}).get(task, {}).get("effective"), content["n-shot"].get(task)
         directions = content.get("higher_is_better", {}).get(task) or {}
         for name, items in by_filter.items():
             lacking = f"{samples.name} holds {len(items)} of the {expected} items that were scored."
+            groups = {(group, metric): value for group in content.get("group_subtasks") or {}
+                      for metric, value in printed_scores(content, group, name).items()}  # fmt: skip
             logs.append(Log(
                 "lm_eval", model_title(str(content.get("model_name") or "")), task, name, path,
                 str(content.get("date") or ""), items, printed_scores(content, task, name),
                 setting_texts(lm_eval_settings(content, task)), str(content.get("lm_eval_version")),
-                shots_of(content, task), frozenset(metric for metric, higher in directions.items() if higher is False),
-                problems=(lacking,) if isinstance(expected, int) and len(items) < expected else (),
-                seconds=float(content.get("total_evaluation_time_seconds") or 0),
+                shots if isinstance(shots, int) else None,
+                frozenset(metric for metric, higher in directions.items() if higher is False), groups,
+                (lacking,) if isinstance(expected, int) and len(items) < expected else (),
+                float(content.get("total_evaluation_time_seconds") or 0),
             ))  # fmt: skip
-    return [*group_logs(content, logs), *logs]
+    return logs
 
 
 def read_lines(samples: Path) -> list[dict[str, Any]]:
@@ -139,30 +142,6 @@ def read_lines(samples: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def group_logs(content: Mapping[str, Any], logs: Sequence[Log]) -> Iterator[Log]:
-    """A log of each group for which lm_eval printed a score, with all items of its tasks."""
-    members: dict[str, list[str]] = content.get("group_subtasks") or {}
-
-    def tasks_in(name: str, above: tuple[str, ...] = ()) -> list[str]:
-        inner = members.get(name, []) if name not in above else []
-        return [task for part in inner for task in tasks_in(part, (*above, name))] or [name]
-
-    for group in members:
-        parts = tuple(dict.fromkeys(tasks_in(group)))
-        for name in dict.fromkeys(log.filter for log in logs if log.task in parts):
-            inside = [log for log in logs if log.task in parts and log.filter == name]
-            scores = printed_scores(content, group, name)
-            if scores and {log.task for log in inside} == {*parts}:
-                items = [
-                    replace(item, key=f"{log.task} {item.key}", values={one: item.values.get(one) for one in scores})
-                    for log in inside for item in log.items
-                ]  # fmt: skip
-                shared = set.intersection(*(set(log.settings.items()) for log in inside))
-                problems = tuple(dict.fromkeys(problem for log in inside for problem in log.problems))
-                yield replace(inside[0], task=group, items=items, scores=scores, settings=dict(sorted(shared)),
-                              parts=parts, problems=problems, num_fewshot=shots_of(content, group))  # fmt: skip
-
-
 def printed_scores(content: Mapping[str, Any], task: str, filter_name: str) -> dict[str, float]:
     """Metric -> the number that lm_eval printed for a task or group, without standard errors."""
     scores = content["results"].get(task, {}).items()
@@ -170,28 +149,20 @@ def printed_scores(content: Mapping[str, Any], task: str, filter_name: str) -> d
             and "_stderr," not in key and finite_number(value) is not None}  # fmt: skip
 
 
-def shots_of(content: Mapping[str, Any], task: str) -> int | None:
-    shots = content["n-shot"].get(task)
-    return shots if isinstance(shots, int) else None
-
-
 def lm_eval_item(row: Mapping[str, Any]) -> Item:
-    """One line of a samples file. Where options were weighed, the response is their log-likelihoods."""
+    """One line of a samples file. Where options were weighed, what is extracted is the most likely one."""
     arguments = row["arguments"]
     requests = [list(one.values()) if isinstance(one, dict) else list(one)
                 for one in (arguments.values() if isinstance(arguments, dict) else arguments)]  # fmt: skip
-    read, response, target = row["filtered_resps"], row["resps"], text_of(row["target"])
-    while isinstance(response, list) and response:
+    read, response = row["filtered_resps"], row["resps"]
+    while isinstance(response, list) and len(response) == 1:
         response = response[0]
-    extracted = text_of(read[0] if isinstance(read, list) and read else read)
-    options = [str(request[1]).strip() for request in requests if len(request) > 1]
-    if len(options) == len(read) and all(isinstance(pair, list) and len(pair) == 2 for pair in read):
-        weights = [float(weight) for weight, _ in read]
-        response = "\n".join(f"{weight:.2f}  {option}" for weight, option in zip(weights, options, strict=True))
-        extracted = options[weights.index(max(weights))]
-        target = options[int(target)] if target.isdecimal() and int(target) < len(options) > 1 else target
+    extracted = read[0] if isinstance(read, list) and read else read
+    if len(requests) == len(read) > 1 and all(isinstance(pair, list) and len(pair) == 2 for pair in read):
+        extracted = requests[max(range(len(read)), key=lambda at: float(read[at][0]))][1]
     values = {str(metric): row.get(metric) for metric in row["metrics"]}
-    return Item(str(row["doc_hash"]), values, text_of(requests[0][0]), target, text_of(response), extracted)
+    texts = (text_of(value) for value in (requests[0][0], row["target"], response, extracted))
+    return Item(str(row["doc_hash"]), values, *texts)
 
 
 def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
@@ -228,48 +199,36 @@ def read_inspect(path: Path) -> list[Log]:
     to_float = value_to_float()
 
     def named(scorer: str, value: Any) -> dict[str, float]:
-        parts = (
-            {f"{scorer} {key}": inner for key, inner in value.items()} if isinstance(value, dict) else {scorer: value}
-        )
-        return {name: to_float(part) for name, part in parts.items()}
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        return {f"{scorer} {key}".strip(): to_float(part) for key, part in parts}
 
-    reduced: dict[str, dict[str, float]] = {}  # the first reduction counts
-    for reduction in log.reductions or []:
-        for sample in reduction.samples:
-            values = reduced.setdefault(str(sample.sample_id), {})
-            reduced[str(sample.sample_id)] = named(reduction.scorer, sample.value) | values
     items = []
     for name in dict.fromkeys(str(sample.id) for sample in log.samples):
-        epochs = sorted((one for one in log.samples if str(one.id) == name), key=lambda one: one.epoch)
-        first = epochs[0]
+        first, *_ = epochs = sorted((one for one in log.samples if str(one.id) == name), key=lambda one: one.epoch)
         recorded: dict[str, list[float]] = {}
         for scorer, score in (pair for one in epochs for pair in (one.scores or {}).items()):
             for metric, value in named(scorer, score.value).items():
                 recorded.setdefault(metric, []).append(value)
-        values = {metric: mean(numbers) for metric, numbers in recorded.items()} | reduced.get(name, {})
-        messages = [one for one in first.messages if one.role != "assistant"] or [first.input]
-        prompt = "\n\n".join(one if isinstance(one, str) else f"{one.role}: {one.text}" for one in messages)
-        answers = [score.answer for score in (first.scores or {}).values() if score.answer]
+        messages = [f"{one.role}: {one.text}" for one in first.messages if one.role != "assistant"]
         given = first.input if isinstance(first.input, str) else "\n\n".join(one.text for one in first.input)
         target = first.target if isinstance(first.target, str) else ", ".join(first.target)
         key = hashlib.sha256(json.dumps([name, given]).encode()).hexdigest()
         response = first.output.completion if first.output else ""
-        items.append(Item(key, values, prompt, target, response, answers[0] if answers else response))
+        answer = next((score.answer for score in (first.scores or {}).values() if score.answer), response)
+        values = {metric: mean(numbers) for metric, numbers in recorded.items()}
+        items.append(Item(key, values, "\n\n".join(messages) or given, target, response, answer))
     scored_items = [item for item in items if item.values]
     problems = [] if log.status == "success" else [f"The run of {path.name} has status={log.status}."]
     if len(scored_items) < len(items):
         problems.append(f"{len(items) - len(scored_items)} of {len(items)} items of {path.name} have no score.")
-    printed: dict[str, float] = {}
-    for score in log.results.scores if log.results else []:
-        title = score.name if score.name == score.scorer else f"{score.scorer} {score.name}"
-        value = score.metrics.get("accuracy") or score.metrics.get("mean")
-        printed |= {title: value.value} if value else {}
-    spec = log.eval.model_dump(mode="json")
-    settings = {"version of the task": spec["task_version"], "packages": spec["packages"], "scorers": spec["scorers"]}
-    settings |= {"task_args": spec["task_args"], "dataset": {key: spec["dataset"][key] for key in ("name", "location")}}
-    plan = log.plan.model_dump(mode="json")
-    settings |= {**spec["config"], "generation": {**spec["model_generate_config"], **plan["config"]}}
-    settings |= {"solvers": [[step["solver"], step["params"]] for step in plan["steps"]]}
+    printed = {}
+    for one in log.results.scores if log.results else []:
+        if number := one.metrics.get("accuracy") or one.metrics.get("mean"):
+            printed[one.name if one.name == one.scorer else f"{one.scorer} {one.name}"] = number.value
+    spec, plan = (part.model_dump(mode="json") for part in (log.eval, log.plan))
+    settings = {key: spec[key] for key in ("task_version", "packages", "scorers", "task_args", "config")}
+    settings |= {"generation": {**spec["model_generate_config"], **plan["config"]}, "solvers": plan["steps"]}
+    settings |= {"dataset": {key: spec["dataset"][key] for key in ("name", "location")}}
     return [Log(
         "inspect_ai", model_title(log.eval.model), log.eval.task, "none", path, str(log.eval.created or ""),
         scored_items, printed, setting_texts(flatten_dict(settings)), str(log.eval.packages.get("inspect_ai")),

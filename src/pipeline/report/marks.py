@@ -1,4 +1,4 @@
-"""Marks on suspicious scores, checks of the answers behind math scores, and which answers the page shows."""
+"""Marks on suspicious scores, and which answers the page shows."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
-from pipeline.errors import PipelineError
-from pipeline.evaluate.answer_language import languages_of_script
-from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import CellScore, Results
-from pipeline.report.load.scores import Written, primary_rows
+from pipeline.report.load.answers import Answers
+from pipeline.report.load.contents import Place, Results
 from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
 GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to
-SHARES = {
-    "other_language": "in another language",
-    "cut_off": "cut off",
-    "unparsed": "unparsed",
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class Mark:
     detail: str
 
 
-def suspicious_scores(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
+def suspicious_scores(results: Results, answers: Mapping[Place, Answers]) -> list[Mark]:
     """Marks on suspicious scores.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's, or of an expert
@@ -43,17 +34,17 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
     marks = []
     by_text: dict[tuple, dict[str, list[str]]] = {}
     visited: set[tuple[str, str, str, str]] = set()  # one evaluation may be behind several cells of a row
-    for cell in results.cells:
-        for score, row in primary_rows(cell, written):
-            if (cell.row, score.run, row.task, row.where) in visited:
-                continue
-            visited.add((cell.row, score.run, row.task, row.where))
-            location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
-            run_answers = answers.get((score.run, row.task, row.where), Answers())
-            marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
-            if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
-                place = (row.task, row.where, row.num_fewshot, run_answers.text)
-                by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
+    for one in results.behind:
+        cell, score, row = one
+        if (cell.row, *one.place) in visited:
+            continue
+        visited.add((cell.row, *one.place))
+        location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
+        run_answers = answers.get(one.place, Answers())
+        marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
+        if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
+            place = (row.task, row.where, row.num_fewshot, run_answers.text)
+            by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
     marks += damaged_experts(results)
     for same in by_text.values():
         for name, places in same.items():
@@ -79,22 +70,19 @@ def mark_lines(marks: Sequence[Mark]) -> list[str]:
     return lines
 
 
-def inconclusive_sentence(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[str]:
-    """A sentence where most generated answers were cut off, in most of the scores of the table or of a column: then
-    these compare lengths."""
+def inconclusive_sentence(results: Results, answers: Mapping[Place, Answers]) -> list[str]:
+    """A sentence where most generated answers were cut off, in most of the scores of a column: then these compare
+    lengths."""
     by_column: dict[str, dict[Place, bool]] = {}
-    for cell in results.cells:
-        for score, row in primary_rows(cell, written):
-            found = answers.get((score.run, row.task, row.where), Answers())
-            if kind_of(row.task) in GENERATED and found.n:
-                by_column.setdefault(cell.column, {})[score.run, row.task, row.where] = found.cut_off > found.n / 2
-    everywhere = {place: cut for places in by_column.values() for place, cut in places.items()}
+    for one in results.behind:
+        found = answers.get(one.place, Answers())
+        if kind_of(one.row.task) in GENERATED and found.n:
+            by_column.setdefault(one.cell.column, {})[one.place] = found.cut_off > found.n / 2
     affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
     if not affected:
         return []
-    is_most = sum(everywhere.values()) > len(everywhere) / 2
-    where = "" if is_most else f" of {', '.join(affected)}"
-    scored = everywhere if is_most else {place: cut for name in affected for place, cut in by_column[name].items()}
+    scored = {place: cut for column in affected for place, cut in by_column[column].items()}
+    where = f" of {', '.join(affected)}" * (len(affected) < len(by_column))
     return [
         f"Inconclusive: in {sum(scored.values())} of {len(scored)} scores{where} most answers ran out of tokens; "
         "raise eval.max_gen_toks."
@@ -141,72 +129,19 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
         yield "wrong script", f"{answers.strange} of {answers.n} answers are mostly in letters of another script"
 
 
-@dataclass(frozen=True)
-class AnswerChecks:
-    """Checks for one column of the table: rows -> shares of the answers in percent, None if there is none.
-
-    detected_by: the method that detected the language (evaluate/answer_language.py).
-    """
-
-    title: str
-    detected_by: str
-    rows: dict[str, list[float | None]]
-
-
-def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
-    """Checks for each math column that has such shares, as means over its evaluations."""
-    blocks = []
-    for column in results.columns:
-        rows_of: dict[str, list[ScoreRow]] = {}
-        for cell in results.cells:
-            if cell.column == column and kind_of(cell.task) == "number":
-                scored = [row for score in cell.scores if score.run in written for row in written[score.run][0]]
-                rows_of[cell.row] = [row for row in scored if row.task == cell.task and row.metric in SHARES]
-        score_rows = [row for rows in rows_of.values() for row in rows]
-        if not any(row.filter != "last-number" for row in score_rows):
-            continue
-        methods = {row.filter for row in score_rows if row.metric == "other_language"}
-        unseen = methods == {"script"} and any(shares_script(row.language) for row in score_rows)
-        shares = {row: [share(rows_of.get(row, []), metric) for metric in SHARES] for row in results.rows}
-        if unseen:  # English answers to Nyankole questions: the same script is not evidence of the right language
-            at = list(SHARES).index("other_language")
-            shares = {
-                row: [*row_shares[:at], row_shares[at] or None, *row_shares[at + 1 :]]
-                for row, row_shares in shares.items()
-            }
-        blocks.append(AnswerChecks(column, " or ".join(sorted(methods)), shares))
-    return blocks
-
-
-def shares_script(language: str) -> bool:
-    """Whether MGSM has another language of this script; True for unknown languages."""
-    try:
-        return bool(languages_of_script(language))
-    except PipelineError:
-        return True
-
-
-def share(rows: Sequence[ScoreRow], metric: str) -> float | None:
-    values = [100 * row.value for row in rows if row.metric == metric and row.value is not None
-              and row.filter != "last-number"]  # fmt: skip
-    return mean(values) if values else None
-
-
 # ---------------------------------------------------------------------------------------------------- to browse
 
 
-def browsed(results: Results, written: Written) -> dict[tuple[str, str, str], tuple[CellScore, Place]]:
+def browsed(results: Results) -> dict[tuple[str, str, str], Place]:
     """(row, column, language) -> the evaluation whose answers the page shows there, the first of the cell's."""
-    shown: dict[tuple[str, str, str], tuple[CellScore, Place]] = {}
-    for cell in results.cells:
-        for score, row in primary_rows(cell, written):
-            shown.setdefault((cell.row, cell.column, row.where), (score, (score.run, row.task, row.where)))
+    shown: dict[tuple[str, str, str], Place] = {}
+    for one in results.behind:
+        shown.setdefault((one.cell.row, one.cell.column, one.row.where), one.place)
     return shown
 
 
-def questions_to_keep(results: Results, written: Written) -> dict[Place, int]:
+def questions_to_keep(results: Results) -> dict[Place, int]:
     """Evaluation -> how many of its first questions the page may show: 0 for those that are not `browsed`."""
-    browsed_places = {place for _, place in browsed(results, written).values()}
-    share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(browsed_places))))
-    places = ((score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, written))
-    return {place: share if place in browsed_places else 0 for place in places}
+    places = set(browsed(results).values())
+    share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
+    return {one.place: share if one.place in places else 0 for one in results.behind}

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,16 +15,14 @@ from urllib.parse import quote
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.data.rows import read_jsonl
-from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
-from pipeline.report.compare import CorrectedContrast, correct_contrasts, p_text
-from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult
-from pipeline.report.load.scores import Written, primary_rows
-from pipeline.report.marks import SHARES, Mark, answer_checks, browsed, group_marks
+from pipeline.report.compare import is_significant, p_text
+from pipeline.report.load.answers import Answers
+from pipeline.report.load.contents import TRAININGS, CellResult, Place, Results, RunResult, ScoreBehind
+from pipeline.report.marks import Mark, browsed, group_marks
 from pipeline.report.render.cells import (
     BEST_NOTE,
     cell_difference,
@@ -40,10 +38,6 @@ ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has 
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
-NOT_COUNTED = (
-    "nothing to count, or not counted, or the language shares the script of English, so that English answers are not "
-    "detectable"
-)
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class Line:
     text: str = ""
     run: str = ""
     shown: str = ""
-    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,63 +80,49 @@ class Td:
 
 @dataclass(frozen=True)
 class Frame:
-    """A table of the page: each row is its name and its cells. texts: the columns of text."""
+    """A table of the page: each row is its name and its cells. texts: the columns of text; note, id, open: of its
+    section, if it has one of its own."""
 
     label: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Td]]
     texts: Sequence[int] = (0,)
+    note: str = ""
+    id: str = ""
+    open: bool = True
 
     @property
     def cells(self) -> list[list[Td]]:
         return [[cell if isinstance(cell, Td) else Td(cell) for cell in row] for row in self.rows]
 
 
-@dataclass(frozen=True)
-class Section:
-    """A folded part of the page with tables."""
-
-    id: str
-    title: str
-    note: str
-    frames: list[Frame] = field(default_factory=list)
-    open: bool = True
-
-
 def page(
-    results: Results, written: Written, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
+    results: Results, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
     marks: Sequence[Mark], folder: Path,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     """index.html of a report in `folder`, and its figures as SVG by name."""
-    contrasts = correct_contrasts(results.contrasts, results.primary)
     drawn = draw_figures(results)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
-    shown = browsed(results, written)
-    answered = any(place in answers and answers[place].n for _, place in shown.values())
+    shown = browsed(results)
+    answered = any(place in answers and answers[place].n for place in shown.values())
     differences = by_message(
         (reason, run.name)
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    tables = [checks_section(results, written), claims_section(results.verdicts), contrasts_section(results, contrasts)]
+    tables = [claims_frame(results.verdicts), contrasts_frame(results)]
     charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
     curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
                "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
     pictures = [("charts", "Chart", charts), ("training", "Training", curves), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
-    names = [
-        ("cells", "Table", True), ("next", "Next", True), ("marks", "Suspicious scores", marks),
-        ("differences", "Differences", differences), ("warnings", "Warnings", warnings),
-        *((one.id, one.title, one.frames) for one in tables), *pictures, ("answers", "Answers", True),
-        ("computed", "How it was computed", True), ("runs", "Runs", True),
-    ]  # fmt: skip
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
     listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
     html = environment().get_template("page.html.j2").render(
-        results=results, headline=headline, notes=notes, contents=names,
+        results=results, headline=headline, notes=notes,
         cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results, is_published), cells=cells_frame(results, written),
+        cells_note=cells_note(results, is_published), cells=cells_frame(results),
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
         reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
         stopped=[
@@ -205,15 +184,14 @@ def cells_note(results: Results, published: bool) -> str:
     return text
 
 
-def cells_frame(results: Results, written: Written) -> Frame:
-    cells, flags = results.by_place, flags_of(results)
-    rows: list[list[str | Td]] = [
-        [
-            row,
-            *(cell_td(cells.get((row, column)), results.base_tolerance, written, flags) for column in results.columns),
-        ]
-        for row in results.rows
-    ]
+def cells_frame(results: Results) -> Frame:
+    flags = flags_of(results)
+    behind: dict[tuple[str, str], list[ScoreBehind]] = {}
+    for one in results.behind:
+        behind.setdefault((one.cell.row, one.cell.column), []).append(one)
+    tds = {place: cell_td(cell, results.base_tolerance, behind.get(place, []), flags)
+           for place, cell in results.by_place.items()}  # fmt: skip
+    rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
     bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
     caption = f"{results.title}.{bold if results.finished else ''} Click a number for its languages, seeds, runs and "
     return Frame("The table", f"{caption}answers, and a dash for its reason.", ["", *results.columns], rows)
@@ -232,9 +210,7 @@ def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]
     return flags
 
 
-def cell_td(cell: CellResult | None, tolerance: float, written: Written, flags: Any) -> Td:
-    if cell is None:
-        return Td()
+def cell_td(cell: CellResult, tolerance: float, behind: Sequence[ScoreBehind], flags: Any) -> Td:
     small = []
     if cell.published is not None:
         gap, far = cell_difference(cell), is_outside(cell, tolerance)
@@ -251,28 +227,21 @@ def cell_td(cell: CellResult | None, tolerance: float, written: Written, flags: 
         "" if cell.value is None else f"{cell.value:.{cell.digits}f}", cell.value, cell.best, cell.best,
         "" if cell.value is not None else cell.missing or "no number", cell.n if cell.n > 1 else 0,
         place=(cell.row, cell.column) if cell.scores else None, small=small,
-        more=[*([Line(cell.missing)] if cell.missing else []), *lines_behind(cell, written)], flags=flags(cell.runs),
+        more=[*([Line(cell.missing)] if cell.missing else []), *lines_behind(cell, behind)], flags=flags(cell.runs),
     )  # fmt: skip
 
 
-def lines_behind(cell: CellResult, written: Written) -> list[Line]:
-    """The scores behind a cell by language, then its runs that have none, such as unfinished ones and trainings."""
-    by_language: dict[str, list[tuple[str, float | None, str]]] = {}
-    for score, row in primary_rows(cell, written):
-        axes = ", ".join(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)
-        value = None if row.value is None else percent_factor(row.metric) * row.value
-        by_language.setdefault(row.where, []).append((axes, value, score.run))
+def lines_behind(cell: CellResult, behind: Sequence[ScoreBehind]) -> list[Line]:
+    """The scores behind a cell, then its runs that have none, such as unfinished ones and trainings."""
     lines = []
-    for language, scores in by_language.items():
-        values = [value for _, value, _ in scores if value is not None]
-        with_mean = len(values) == len(scores) > 1
-        lines.append(Line(f"{language}: mean {mean(values):.{cell.digits}f}" if with_mean else language))
-        lines += [Line(axes, run, run if value is None else f"{value:.{cell.digits}f}", True)
-                  for axes, value, run in scores]  # fmt: skip
-    scored = {run for scores in by_language.values() for *_, run in scores}
+    for _, score, row in sorted(behind, key=lambda one: [other.row.where for other in behind].index(one.row.where)):
+        axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
+        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
+        lines.append(Line(axes, score.run, value or score.run))
+    scored = {one.score.run for one in behind}
     axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
     others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
-    return lines + [Line(axes_of.get(run, ""), run, run, True) for run in others]
+    return lines + [Line(axes_of.get(run, ""), run, run) for run in others]
 
 
 def next_steps(results: Results) -> list[str]:
@@ -295,25 +264,7 @@ def next_steps(results: Results) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- other tables
 
 
-def checks_section(results: Results, written: Written) -> Section:
-    frames = [
-        Frame(
-            f"Checks of {block.title}",
-            block.title + (f"; language detected by {block.detected_by}" if block.detected_by else ""),
-            ["Model", *SHARES.values()],
-            [[row, *(Td(f"{value:.1f}", value) if value is not None else Td(missing=NOT_COUNTED) for value in values)]
-             for row, values in block.rows.items()],
-        )
-        for block in answer_checks(results, written)
-    ]  # fmt: skip
-    note = (
-        "In percent of the answers: those in another language than asked for, those that ran out of tokens, and those "
-        "without a number. A score may be high with answers in the wrong language."
-    )
-    return Section("checks", "Checks of math answers", note, frames, len(frames) < 2)
-
-
-def claims_section(verdicts: Sequence[Verdict]) -> Section:
+def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
     caption = (
         "Differences, intervals and minimum detectable differences (power 80 %) in points; facts recorded by runs in "
         "their own unit; a claim is shown if its interval lies on its side of the threshold; p tests that threshold."
@@ -332,10 +283,10 @@ def claims_section(verdicts: Sequence[Verdict]) -> Section:
         ])  # fmt: skip
     columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
     note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
-    return Section("claims", "Claims", note, [Frame("Claims", caption, columns, rows, (0, 1, 5))] if verdicts else [])
+    return Frame("Claims", caption, columns, rows, (0, 1, 5), note, "claims")
 
 
-def contrasts_section(results: Results, contrasts: Sequence[CorrectedContrast]) -> Section:
+def contrasts_frame(results: Results) -> Frame:
     note = (
         "In points (for bits and reading, in bits), over problems and over the experts that both sides are means of. A "
         "choice on these problems is scored on the half that it was not chosen on. p after Holm’s correction over all "
@@ -345,20 +296,18 @@ def contrasts_section(results: Results, contrasts: Sequence[CorrectedContrast]) 
     if not results.declared:
         note += " The best expert is chosen by these same questions, which biases its score upwards."
     rows = []
-    for one in contrasts:
-        line = one.line
+    for line in results.contrasts:
         numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
-        if one.p is not None:
+        if line["p_holm"] is not None:
             numbers = [
-                replace(number_td(line["difference"]), bold=one.significant, title=line["detail"] or ""),
-                range_td(line["low"], line["high"]), Td(p_text(one.p).removeprefix("= "), one.p),
+                replace(number_td(line["difference"]), bold=is_significant(line), title=line["detail"] or ""),
+                range_td(line["low"], line["high"]), Td(p_text(line["p_holm"]).removeprefix("= "), line["p_holm"]),
                 Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
             ]  # fmt: skip
         rows.append([line["left"], line["right"], line["place"], *numbers])
     columns = "Left", "Right", "Place", "Difference", "95 % interval", "p (Holm)", "Detectable", "Questions"
-    frames = [Frame("Contrasts", results.title, columns, rows, (0, 1, 2))] if rows else []
     title = "Comparisons" if results.declared else "Merges against base and best expert"
-    return Section("contrasts", title, note, frames, len(rows) <= 20)
+    return Frame(title, results.title, columns, rows, (0, 1, 2), note, "contrasts", len(rows) <= 20)
 
 
 def number_td(value: float | None) -> Td:
@@ -398,11 +347,14 @@ def counted(runs: Sequence[Any], what: str) -> str:
 
 def details_of(run: RunResult) -> list[Line]:
     """A run's reasons, parents and configuration (values other than defaults)."""
-    where = [run.machine.get("device"), f"{run.machine['threads']} threads" if "threads" in run.machine else None]
-    where += [f"torch {run.versions['torch']}" if "torch" in run.versions else None]
-    made = ", ".join(str(part) for part in [run.started, *where] if part)
     config = "; ".join(f"{key}={'null' if value is None else value}" for key, value in run.config.items())
-    notes = [run.stale and f"stale: {run.stale}", *run.unlike, run.reason, made, config and f"configuration: {config}"]
+    notes = [
+        run.stale and f"stale: {run.stale}",
+        *run.unlike,
+        run.reason,
+        run.started,
+        config and f"configuration: {config}",
+    ]
     return [*map(Line, filter(None, notes)), *(Line(role, name, name) for role, name in run.parents.items())]
 
 
@@ -476,7 +428,7 @@ def write_figures(results: Results, folder: Path) -> list[str]:
 
 
 def answer_data(
-    shown: Mapping[tuple[str, str, str], tuple[Any, Place]], answers: Mapping[Place, Answers], most_bytes: int
+    shown: Mapping[tuple[str, str, str], Place], answers: Mapping[Place, Answers], most_bytes: int
 ) -> dict[str, Any]:
     """The first questions of each evaluation that is `browsed`, as JSON: {"strings": [...], "models": {row: [[column,
     language, question, prompt, expected, right or wrong, extracted, response, scores]]}}. Items are indices into
@@ -485,9 +437,9 @@ def answer_data(
     strings: dict[str, int] = {}
     models: dict[str, list[list[int]]] = {row: [] for row, *_ in shown}
     size = 0
-    for number in range(max((len(answers[place].first) for _, place in shown.values() if place in answers), default=0)):
+    for number in range(max((len(answers[place].first) for place in shown.values() if place in answers), default=0)):
         known, lines = len(strings), []
-        for (row, column, language), (_, place) in shown.items():
+        for (row, column, language), place in shown.items():
             if place in answers and number < len(answers[place].first):
                 doc, correct, prompt, target, response, extracted, scores = answers[place].first[number]
                 right = "" if correct is None else "✓ right" if correct else "✗ wrong"

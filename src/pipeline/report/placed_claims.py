@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -119,19 +118,6 @@ class PlacedClaim:
         """The cells of both sides, of the outcome, and of `than`."""
         cells = [cell for side in (*self.left, *self.right, self.outcome) for cell in side]
         return [*cells, *self.than.all_cells] if self.than else cells
-
-    def at_place(self, place: int) -> PlacedClaim:
-        """The same claim at one place."""
-        left, right = ([[cells[place]] for cells in side] for side in (self.left, self.right))
-        return replace(self, places=(self.places[place],), left=left, right=right)
-
-    def by_pair(self) -> list[tuple[str, PlacedClaim]]:
-        """(name, the same claim about one candidate a side): each must be on its side, so that nothing is chosen."""
-        names = itertools.product(*(side if len(side) > 1 else ("",) for side in (self.claim.left, self.claim.right)))
-        return [
-            (" against ".join(filter(None, name)), replace(self, left=[left], right=[right]))
-            for name, (left, right) in zip(names, itertools.product(self.left, self.right), strict=True)
-        ]
 
     def choice_of_trainings(self) -> str:
         """Why a claim cannot be tested that compares the best of several trainings with fewer: their best is above one

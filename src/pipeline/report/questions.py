@@ -204,39 +204,33 @@ class Questions:
         odd, even = self.halved_draws
         return float(observed.mean()), (statistic(odd, even) + statistic(even, odd)) / 2
 
+    @property
+    def bounded(self) -> bool:
+        """Whether answers are shares; measures such as bits have no bounds, and Student's t in place of Wilson's."""
+        return not is_measure(self.metric)
+
     def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
         """The value of a cell, with choices as observed, and its variance over draws of problems."""
         vector = self.cell(cell, self.means, self.vectors)
-        return float(vector.mean()), float(vector.var()) / len(vector)
+        lost = 0 if self.bounded or len(vector) < 2 else 1
+        return float(vector.mean()), float(vector.var(ddof=lost)) / len(vector)
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:
-        return share_interval(value, self.size, variance)
-
-    def contrast(self, array: np.ndarray, estimate: float | None, draws: np.ndarray | None, reach: float) -> Contrast:
-        """The contrast of differences by question (levels ..., N), none of which is above `reach`."""
-        return contrast(array, estimate, draws, reach=reach)
-
-
-Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
-
-
-class Measures(Questions):
-    """Questions for measures such as bits, which have no bounds: Student's t in place of intervals of shares."""
-
-    def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
-        value, variance = super().mean_and_variance(cell)
-        return value, variance * self.size / max(1, self.size - 1)
-
-    def interval(self, value: float, variance: float) -> tuple[float, float]:
+        if self.bounded:
+            return share_interval(value, self.size, variance)
         if self.size < 2 or variance == 0:
             raise NoScore("one value, or the same of all questions, shows no variance")
         return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(self, array: np.ndarray, estimate: float | None, draws: np.ndarray | None, reach: float) -> Contrast:
+        """The contrast of differences by question (levels ..., N), none of which is above `reach`."""
         try:
-            return super().contrast(array, estimate, draws, math.inf)
+            return contrast(array, estimate, draws, reach=reach if self.bounded else math.inf)
         except ValueError:
             raise NoScore("one question, or the same difference on all, shows no variance") from None
+
+
+Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
 
 
 class Corpora(Questions):
@@ -319,5 +313,4 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
 
 
 def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell], metric: str) -> Questions:
-    kind = Corpora if metric in CORPUS_METRICS else Measures if is_measure(metric) else Questions
-    return kind(plan, answers, cells, metric)
+    return (Corpora if metric in CORPUS_METRICS else Questions)(plan, answers, cells, metric)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,11 @@ from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
 from pipeline.report.load.answers import question_scores
-from pipeline.report.load.contents import Link
 from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stats.statistics import split_half
-
-
-def sweeps_of(reports: Path, hashes: Collection[str]) -> list[Link]:
-    """The sweeps below `reports` whose experts are all among these runs."""
-    sweeps = []
-    for path in sorted(reports.glob("sweep-*/about.json")):
-        try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            if about["experts"] and set(about["experts"]) <= set(hashes):
-                sweeps.append(Link(str(about["title"]), f"{path.parent.name}/index.html"))
-        except (ValueError, KeyError, TypeError):
-            continue  # not written by this program
-    return sweeps
 
 
 def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
@@ -53,17 +38,17 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         context["picture"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
         context["sentences"] = split_half_summary(points, scores, means, best)
         (folder / "map.png").write_bytes(picture)
-        write_atomically(folder / "scores.csv", as_csv(points, runs, means))
-    rows: list[list[str | Td]] = []
-    for index, point in enumerate(points):
-        score_text = f"{means[index]:.1f}" if index in means else "not finished"
-        rows.append([*map(str, point.values()), Td(score_text, means.get(index)), runs[index].name])
     columns = [*points[0], "score", "run"]
-    frames = [Frame("Points", "All points, with the runs that scored them.", columns, rows, (0, len(columns) - 1))]
+    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
+    if scores:
+        write_atomically(folder / "scores.csv", comma_separated([columns, *rows]))
+    shown = [
+        [*map(str, values), Td("not finished") if score == "" else Td(f"{score:.1f}", score), name]
+        for *values, score, name in rows
+    ]
+    frames = [Frame("Points", "All points, with the runs that scored them.", columns, shown, (0, len(columns) - 1))]
     html = environment().get_template("plain.html.j2").render(frames=frames, **context)
     write_atomically(folder / "index.html", html)
-    experts = sorted({run.parents[role].hash for run in runs for role in run.config.merge.references()})
-    write_atomically(folder / "about.json", json.dumps({"title": title, "experts": experts}, indent=1) + "\n")
     return folder / "index.html"
 
 
@@ -125,8 +110,3 @@ def split_half_summary(
 
 def point_name(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {f'{value:.4g}' if isinstance(value, float) else value}" for key, value in point.items())
-
-
-def as_csv(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
-    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
-    return comma_separated([[*points[0], "score", "run"], *rows])

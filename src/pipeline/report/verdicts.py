@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +28,7 @@ from pipeline.report.claims import (
     not_made,
     not_testable,
 )
-from pipeline.report.expression import average, evaluate, is_plain_mean, leaf_cells, scores_under
+from pipeline.report.expression import evaluate, is_plain_mean, leaf_cells, scores_under
 from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
 from pipeline.report.questions import Questions, StoredAnswers, questions_of
 from pipeline.stats import ranks
@@ -36,82 +38,76 @@ from pipeline.tables.plan import Cell, TablePlan
 if TYPE_CHECKING:
     import numpy as np
 
+Weights = Sequence[tuple[float, Cell]]
+
 # ---------------------------------------------------------------------------------------------------- contrasts
 
 
 @dataclass
-class Sides:
-    """Two sides, of one candidate each, over the same questions."""
+class Comparison:
+    """Left minus `factor` times right, each a weighted sum of cells, over the same questions. axes: those that are a
+    sample."""
 
-    placed: PlacedClaim
     questions: Questions
+    left: Weights
+    right: Weights
+    axes: Sequence[str] = ()
+    factor: float = 1.0
 
     @classmethod
-    def of(cls, placed: PlacedClaim, answers: StoredAnswers) -> Sides:
-        return cls(placed, questions_of(placed.plan, answers, placed.all_cells, placed.claim.metric))
+    def of(
+        cls, plan: TablePlan, answers: StoredAnswers, metric: str, left: Weights, right: Weights,
+        axes: Sequence[str] = (), factor: float = 1.0,
+    ) -> Comparison:  # fmt: skip
+        cells = [cell for _, cell in (*left, *right)]
+        return cls(questions_of(plan, answers, cells, metric), left, right, axes, factor)
 
     @property
-    def right_weight(self) -> float:
-        """The factor of the right side in the difference: 1, and N % more if the threshold is relative."""
-        claim = self.placed.claim
-        return 1 + claim.threshold / 100 if claim.relative else 1.0
-
-    @property
-    def largest_difference(self) -> float:
+    def reach(self) -> float:
         """The largest possible difference; 2 for a gain, the difference of two differences."""
-        return 2.0 if self.placed.than else max(1.0, self.right_weight)
+        weights = [weight for weight, _ in self.left] + [-self.factor * weight for weight, _ in self.right]
+        ends = (math.fsum(max(0.0, sign * weight) for weight in weights) for sign in (1, -1))
+        return round(max(ends), 12)
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether nothing is chosen on these questions."""
-        return all(is_plain_mean(self.placed.plan, cell) for cell in self.placed.all_cells)
+        return all(is_plain_mean(self.questions.plan, cell) for cell in self.questions.cells)
 
-    def side(self, side: Sequence[Sequence[Cell]], choose: Any, show: Any, axes: Sequence[str] = ()) -> Any:
-        """The mean of a side over places, in `show` with the choices that `choose` makes; axes: those that are kept."""
-        (cells,) = side
-        return average([self.questions.cell(cell, choose, show, axes) for cell in cells])
+    def sides(self, choose: Any, show: Any, axes: Sequence[str] = ()) -> tuple[Any, Any]:
+        """(left, right) in `show` with the choices that `choose` makes; axes: those that are kept."""
+        left, right = (
+            sum(weight * self.questions.cell(cell, choose, show, axes) for weight, cell in side)
+            for side in (self.left, self.right)
+        )
+        return left, right
 
     def difference(self, choose: Any, show: Any, axes: Sequence[str] = ()) -> Any:
-        """Left minus right, less the same at the places of `than`."""
-        placed, than = self.placed, self.placed.than
-        left, right = (self.side(side, choose, show, axes) for side in (placed.left, placed.right))
-        difference = left - self.right_weight * right
-        if than:
-            difference = (
-                difference - self.side(than.left, choose, show, axes) + self.side(than.right, choose, show, axes)
-            )
-        return difference
+        left, right = self.sides(choose, show, axes)
+        return left - self.factor * right
 
-    @cached_property
+    @property
     def values(self) -> tuple[float, float]:
-        """(left, right) as observed; of a gain the differences at its places and at those of `than`."""
-        means, than = self.questions.means, self.placed.than
-        left, right = (float(self.side(side, means, means)) for side in (self.placed.left, self.placed.right))
-        if not than:
-            return left, right
-        sides = [float(self.side(side, means, means)) for side in (than.left, than.right)]
-        return left - right, sides[0] - sides[1]
+        """(left, right) as observed."""
+        left, right = self.sides(self.questions.means, self.questions.means)
+        return float(left), float(right)
 
     def differences(self) -> np.ndarray:
         """Left minus right by question, (levels of each sampled axis ..., N); an axis of one value is dropped."""
-        questions = self.questions
-        difference = self.difference(questions.means, questions.vectors, self.placed.axes)
+        difference = self.difference(self.questions.means, self.questions.vectors, self.axes)
         return difference.reshape([*(size for size in difference.shape[:-1] if size > 1), difference.shape[-1]])
 
     @property
     def varied_axes(self) -> list[str]:
         """The axes that `differences` keeps: those of several values on a side."""
-        leaves = [leaf for cell in self.placed.all_cells for leaf in leaf_cells(self.placed.plan, cell)]
-        return [
-            axis
-            for axis in self.placed.axes
-            if any(len({item.at[axis] for item in leaf.items if axis in item.at}) > 1 for leaf in leaves)
-        ]
+        leaves = [leaf for cell in self.questions.cells for leaf in leaf_cells(self.questions.plan, cell)]
+        levels = [[{item.at.get(axis) for item in leaf.items} - {None} for leaf in leaves] for axis in self.axes]
+        return [axis for axis, of in zip(self.axes, levels, strict=True) if any(len(values) > 1 for values in of)]
 
     def contrast(self) -> Contrast:
         """The contrast of left minus right. What is chosen is scored on the half that it was not chosen on."""
         estimate, draws = (None, None) if self.is_plain else self.questions.split_half(self.difference)
-        return self.questions.contrast(self.differences(), estimate, draws, self.largest_difference)
+        return self.questions.contrast(self.differences(), estimate, draws, self.reach)
 
     def describe_detail(self) -> str:
         """Wins per pair, and the effect of choosing, where they apply."""
@@ -124,16 +120,39 @@ class Sides:
             parts += [f"pairs {', '.join(f'{100 * pair:+.1f}' for pair in pairs.ravel())}"]
         if not self.is_plain:
             low, high = np.quantile(self.difference(questions.draws, questions.draws), [0.025, 0.975])
-            observed, other = questions.halves, {key: means[::-1] for key, means in questions.halves.items()}
-            halves = [
-                float(np.mean(self.side(side, observed, other))) for side in (self.placed.left, self.placed.right)
-            ]
+            other = {key: means[::-1] for key, means in questions.halves.items()}
+            left, right = (100 * float(np.mean(side)) for side in self.sides(questions.halves, other))
             whole = 100 * float(self.difference(questions.means, questions.means))
             parts += [
-                f"by split-half {100 * halves[0]:.1f} against {100 * halves[1]:.1f}",
+                f"by split-half {left:.1f} against {right:.1f}",
                 f"chosen and scored on the same problems {whole:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
             ]
         return "; ".join(parts)
+
+
+def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
+    """(name, comparison) of each candidate a side, over the mean of all places or at each one: every one has to be on
+    the claim's side, so that nothing is chosen. A gain has its places on the left, those of `than` on the right."""
+    claim, than, found = placed.claim, placed.than, []
+    places = range(len(placed.places))
+    lefts, rights = (list(zip(names if len(names) > 1 else [""], cells, strict=True))
+                     for names, cells in ((claim.left, placed.left), (claim.right, placed.right)))  # fmt: skip
+    groups: list[Sequence[int]] = [[at] for at in places] if by_place else [places]
+    for (left_name, left), (right_name, right), group in itertools.product(lefts, rights, groups):
+        weights = [mean_weights([cells[at] for at in group]) for cells in (left, right)]
+        if than:
+            weights = [[*mean_weights(one.left[0]), *mean_weights(one.right[0], -1)] for one in (placed, than)]
+        candidates = " against ".join(filter(None, [left_name, right_name]))
+        name = " ".join(filter(None, [placed.places[group[0]] if by_place else "", candidates]))
+        factor = 1 + claim.threshold / 100 if claim.relative else 1.0
+        found.append(
+            (name, Comparison.of(placed.plan, answers, claim.metric, weights[0], weights[1], placed.axes, factor))
+        )
+    return found
+
+
+def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:
+    return [(sign / len(cells), cell) for cell in cells]
 
 
 # ---------------------------------------------------------------------------------------------------- judging
@@ -172,24 +191,42 @@ def judge(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
 
 
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """The verdict on a difference by its units: the mean over all places, each place, or how many are on its side."""
-    how = {"each": judge_each_unit, "count": judge_unit_wins}.get(placed.claim.units, judge_contrast)
-    return how(placed, answers)
-
-
-def judge_contrast(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """The verdict on the mean over all places; of several candidates a side each must be on the claim's side."""
-    if placed.claim.metric == FACT:
+    """The verdict on a difference by its units: the mean over all places (of several candidates a side each must be on
+    the claim's side), each place, or how many places, or pairs of experts, are on its side."""
+    claim = placed.claim
+    if claim.metric == FACT:
         return judge_fact_difference(placed, answers)
-    if len(pairs := placed.by_pair()) > 1:
-        return judge_every(placed.claim, [unit_of(name, pair, answers) for name, pair in pairs])
-    sides = Sides.of(placed, answers)
-    return judge_difference(placed.claim, sides.contrast(), *sides.values, sides.describe_detail())
+    if claim.units == "each":
+        return judge_every(claim, units_of(placed, answers, False))
+    (_, first), *others = means = comparisons(placed, answers)
+    if others:
+        verdict = judge_every(claim, [unit_of(*one) for one in means])
+    else:
+        verdict = judge_difference(claim, first.contrast(), *first.values, first.describe_detail())
+    if claim.units == "count":
+        return judge_wins(claim, units_of(placed, answers, True), verdict, bool(placed.axes))
+    return verdict
 
 
-def unit_of(name: str, placed: PlacedClaim, answers: StoredAnswers) -> Unit:
-    sides = Sides.of(placed, answers)
-    return Unit(name, sides.contrast(), *sides.values)
+def unit_of(name: str, comparison: Comparison) -> Unit:
+    return Unit(name, comparison.contrast(), *comparison.values)
+
+
+def units_of(placed: PlacedClaim, answers: StoredAnswers, experts: bool) -> list[Unit]:
+    """Each place of each candidate a side; of experts each pair, where axes are named."""
+    import numpy as np
+
+    units: list[Unit] = []
+    for name, comparison in comparisons(placed, answers, by_place=True):
+        if not (experts and placed.axes):
+            units.append(unit_of(name, comparison))
+            continue
+        pairs = comparison.differences()
+        for pair in np.ndindex(pairs.shape[:-1]):
+            levels = (f"{axis}{level + 1}" for axis, level in zip(comparison.varied_axes, pair, strict=True))
+            contrast = comparison.questions.contrast(pairs[pair], None, None, comparison.reach)
+            units.append(Unit(" ".join(filter(None, [name, *levels])), contrast, *comparison.values))
+    return units
 
 
 def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -222,42 +259,6 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
         return float(answers.fact_numbers(cell)(key)) / 100
 
     return [np.asarray(evaluate(placed.plan, cell, fact_of, fact_of, placed.axes)[1]) for cell in cells]
-
-
-def judge_each_unit(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on each place, and on each candidate a side, over the named axes."""
-    units = [
-        unit_of(" ".join(filter(None, [place, name])), pair.at_place(index), answers)
-        for name, pair in placed.by_pair()
-        for index, place in enumerate(placed.places)
-    ]
-    return judge_every(placed.claim, units)
-
-
-def judge_unit_wins(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """Verdict on how many of these places, or pairs of experts, agree with the claim."""
-    units = [unit for name, pair in placed.by_pair() for unit in units_of(name, pair, answers)]
-    return judge_wins(placed.claim, units, judge_contrast(placed, answers), bool(placed.axes))
-
-
-def units_of(candidates: str, placed: PlacedClaim, answers: StoredAnswers) -> list[Unit]:
-    """Each place, and pair of experts where axes are named, of one candidate a side."""
-    import numpy as np
-
-    units: list[Unit] = []
-    for index, place in enumerate(placed.places):
-        at_place = placed.at_place(index)
-        if not placed.axes:
-            units.append(unit_of(" ".join(filter(None, [place, candidates])), at_place, answers))
-            continue
-        sides = Sides.of(at_place, answers)
-        pairs = sides.differences()
-        for pair in np.ndindex(pairs.shape[:-1]):
-            levels = (f"{axis}{level + 1}" for axis, level in zip(sides.varied_axes, pair, strict=True))
-            name = " ".join(filter(None, [place, candidates, *levels]))
-            contrast = sides.questions.contrast(pairs[pair], None, None, sides.largest_difference)
-            units.append(Unit(name, contrast, *sides.values))
-    return units
 
 
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:

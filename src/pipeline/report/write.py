@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pipeline.files import write_atomically
 from pipeline.report.claims import claims_csv
-from pipeline.report.compare import correct_contrasts, headline_sentences
-from pipeline.report.load.answers import read_answers, stored_answers
+from pipeline.report.compare import headline_sentences
+from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import notes_of, read_evaluations, refuse_unlike
+from pipeline.report.load.scores import notes_of, refuse_unlike
 from pipeline.report.marks import inconclusive_sentence, mark_lines, questions_to_keep, suspicious_scores
 from pipeline.report.page import page
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
@@ -31,19 +31,13 @@ def write_report(results: Results, folder: Path) -> Path:
     Raises PipelineError if evaluations were scored differently, or a file is truncated.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written_scores = read_evaluations(results)
-    refuse_unlike(results, written_scores)
-    keep = questions_to_keep(results, written_scores)
-    answers = read_answers(stored_answers(results), written_scores, keep, folder / "answers.parquet")
-    notes = notes_of(results, written_scores)
-    headline = [
-        *inconclusive_sentence(results, written_scores, answers),
-        *headline_sentences(correct_contrasts(results.contrasts, results.primary), results.primary),
-    ]
-    marks = suspicious_scores(results, written_scores, answers)
-    html, pictures = page(results, written_scores, answers, headline, notes, marks, folder)
+    refuse_unlike(results)
+    answers = read_answers(results.evaluations, questions_to_keep(results), folder / "answers.parquet")
+    notes, marks = notes_of(results), suspicious_scores(results, answers)
+    headline = [*inconclusive_sentence(results, answers), *headline_sentences(results.contrasts, results.primary)]
+    html, pictures = page(results, answers, headline, notes, marks, folder)
     written = {
-        "results.csv": tidy_rows(results, written_scores),
+        "results.csv": tidy_rows(results),
         "cells.csv": cells_csv(results),
         "cells.md": cells_markdown(results, " ".join(headline), notes),
         "choices.json": choices_json(results),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,15 +19,12 @@ from pipeline.evaluate.metrics import INVALID, share_in, value_per_question
 from pipeline.evaluate.records import Sample
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
-from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import Written
+from pipeline.report.load.contents import Evaluation, Place
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet
 CONSTANT = ("run", "task", "language", "num_fewshot")  # columns of answers.parquet; the pair, for translations
 TEXTS = ("prompt", "target", "response", "extracted")
-
-Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
 
 
 @dataclass
@@ -83,29 +80,25 @@ def one_sentence(where: str, metric: str = "") -> Iterator[None]:
         raise PipelineError(f"{where} contains {what}: rerun it with redo=true") from error
 
 
-def samples_in(folder: Path, name: str) -> Iterator[tuple[str, str, Sequence[Sample]]]:
-    """(task, language or pair, answers by question) of each samples file of an evaluation."""
-    for path in sorted((folder / "samples").glob("*.jsonl")):
-        task, _, language = path.name.removesuffix(".jsonl").partition(".")
-        with one_sentence(f"samples/{path.name} of {name}"):
-            yield task, language, read_samples(path)
+@dataclass(frozen=True)
+class SampleFiles:
+    """(task, language or pair, answers by question) of each samples file of an evaluation, read one by one."""
 
+    folder: Path
+    name: str
 
-def stored_answers(results: Results) -> dict[str, Iterable[tuple[str, str, Sequence[Sample]]]]:
-    """Name of each evaluation -> (task, language or pair, answers) of its files, read one by one."""
-    return {
-        name: [(*place, found) for place, found in results.logged[name].samples.items()]
-        if name in results.logged else samples_in(run.folder, name)
-        for name, run in sorted(results.evaluations.items())
-    }  # fmt: skip
+    def __iter__(self) -> Iterator[tuple[str, str, Sequence[Sample]]]:
+        for path in sorted((self.folder / "samples").glob("*.jsonl")):
+            task, _, language = path.name.removesuffix(".jsonl").partition(".")
+            with one_sentence(f"samples/{path.name} of {self.name}"):
+                yield task, language, read_samples(path)
 
 
 def read_answers(
-    evaluations: Mapping[str, Iterable[tuple[str, str, Sequence[Sample]]]], written: Written,
-    keep: Mapping[Place, int], parquet: Path,
-) -> dict[Place, Answers]:  # fmt: skip
-    """Write all answers of `evaluations` (`stored_answers`) to `parquet`; return the page's data for the places in
-    `keep`, each with that number of its first questions.
+    evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int], parquet: Path
+) -> dict[Place, Answers]:
+    """Write all answers of `evaluations` to `parquet`; return the page's data for the places in `keep`, each with that
+    number of its first questions.
 
     Raises PipelineError if a samples file is truncated or contains anything other than answers.
     """
@@ -122,9 +115,9 @@ def read_answers(
             for values in columns.values():
                 values.clear()
 
-        for name, files in evaluations.items():
-            shots = {(row.task, row.where): row.num_fewshot for row in written[name][0]}
-            for task, language, samples in files:
+        for name, evaluation in sorted(evaluations.items()):
+            shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
+            for task, language, samples in evaluation.samples:
                 place = name, task, language
                 with one_sentence(f"samples/{task}.{language}.jsonl of {name}"):
                     for column, values in answer_columns(task, samples).items():

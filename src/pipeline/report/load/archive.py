@@ -19,15 +19,14 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import added_conf, replacing
-from pipeline.hub.addresses import without_credentials
 from pipeline.report.load.contents import Results
+from pipeline.report.private import without_private
 from pipeline.report.write import write_report
 
 FORMAT = 3
@@ -41,27 +40,6 @@ MEMBER = re.compile(
 PACKED = ("manifest.json", "scores.json", "samples/*.jsonl", "log.jsonl", "data_card.md", "delta.csv", "facts.json")
 LARGEST_BYTES, ALL_BYTES, MOST_MEMBERS = 2**28, 2**33, 300_000
 PRIVATE = ("environment", "runs_dir", "tracking", "launcher")  # keys of a manifest and its configuration
-ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
-
-
-def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
-    """The same structure without private data: only the last part of absolute paths, no credentials; folders of runs in
-    dataclasses stay.
-
-    roots: local folders to remove from texts, also if their names contain spaces.
-    """
-    if is_dataclass(value) and not isinstance(value, type):
-        kept = {item.name: getattr(value, item.name) for item in fields(value) if item.init and item.name != "folder"}
-        return replace(value, **{name: without_private(inner, roots) for name, inner in kept.items()})
-    if isinstance(value, Mapping):
-        return {key: without_private(inner, roots) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_private(inner, roots) for inner in value]
-    if not isinstance(value, str):
-        return value
-    for root in roots:
-        value = value.replace(root, "…")
-    return ABSOLUTE.sub(r"…/\1", str(without_credentials(value)))
 
 
 def write_archive(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import Report
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.report.claims import Verdict
 
 TRAININGS = ("sft", "cpt")
+
+Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
 
 
 @dataclass(frozen=True)
@@ -100,19 +104,25 @@ class FailedRun:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A related page: a sweep over the table's experts. `address`: relative to the reports' folder."""
+class Evaluation:
+    """What a finished evaluation stored: its scores, its harness' settings, and (task, language or pair, answers by
+    question) of each of its tasks."""
 
-    title: str
-    address: str
+    rows: Sequence[ScoreRow]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    samples: Iterable[tuple[str, str, Sequence[Sample]]] = ()
 
 
-@dataclass(frozen=True)
-class LoggedAnswers:
-    """Scores and answers of a log of another tool, in place of a run's folder. samples: by (task, language)."""
+class ScoreBehind(NamedTuple):
+    """A score behind a cell's number, with the evaluation that it is from."""
 
-    rows: list[ScoreRow]
-    samples: Mapping[tuple[str, str], list[Sample]]
+    cell: CellResult
+    score: CellScore
+    row: ScoreRow
+
+    @property
+    def place(self) -> Place:
+        return self.score.run, self.row.task, self.row.where
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,7 @@ class Results:
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
     `verdicts`: on the claims about it. `base_tolerance`: points by
     which an untrained model may differ from its published score. `linked`: whether the page can link to run folders;
-    `logged`: name of an evaluation -> its answers, of those without a folder.
+    `evaluations`: the finished ones, by name.
     """
 
     table: str
@@ -150,10 +160,9 @@ class Results:
     declared: bool = True
     primary: Sequence[str] = ()
     verdicts: Sequence[Verdict] = ()
-    links: Sequence[Link] = ()
     base_tolerance: float = Report.base_tolerance
     linked: bool = True
-    logged: Mapping[str, LoggedAnswers] = field(default_factory=dict)
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
 
     @property
     def by_place(self) -> dict[tuple[str, str], CellResult]:
@@ -169,9 +178,16 @@ class Results:
     def trainings(self) -> list[RunResult]:
         return [run for run in self.runs if run.stage in TRAININGS and run.finished]
 
-    @property
-    def evaluations(self) -> dict[str, RunResult]:
-        """The finished evaluations, by name."""
-        evaluations = {run.name: run for run in self.runs if run.stage == "eval"}
-        return {name: run for name, run in evaluations.items()
-                if name in self.logged or (run.folder / "scores.json").is_file()}  # fmt: skip
+    @cached_property
+    def behind(self) -> list[ScoreBehind]:
+        """The score rows behind each cell's number, from each of its finished evaluations."""
+        found = []
+        for cell in self.cells:
+            first, filter_name = primary_metric(cell.task)
+            metric = cell.metric or first
+            for score in cell.scores:
+                for row in self.evaluations[score.run].rows if score.run in self.evaluations else ():
+                    matches = row.task == cell.task and row.metric == metric and not row.subject
+                    if matches and cell.pair in (None, row.pair) and (row.filter == filter_name or metric != first):
+                        found.append(ScoreBehind(cell, score, row))
+        return found

@@ -13,6 +13,7 @@ from pipeline.text import align_columns, markdown_line, one_line
 
 MISSING = "—"
 NAMED_AT_MOST = 30  # runs listed by name
+BRACKETS = "Round brackets: the number of values that a cell is reduced from; square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
     "chosen and scored on the same questions (the papers' method), which is biased upwards."
@@ -110,12 +111,8 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
     lines += [one_line(headline), ""]
     lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
-    rows = cell_texts(results)
-    lines += [*map(markdown_line, rows), ""]
-    texts = " ".join(text for _, *row in rows for text in row)
-    brackets = ["round brackets the number of values that a cell is reduced from"] if "(" in texts else []
-    brackets += ["square brackets the published number"] if "[" in texts else []
-    lines += [f"In {', in '.join(brackets)}.", ""] if brackets else []
+    lines += [*map(markdown_line, cell_texts(results)), ""]
+    lines += [BRACKETS, ""]
     for note in [*notes, *([BEST_NOTE] if any(item.maximum is not None for item in cells.values()) else [])]:
         lines += [one_line(note), ""]
     for key, choice in results.choices.items():
@@ -138,4 +135,5 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
 
 
 def chosen_text(choice: dict[str, Any]) -> str:
-    return " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not computed yet"
+    winner = " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not computed yet"
+    return f"{winner} (of {len(choice['candidates'])})"

@@ -8,7 +8,6 @@ from typing import Any
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor, score_interval
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import Written
 from pipeline.report.render.sheets import comma_separated
 
 COLUMNS = (
@@ -19,7 +18,7 @@ COLUMNS = (
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, or are the same for all rows
 
 
-def tidy_rows(results: Results, written: Written) -> str:
+def tidy_rows(results: Results) -> str:
     """Text of results.csv, sorted by run, task and language. Values in percent; BLEU, chrF++ and
     bits on their own scale.
     low and high: `score_interval`.
@@ -33,19 +32,21 @@ def tidy_rows(results: Results, written: Written) -> str:
             for key in {"row", "column", "role", "seed"} & served.keys():
                 places.setdefault(score.run, {}).setdefault(key, {})[served[key]] = None
     lines: list[list[Any]] = []
-    for name, run in sorted(results.evaluations.items()):
-        rows, how = written[name]
+    runs = {run.name: run for run in results.runs}
+    for name, evaluation in sorted(results.evaluations.items()):
+        run = runs[name]
         knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
         about_run = {
             "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
-            "dtype": how.get("dtype"), "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
+            "dtype": evaluation.settings.get("dtype"),
+            "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
             "weights_root": run.weights_root, **run.machine, "torch": run.versions.get("torch"),
             "transformers": run.versions.get("transformers"), "lm_eval": run.versions.get("lm-eval"),
             "attempt": run.attempt, "started": run.started, "seconds": run.seconds, "stale": run.stale,
             "unlike": "; ".join(run.unlike),
             **{key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()},
         }  # fmt: skip
-        for row in sorted(rows, key=sort_key):
+        for row in sorted(evaluation.rows, key=sort_key):
             low, high = score_interval(row) or (None, None)
             scale, numbers = (
                 percent_factor(row.metric),
