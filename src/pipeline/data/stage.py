@@ -15,7 +15,7 @@ from pipeline.data import benchmarks, small_world, union
 from pipeline.data.candidates import open_candidates
 from pipeline.data.card import summarize_counts, write_card
 from pipeline.data.draw import draw_rows
-from pipeline.data.mixture import check_readable, filter_candidates, gather_candidates
+from pipeline.data.mixture import filter_candidates, gather_candidates, open_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, read_lock
 
@@ -57,10 +57,10 @@ def make_training_set(
 
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
-    count = check_readable(config, data_root, lock)
+    opened = open_sources(config, data_root, lock)
     known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
     with open_candidates(work, known_ngrams) as candidates:
-        counts = gather_candidates(config, candidates, data_root, lock, count)
+        counts = gather_candidates(config, candidates, opened)
         rows = candidates.rows()
         usable = filter_candidates(config, rows, counts, vouched)
         drawn = draw_rows(config, usable)
