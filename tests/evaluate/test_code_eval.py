@@ -335,7 +335,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
     [
         (0, True, False, "allow it with eval.run_code=true, or leave mbpp out"),
         (3, True, True, "asked without exemplars: num_fewshot=0, not 3"),
-        (0, False, True, "mbpp has no translation into Swahili on the Hub: set data_root"),
+        (0, False, True, "mbpp in Swahili is not on the Hub: set data_root"),
     ],
 )
 def test_mbpp_is_refused(tmp_path: Path, shots: int, data: bool, run_code: bool, message: str) -> None:
@@ -347,5 +347,5 @@ def test_mbpp_is_refused(tmp_path: Path, shots: int, data: bool, run_code: bool,
 
 def test_three_tests_are_needed(tmp_path: Path) -> None:
     write_rows(tmp_path / "mbpp/sw/test.jsonl", [problem(0) | {"test_list": ["assert 1"]}])
-    with pytest.raises(PipelineError, match="test_list must hold three tests"):
+    with pytest.raises(PipelineError, match="test_list must hold 3 texts"):
         task_definitions([asked("mbpp", 0)], ["sw"], tmp_path, tmp_path / "tasks", run_code=True)

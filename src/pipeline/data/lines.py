@@ -27,12 +27,16 @@ def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opene
     for path in chain.from_iterable(shards):
         with opener(path, "rb") as file:
             text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
-            if kind == "csv":
-                yield from read_cells(text, separator, path)
-            elif kind == "json":
-                yield from ({"number": number, "json": line, "path": path} for number, line in read_objects(text, path))
-            else:
-                yield from ({"text": line.removesuffix("\n").removesuffix("\r")} for line in text)
+            try:
+                if kind == "csv":
+                    yield from read_cells(text, separator, path)
+                elif kind == "json":
+                    lines = read_objects(text, path)
+                    yield from ({"number": number, "json": line, "path": path} for number, line in lines)
+                else:
+                    yield from ({"text": line.removesuffix("\n").removesuffix("\r")} for line in text)
+            except UnicodeDecodeError as error:
+                raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:

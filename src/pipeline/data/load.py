@@ -321,8 +321,6 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
             f"{place} cannot be reached: run the same words with stage=prefetch where it can; data_root=FOLDER reads "
             f"local files ({without_credentials(' '.join(str(error).split()))[:200]})"
         )
-    if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
-        return f"{place} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:
         return f"{place} is not on the Hub, or hidden from you: {words[:200]}"
     if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
