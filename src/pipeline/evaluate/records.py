@@ -167,7 +167,6 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             score = scores[benchmark.metric]
             sample |= {"extracted": str(answer[0]), "correct": bool(score) if score in (0, 1) else None}
         elif benchmark.kind == "program":
-            sample["extracted"] = str(answer[0])  # an Execution
             sample["correct"] = bool(scores[benchmark.metric])
         else:
             sample |= {"extracted": answer[0].strip(), "correct": None}
