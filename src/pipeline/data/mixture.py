@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.benchmarks import fate_of_number_variants
+from pipeline.data.benchmarks import dropping_marks
 from pipeline.data.card import drop_reasons
 from pipeline.data.load import Rows, local_file, open_source, read_examples
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, source_columns, words_of
@@ -107,6 +108,8 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouc
     first = np.zeros(len(rows), dtype=bool)  # that says what it says
     first[np.unique(rows["digest"], return_index=True)[1]] = True
     bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
+    kept = replace(config.data, decontaminate="count", number_variants="count")
+    judged = replace(config, data=kept) if vouched else config
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
         usable = rows["source"] == index
@@ -119,11 +122,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouc
         }
         shared = {benchmark: int((usable & (marks & bit > 0)).sum()) for benchmark, bit in bits.items()}
         counts[name]["shared"] = {benchmark: count for benchmark, count in shared.items() if count}
-        drops_all = config.data.decontaminate == "drop" and not vouched
-        fatal = sum(bits.values() if drops_all else (bits[benchmark] for benchmark in source.without or ()))
-        usable &= marks & np.uint16(fatal) == 0
-        if fate_of_number_variants(config, source) == "drop" and not vouched:
-            usable &= variants == 0
+        usable &= dropping_marks(judged, [source], marks, variants) == 0
         if config.data.word_problems == "drop":
             usable &= ~maths
         rows_by_source[name] = np.flatnonzero(usable).tolist()
