@@ -291,40 +291,38 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return errors
 
 
+# What the words or the kinds of errors hold -> what is wrong, and the remedy; the first that fits
+CAUSES = {
+    "Dataset scripts are no longer supported": "holds a loading script, which datasets refuses: give {knob}.files, a "
+    "pattern of its raw files, or {knob}.revision=refs/convert/parquet",
+    "gated dataset|GatedRepoError": "is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), "
+    "then again",
+    r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": "has no configuration {0}: there are {1}; if {0} "
+    "is a split, give {knob}.split={0}",
+    "Config name is missing": "has several configurations: give {knob}.hub_config ({words})",
+    r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': "has no split {0}: there are {1}; give {knob}.split",
+    "Bad split": "has no split {split}: {words}; give {knob}.split",
+    "Revision '([^']*)' doesn't exist": "has no revision {0} any more: run stage=prefetch again with "
+    "prefetch.update=true",
+    "OfflineMode|ConnectionError|ConnectError": "cannot be reached: run the same words with stage=prefetch where it "
+    "can; data_root=FOLDER reads local files ({last})",
+    "codec can't decode|[iI]nvalid UTF": "is not UTF-8 text: convert the file, or leave the source out",
+    "DatasetNotFoundError": "is not on the Hub, or hidden from you: {words}",
+    "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": "has no such files: check {knob}.hub, "
+    "{knob}.files and {knob}.file ({words})",
+    "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": "could not be read, as a half-written file "
+    "cannot: fetch it again ({words})",
+    "": "could not be loaded: {words}; data_root=FOLDER reads local files",
+}
+
+
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
-    address = without_credentials(source.hub or source.url or source.file)
-    place, knob = f"source {name} ({address})", f"expert.sources.{name}"
     errors = causes_of(error)
-    words = " ".join(without_credentials(" ".join(map(str, errors))).split())
-    kinds = {type(cause).__name__ for cause in errors}
-    if "Dataset scripts are no longer supported" in words:
-        return (
-            f"{place} holds a loading script, which datasets refuses: give {knob}.files, a pattern of its raw files, "
-            f"or {knob}.revision=refs/convert/parquet"
-        )
-    if "gated dataset" in words or "GatedRepoError" in kinds:
-        return f"{place} is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
-    if match := re.search(r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])", words):
-        hint = f"; if {match[1]} is a split, give {knob}.split={match[1]}"
-        return f"{place} has no configuration {match[1]}: there are {match[2]}{hint}"
-    if "Config name is missing" in words:
-        return f"{place} has several configurations: give {knob}.hub_config ({words[:200]})"
-    if match := re.search(r"Unknown split \"([^\"]*)\"\. Should be one of (\[[^\]]*\])", words):
-        return f"{place} has no split {match[1]}: there are {match[2]}; give {knob}.split"
-    if "Bad split" in words:
-        return f"{place} has no split {source.split}: {words[:200]}; give {knob}.split"
-    if match := re.search(r"Revision '([^']*)' doesn't exist", words):
-        return f"{place} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
-    if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
-        return (
-            f"{place} cannot be reached: run the same words with stage=prefetch where it can; data_root=FOLDER reads "
-            f"local files ({without_credentials(' '.join(str(error).split()))[:200]})"
-        )
-    if "DatasetNotFoundError" in kinds:
-        return f"{place} is not on the Hub, or hidden from you: {words[:200]}"
-    if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
-        return f"{place} has no such files: check {knob}.hub, {knob}.files and {knob}.file ({words[:200]})"
-    if kinds & {"ArrowInvalid", "DatasetGenerationError", "BadGzipFile", "EOFError", "CastError"}:
-        return f"{place} could not be read, as a half-written file cannot: fetch it again ({words[:200]})"
-    return f"{place} could not be loaded: {words[:300]}; data_root=FOLDER reads local files"
+    last, words = (" ".join(without_credentials(" ".join(map(str, some))).split()) for some in ([error], errors))
+    kinds = " ".join(type(cause).__name__ for cause in errors)
+    told = {"knob": f"expert.sources.{name}", "split": source.split, "words": words[:200], "last": last[:200]}
+    matches = ((re.search(pattern, f"{words} {kinds}"), sentence) for pattern, sentence in CAUSES.items())
+    match, sentence = next((match, sentence) for match, sentence in matches if match)
+    address = without_credentials(source.hub or source.url or source.file)
+    return f"source {name} ({address}) {sentence.format(*match.groups(), **told)}"

@@ -129,21 +129,17 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
 
     `cut_off`: whether the answer ran out of tokens; None where nobody knows, or nothing was generated.
     """
-    request, answer = record["arguments"][0], record["filtered_resps"]
-    benchmark = benchmark_of(definition.task)
-    sample: Sample = {"doc_id": record["doc_id"], "prompt": request[0]}
+    benchmark, answer = benchmark_of(definition.task), record["filtered_resps"]
+    sample: Sample = {"doc_id": record["doc_id"], "prompt": record["arguments"][0][0]}
     scores = {name: record[name] for name in record["metrics"]}
     if benchmark.kind == "choice":
         letters = [continuation.strip() for _, continuation in record["arguments"]]
         likelihoods = [float(likelihood) for likelihood, _ in answer]
-        best = letters[likelihoods.index(max(likelihoods))]
-        target = record["target"]
+        best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
         sample |= {
             "target": letters[target] if isinstance(target, int) else target,
             "response": best,
             "extracted": best,
-        }
-        sample |= {
             "correct": is_right(scores[benchmark.metric]),
             "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
         }
@@ -157,18 +153,16 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         }
         sample |= {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
     else:
-        sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
+        right, response = scores.get(benchmark.metric), record["resps"][0][0]
+        sample |= {
+            "target": str(record["target"]), "response": response, "extracted": str(answer[0]),
+            "correct": bool(right) if right in (0, 1) else None,
+        }  # fmt: skip
         if benchmark.kind == "number":
-            sample["correct"] = bool(scores[benchmark.metric])
-            number = metrics.last_number(sample["response"])
-            scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
+            number = metrics.last_number(response)
+            scores["numeric_match"] = metrics.numeric_match(response, record["doc"]["answer_number"])
             sample["number"] = None if number is None else str(number)
-        elif benchmark.kind == "answer":
-            score = scores[benchmark.metric]
-            sample |= {"extracted": str(answer[0]), "correct": bool(score) if score in (0, 1) else None}
-        elif benchmark.kind == "program":
-            sample["correct"] = bool(scores[benchmark.metric])
-        else:
+        elif benchmark.kind == "translation":
             sample |= {"extracted": answer[0].strip(), "correct": None}
             scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
         if cut_off is not None:
