@@ -212,7 +212,8 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
         end = 0
         for before, length in trie.runs:
             new, end = slice(end, end + length), end + length
-            seen[new, before] = True
+            if before:
+                seen[new] |= seen[before[-1]]
             seen[new, new] = torch.ones(length, length, dtype=torch.bool).tril()
             at[new] = len(before) + torch.arange(length)
     return visible, places
