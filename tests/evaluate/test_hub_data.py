@@ -119,7 +119,7 @@ def test_programs_are_left_out_with_a_reason_where_that_is_possible() -> None:
     not_run = "mbpp runs the programs that a model writes: allow it with eval.run_code=true"
     for possible, code, run_code, fetched, reason in (
         (True, "sw", False, [], not_run),
-        (True, "sw", True, [], "mbpp has no translation into Swahili on the Hub"),
+        (True, "sw", True, [], "mbpp in Swahili is not on the Hub"),
         (True, "en", True, english, None),
         (False, "en", True, english, None),
     ):

@@ -26,8 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from pipeline import data
 from pipeline.__main__ import main
-from pipeline.benchmarks import benchmark_of
-from pipeline.benchmarks.mgsm_steps import BENCHMARK
+from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import question_sets
@@ -51,7 +50,7 @@ def rows(file: Path) -> list[dict]:
 def test_gsm8k_gives_634_steps_in_235_questions(real_data: Path) -> None:
     gsm8k = rows(real_data / "gsm8k/test.jsonl")
     problems = build_problems(gsm8k[:QUESTIONS])
-    assert sum(len(problem.scored) for problem in problems) == BENCHMARK.questions == 634
+    assert sum(len(problem.scored) for problem in problems) == BENCHMARKS["mgsm_steps"].questions == 634
     assert [problem.index for problem in problems if not problem.scored] == UNUSABLE
     assert problems == build_problems(gsm8k[:QUESTIONS])
     for problem, row in zip(problems, gsm8k, strict=False):
@@ -163,14 +162,14 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     first_two = list(dict.fromkeys(item["index"] for item in items))[:2]
     items = [item for item in items if item["index"] in first_two]
     assert {row["n"] for row in bundle["rows"] if row["metric"] == "bits"} == {2} and len(items) > 2
-    names = {f"{task}_sw_4shot": list(range(len(items))) for task in BENCHMARK.tasks}
+    names = {f"{task}_sw_4shot": list(range(len(items))) for task in BENCHMARKS["mgsm_steps"].tasks}
     stock, _ = answered_by_lm_eval(tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies))
     ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}
-    for task in BENCHMARK.tasks:
+    for task in BENCHMARKS["mgsm_steps"].tasks:
         theirs = stock["results"][f"{task}_sw_4shot"]
         assert ours[task, "acc"] == theirs["acc,none"]
         assert ours[task, "bits"] == pytest.approx(theirs["bits,none"], abs=1e-3)
-    bits = [ours[task, "bits"] for task in BENCHMARK.tasks]
+    bits = [ours[task, "bits"] for task in BENCHMARKS["mgsm_steps"].tasks]
     assert ours["mgsm_steps", "reading_nums"] == pytest.approx(bits[0] - bits[1], abs=1e-9)
     assert ours["mgsm_steps", "reading"] == pytest.approx(bits[0] - bits[2], abs=1e-9)
 
@@ -335,7 +334,7 @@ def test_the_small_world_is_scored(tmp_path: Path) -> None:
     bits = {}
     for file in (tmp_path / "runs").glob("eval-*/scores.json"):
         bits |= {row["task"]: row["value"] for row in json.loads(file.read_text())["rows"] if row["metric"] == "bits"}
-    assert set(bits) == set(BENCHMARK.tasks) and all(value < 0 for value in bits.values())
+    assert set(bits) == set(BENCHMARKS["mgsm_steps"].tasks) and all(value < 0 for value in bits.values())
 
 
 def like_gemma(texts: list[str]) -> PreTrainedTokenizerFast:

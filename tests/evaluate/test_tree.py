@@ -146,9 +146,8 @@ def test_a_mask_wrong_by_one_is_noticed(tiny: Path, name: str, wrong: str, monke
     def spoiled(tries: Any) -> Any:
         visible, places = visible_tokens(tries)
         if wrong == "a sibling":
-            parents = tries[0].parents
-            last = max(place for place, parent in enumerate(parents) if parent in parents[:place])
-            visible[0, last, parents.index(parents[last])] = True
+            before, length = tries[0].runs[-1]
+            visible[0, len(tries[0].tokens) - length, before[-1] + 1] = True
         elif wrong == "a position":
             places[:, len(tries[0].tokens) - 1] += 1
         return visible, places
@@ -196,7 +195,7 @@ def test_a_trie_by_hand() -> None:
     """Exemplars 1 2; a question 3 4 with the prompts 3 4, 3 4 5 and 3 4 6; another question."""
     prompts = [[1, 2, 3, 4, 6], [1, 2, 9], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
     question, other = build_tries(prompts, range(4), 2, 10)
-    assert (question.tokens, question.parents) == ([3, 4, 5, 6], [-1, 0, 1, 1])
+    assert (question.tokens, question.runs) == ([3, 4, 5, 6], [([], 2), ([0, 1], 1), ([0, 1], 1)])
     assert question.paths == {2: [0, 1], 3: [0, 1, 2], 0: [0, 1, 3]} and other.paths == {1: [0]}
     visible, places = visible_tokens([question, other])
     assert visible[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]

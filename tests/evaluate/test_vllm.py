@@ -237,10 +237,8 @@ def lora_experts(base: Path) -> list[Path]:
     return [base.parent / "lora0", base.parent / "lora1"]
 
 
-@pytest.mark.vllm
-def test_merges_of_lora_experts_are_adapters_of_one_process(folders: list[Path]) -> None:
-    """Against torch with the merge as a whole model: swaps, a soup, task arithmetic with a negative weight, an expert
-    by itself, and the first again. The weights of the base stay."""
+def test_merges_of_lora_experts_are_whole_models_of_one_process(folders: list[Path]) -> None:
+    """Against torch: swaps, a soup, task arithmetic with a negative weight, an expert by itself, the first again."""
     math, language = (open_source(folder, folders[0]) for folder in lora_experts(folders[0]))
     sides, both = {"math": math, "language": language}, {"0": math, "1": language}
     merges = [

@@ -1,5 +1,5 @@
-"""The benchmarks, a file each, found by listing this folder: one that holds a BENCHMARK is one. conf/eval/ has an
-option for each number of exemplars.
+"""The benchmarks, a file each, found by listing this folder: a module that holds a BENCHMARK, or YAML (described.py).
+conf/eval/ has an option for each number of exemplars.
 
 Everything that depends on which benchmark it is stands in its record (benchmark.py). The command line imports all
 files at its start, so NumPy, torch and the harness are imported inside functions.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, Kind
+from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
 from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
 from pipeline.config.extensions import extensions, guarded
@@ -23,9 +24,11 @@ from pipeline.config.harness_tasks import harness_index
 from pipeline.errors import PipelineError
 
 _MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
-BENCHMARKS: dict[str, Benchmark] = {  # in the order of their names
-    module.BENCHMARK.name: module.BENCHMARK for module in _MODULES if hasattr(module, "BENCHMARK")
-}
+_RECORDS = [
+    *(module.BENCHMARK for module in _MODULES if hasattr(module, "BENCHMARK")),
+    *map(read_benchmark, Path(__file__).parent.glob("*.yaml")),
+]
+BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in sorted(_RECORDS, key=lambda one: one.name)}
 
 
 def find_benchmark(task: str) -> Benchmark | None:

@@ -8,17 +8,18 @@ hash does not cover them. Imports nothing heavy.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import BENCHMARKS, scored_files
+from pipeline.benchmarks.local_files import lines_of
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
+from pipeline.data.rows import read_jsonl
 from pipeline.data.sources import Row, words_of
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
@@ -86,6 +87,16 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
     return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
 
 
+def dropping_marks(config: DataStage, sources: Iterable[Source], exact: Any, variants: Any) -> Any:
+    """Of what rows share with benchmarks (`Known.shared`), that for which one of the sources drops them."""
+    always = {name for source in sources for name in source.without or ()}
+    dropped = sum(
+        1 << bit for bit, name in enumerate(BENCHMARKS) if config.data.decontaminate == "drop" or name in always
+    )
+    counts = any(fate_of_number_variants(config, source) == "drop" for source in sources)
+    return exact & dropped | variants * counts
+
+
 def compared_with(root: Path | None, lock: Lock | None) -> dict[str, str]:
     """The files below `root` and their sha256, or the sets on the Hub and their locked revisions (empty where not
     locked)."""
@@ -116,24 +127,15 @@ def contaminated_since(run: Run[DataStage]) -> str:
         return ""
     import numpy as np
 
-    sources = config.expert.sources.values()
+    sources = list(config.expert.sources.values())
     known, names = benchmark_ngrams(config.data.ngram, root, lock, new), list(BENCHMARKS)
-    always = {name for source in sources for name in source.without or ()}
-    dropped = np.uint16(
-        sum(1 << bit for bit, name in enumerate(names) if config.data.decontaminate == "drop" or name in always)
-    )
-    variants_count = any(fate_of_number_variants(config, source) == "drop" for source in sources)
     found, shared = [], 0
     for name in ROWS:
-        with open(run.folder / name, encoding="utf-8") as lines:
-            for at in count(1, BATCH):
-                texts = [words_of(json.loads(line)) for line in islice(lines, BATCH)]
-                if not texts:
-                    break
-                exact, variants = known.shared(texts)
-                marks = (exact & dropped) | variants if variants_count else exact & dropped
-                found += [f"{name} line {at + row}" for row in np.flatnonzero(marks).tolist()]
-                shared |= int(np.bitwise_or.reduce(marks))
+        texts = [words_of(row) for row in read_jsonl(run.folder / name)]
+        for at in range(0, len(texts), BATCH):
+            marks = dropping_marks(config, sources, *known.shared(texts[at : at + BATCH]))
+            found += [f"{name} line {at + row + 1}" for row in np.flatnonzero(marks).tolist()]
+            shared |= int(np.bitwise_or.reduce(marks))
     if found:
         which = [names[bit] for bit in range(len(names)) if shared >> bit & 1]
         rows = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
@@ -191,17 +193,14 @@ def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[
         for path in paths:
             if only is not None and path.relative_to(root).as_posix() not in only:
                 continue
-            number, last = 0, BENCHMARKS[name].compared.get(path.relative_to(root).as_posix())
-            try:
-                with open(path, encoding="utf-8") as lines:
-                    for number, line in enumerate(islice(lines, last), start=1):  # noqa: B007
-                        if line.strip():
-                            yield from texts_of(name, json.loads(line)) if path.suffix == ".jsonl" else [(name, line)]
-            except (ValueError, KeyError, TypeError) as error:
-                problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
-                raise PipelineError(
-                    f"{path}, line {number} cannot be compared with ({problem}): give the Hub's {name}"
-                ) from error
+            for number, line in lines_of(path)[: BENCHMARKS[name].compared.get(path.relative_to(root).as_posix())]:
+                try:
+                    yield from texts_of(name, json.loads(line) if path.suffix == ".jsonl" else {"text": line})
+                except (ValueError, KeyError, TypeError) as error:
+                    problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
+                    raise PipelineError(
+                        f"{path}, line {number} cannot be compared with ({problem}): give the Hub's {name}"
+                    ) from error
 
 
 def of_hub(lock: Lock | None, only: Container[str] | None = None) -> Iterator[tuple[str, str]]:

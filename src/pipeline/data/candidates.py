@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,7 +28,7 @@ CANDIDATE = np.dtype([
 
 
 class Candidates:
-    """Rows in the order read."""
+    """Rows in the order read, kept in `file`."""
 
     def __init__(self, file: BinaryIO, benchmark_ngrams: Known) -> None:
         self.file, self.known = file, benchmark_ngrams
@@ -74,14 +72,3 @@ class Candidates:
         for place in places:
             self.file.seek(place)
             yield self.file.readline()
-
-
-@contextmanager
-def open_candidates(folder: Path, benchmark_ngrams: Known) -> Iterator[Candidates]:
-    """Candidates with their file in `folder`, which is gone afterwards."""
-    path = folder / "candidates.jsonl"
-    try:
-        with open(path, "w+b") as file:
-            yield Candidates(file, benchmark_ngrams)
-    finally:
-        path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from pipeline.hub.addresses import without_credentials
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
+SELDOM = ("sampled_from", "messages_left_out")  # rows of which a sample is looked at; messages before and after turns
 OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
@@ -18,7 +19,8 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vou
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    keys = ("rows", *left_out, "left", "taken")
+    seldom = [key for key in SELDOM if any(key in counts[name] for name in sources)]
+    keys = (*seldom, "rows", *left_out, "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     lines = [
         f"# Training set of expert {config.expert.name}",
@@ -82,16 +84,6 @@ def _further_lines(config: DataStage, counts: dict[str, Any]) -> list[str]:
         lines.append(f"Dropped in any case, as in the papers: {'; '.join(always)}.")
     if blanks := [f"{name} {_count_lines(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
         lines.append(f"Blank cells that emptied rows, by column: {'; '.join(blanks)}.")
-    if cut := [
-        f"{name} {counts[name]['messages_left_out']}" for name in sources if "messages_left_out" in counts[name]
-    ]:
-        lines.append(
-            f"Messages dropped, before a user's first or after the last answer that is kept: {', '.join(cut)}."
-        )
-    if parts := [f"{name} {source.candidates}" for name, source in sources.items() if source.candidates]:
-        lines.append(f"No more rows than this were looked at: {', '.join(parts)}.")
-    if drawn := [f"{name} {counts[name]['sampled_from']}" for name in sources if counts[name].get("sampled_from")]:
-        lines.append(f"Of these many rows a sample was drawn before they were looked at: {', '.join(drawn)}.")
     return [part for line in lines for part in ("", line)]
 
 

@@ -1,8 +1,7 @@
-"""Files of text, JSON and CSV through builders of `datasets`, which download, unpack, stream and cache them.
+"""Files of text, JSON and CSV as rows. Every cell is the text that the file holds, and a line feed alone ends a line.
 
-Its own builders guess types from the first rows (5 becomes 5.0, 007 becomes 7, NA becomes nothing) and end a line at
-every carriage return. Here every cell is the text that the file holds, and a line feed alone ends a line. Imports
-`datasets`.
+The readers of `datasets` guess types from the first rows (5 becomes 5.0, 007 becomes 7, NA becomes nothing) and end a
+line at every carriage return: it finds, downloads and unpacks the files, and shuffles them where they are streamed.
 """
 
 from __future__ import annotations
@@ -11,70 +10,33 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TextIO
 
-import pyarrow as pa
-from datasets.builder import Key
-from datasets.packaged_modules.csv.csv import Csv
-from datasets.packaged_modules.text.text import Text
-
-from pipeline.data.rows import JSON_COLUMNS
 from pipeline.errors import PipelineError
 
-AT_A_TIME = 10 << 20  # characters
-ROWS = 1000  # of CSV at a time
+Row = dict[str, Any]
 STRAY = "\udc0d"  # stands for a carriage return inside a line; decoded UTF-8 holds no surrogate
 
 
-Columns = dict[str, pa.Array]
-
-
-def tables_of(
-    files_iterables: Any, read_columns: Callable[[TextIO, str], Iterator[Columns]]
-) -> Iterator[tuple[Key, pa.Table]]:
-    """The tables that `read` makes of each file's text, UTF-8 with or without a byte order mark.
-
-    `open` of this module is made to read URLs and archives by datasets.
-    """
-    for shard, files in enumerate(files_iterables):
-        for path in files:
-            with open(path, "rb") as file:
-                text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
-                for batch, columns in enumerate(read_columns(text, path)):
-                    yield Key(shard, batch), pa.table(columns)
-
-
-def in_batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
-    while batch := list(islice(rows, ROWS)):
-        yield batch
-
-
-class Lines(Text):  # type: ignore[misc]
-    """One column, text: a line a row."""
-
-    def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
-            while lines := text.readlines(AT_A_TIME):
-                texts = [line.removesuffix("\n").removesuffix("\r") for line in lines]
-                yield {"text": pa.array(texts, pa.string())}
-
-        return tables_of(files_iterables, read_columns)
-
-
-class Objects(Text):  # type: ignore[misc]
-    """The columns JSON_COLUMNS: line and text of one object a row. The file holds one a line, or a list of them."""
-
-    def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
-            for rows in in_batches(read_objects(text, path)):
-                numbers, texts = zip(*rows, strict=True)
-                arrays = pa.array(numbers, pa.int64()), pa.array(texts, pa.large_string())
-                yield dict(zip(JSON_COLUMNS, arrays, strict=True))
-
-        return tables_of(files_iterables, read_columns)
+def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]) -> Iterator[Row]:
+    """The rows of files of UTF-8 text, with or without a byte order mark, of JSON as `parse_object` takes them. kind:
+    text (a column, text: a line a row), csv or json; opener: as `open`, which may read URLs and archives."""
+    for path in chain.from_iterable(shards):
+        with opener(path, "rb") as file:
+            text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
+            try:
+                if kind == "csv":
+                    yield from read_cells(text, separator, path)
+                elif kind == "json":
+                    lines = read_objects(text, path)
+                    yield from ({"number": number, "json": line, "path": path} for number, line in lines)
+                else:
+                    yield from ({"text": line.removesuffix("\n").removesuffix("\r")} for line in text)
+            except UnicodeDecodeError as error:
+                raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
@@ -93,20 +55,21 @@ def read_objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
     yield from lines
 
 
-class Cells(Csv):  # type: ignore[misc]
-    """The columns of the header, each cell as its text."""
+def parse_object(line: Row) -> Row:
+    """The object of a line of JSON, its decimal numbers as the text that stands there."""
+    path, number = line["path"], line["number"]
+    try:
+        row = json.loads(line["json"], parse_float=str)
+    except ValueError as error:
+        problem = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
+        raise PipelineError(f"{path}, {problem}: write one object a line") from error
+    if not isinstance(row, dict):
+        raise PipelineError(f"{path}, line {number} is a {type(row).__name__}: write one object a line")
+    return row
 
-    def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
-            for rows in in_batches(read_cells(text, self.config.sep, path)):
-                names = [name for name in rows[0] if name]  # a column without a name cannot be requested
-                yield {name: pa.array([row[name] for row in rows], pa.large_string()) for name in names}
 
-        return tables_of(files_iterables, read_columns)
-
-
-def read_cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
-    """The rows of CSV by the csv module, as text.
+def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
+    """The rows of CSV by the csv module, each cell as its text. A column without a name cannot be requested.
 
     Raises:
         PipelineError: no header, two columns of one name, no row, a row that is longer or shorter than the header, or
@@ -118,7 +81,8 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, st
     any_row, line = False, 1
     try:
         for row in reader:
-            row = [cell.replace(STRAY, "\r") for cell in row]
+            if any(STRAY in cell for cell in row):
+                row = [cell.replace(STRAY, "\r") for cell in row]
             if not names:
                 names = row
                 if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
@@ -130,7 +94,9 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, st
                 )
             elif row:  # a blank line is none
                 any_row = True
-                yield dict(zip(names, row, strict=True))
+                cells = dict(zip(names, row, strict=True))
+                cells.pop("", None)
+                yield cells
             line = reader.line_num + 1
     except csv.Error as error:
         raise PipelineError(f"{path}, line {line}: {error}; in a quoted cell double each quotation mark") from error
@@ -150,4 +116,4 @@ def terminate_lines(text: TextIO) -> Iterator[str]:
         if returns_end:
             yield from re.split(r"(?<=\r)(?!\n)|(?<=\n)", line)
         else:
-            yield re.sub(r"\r(?!\n)", STRAY, line)
+            yield re.sub(r"\r(?!\n)", STRAY, line) if "\r" in line else line

@@ -6,18 +6,18 @@ script, whatever files are requested; `files` of a source reads their raw files,
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
-from pipeline.data.rows import JSON_COLUMNS
+from pipeline.data.lines import parse_object, read_files
 from pipeline.data.sources import (
     READERS,
     Example,
@@ -32,11 +32,9 @@ from pipeline.data.sources import (
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.reach import reach_or_offline
-from pipeline.progress import Bar
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
-BUILDERS = "3"  # raised when data/lines.py reads otherwise: `datasets` keeps what was read under it
 LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
 LIBRARIES = (
     "datasets",
@@ -61,19 +59,20 @@ class Rows:
 
 
 def read_source(
-    name: str,
-    source: Source,
-    data_root: Path | None,
-    seed: int = 0,
-    locked: list[Path] | None = None,
-    counts: dict[str, int] | None = None,
-    row_counts: list[int | None] | None = None,
-    bar: Bar | None = None,
-) -> Iterator[Example | Unusable]:
-    """The examples of a source, in its order (a stream's is shuffled by the seed); the reason for a row without any.
+    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None,
+    counts: dict[str, Any] | None = None,
+) -> Iterator[Example | Unusable]:  # fmt: skip
+    """The examples of a source, see `open_source` and `read_examples`."""
+    opened = open_source(name, source, data_root, seed, locked)
+    return read_examples(name, source, opened, {} if counts is None else counts)
 
-    locked: its files in the Hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
-    there: gets how many rows are read, None where that is not known. bar: counts them.
+
+def open_source(
+    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None
+) -> Rows:
+    """The rows of a source, in its order (a stream's is shuffled by the seed), its first row read.
+
+    locked: its files in the Hub's cache.
 
     Raises:
         PipelineError: the source is missing, unreadable or empty, or lacks a column.
@@ -87,80 +86,58 @@ def read_source(
                 f"source {name} has no column {', '.join(missing)}: it has {', '.join(opened.columns)}; "
                 + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
             )
-        if opened.sampled_from and counts is not None:
-            counts["sampled_from"] = opened.sampled_from
-        if row_counts is not None:
-            row_counts.append(opened.count)
-        any_row = False
-        for row in bar.over(opened.rows) if bar else opened.rows:
-            if is_wanted(row, source):
-                any_row = True
-                yield example_of(row, source, required, counts)
-    if not any_row:
+        first = next((row for row in opened.rows if is_wanted(row, source)), None)
+    if first is None:
         in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
             f"source {name} has no rows{in_language}: give another file under data_root, or another expert"
         )
+    opened.rows = chain([first], opened.rows)
+    return opened
 
 
-def example_of(row: Row, source: Source, required: list[str], counts: dict[str, Any] | None) -> Example | Unusable:
+def read_examples(name: str, source: Source, opened: Rows, counts: dict[str, Any]) -> Iterator[Example | Unusable]:
+    """What each row teaches, or the reason that it teaches nothing. counts: gets sampled_from, the rows there are,
+    where only a sample is read, and the blank cells by column."""
+    required = source_columns(name, source)
+    if opened.sampled_from:
+        counts["sampled_from"] = opened.sampled_from
+    with readable_errors(name, source):
+        yield from (example_of(row, source, required, counts) for row in opened.rows if is_wanted(row, source))
+
+
+def example_of(row: Row, source: Source, required: list[str], counts: dict[str, Any]) -> Example | Unusable:
     """What a row teaches: nothing where a column that its text is made of is blank, which `counts` has by column."""
     if source.rows != "conversation" and not all(is_text(row[column]) for column in required):
         return "not_text"
-    blank = [column for column in required if is_blank(row[column]) and column not in may_be_blank(source)]
-    if blank and counts is not None:
+    if blank := [column for column in required if is_blank(row[column]) and column not in may_be_blank(source)]:
         blanks = counts.setdefault("blank", {})
         blanks |= {column: blanks.get(column, 0) + 1 for column in blank}
-    if blank:
         return "empty"
     reading = READERS[source.rows](row, source)
-    if isinstance(reading, dict) and (left_out := reading.pop("left_out", 0)) and counts is not None:
+    if isinstance(reading, dict) and (left_out := reading.pop("left_out", 0)):
         counts["messages_left_out"] = counts.get("messages_left_out", 0) + left_out
     return reading
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
+    """As `open_source`, without a look at the rows."""
     limit = min(source.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
     if data_root is not None:
-        path = local_file(source, data_root)
-        if path.suffix == ".jsonl":
-            return json_lines(path, limit, seed)
-        return of_dataset(open_packaged(source, [str(path)]), limit, seed, path)
+        return of_files([str(local_file(source, data_root))], source, limit, seed)
     if locked is not None:
-        return of_dataset(open_packaged(source, [str(path) for path in locked]), limit, seed, source.hub or locked[0])
+        return of_files([str(path) for path in locked], source, limit, seed)
     if source.url is not None:
-        return of_dataset(open_packaged(source, [source.url]), limit, seed, plain_addresses(source.url))
+        return of_files([source.url], source, limit, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
     with nullcontext() if Path(source.hub).is_dir() else reach_or_offline(source.hub):
-        return of_dataset(of_repository(source), limit, seed, source.hub)
+        if source.files is not None:
+            return of_files([raw_files(source)], source, limit, seed)
+        from datasets import load_dataset_builder
 
-
-def of_repository(source: Source) -> Any:
-    """What `datasets` makes of a repository, or of some of its raw files. CSV is read as text, as files are."""
-    if source.files is not None:
-        return open_packaged(source, [raw_files(source)])
-    from datasets import load_dataset_builder
-
-    return build_dataset(
-        load_dataset_builder(source.hub, source.hub_config, revision=source.revision), source, ("Csv",)
-    )
-
-
-def build_dataset(builder: Any, source: Source, replaced: Container[str]) -> Any:
-    """The dataset of a builder; of those of the names in `ours`, as data/lines.py reads the same files."""
-    from pipeline.data.lines import Cells, Lines, Objects
-
-    names = (base.__name__ for base in type(builder).__mro__)  # they are subclassed
-    kind = next((name for name in names if name in replaced), None)
-    if kind == "Csv":
-        builder = Cells(data_files=builder.config.data_files, delimiter=builder.config.sep, hash=BUILDERS)
-    elif kind:
-        builder = {"Text": Lines, "Json": Objects}[kind](data_files=builder.config.data_files, hash=BUILDERS)
-    if source.stream:
-        return builder.as_streaming_dataset(source.split)
-    builder.download_and_prepare()
-    return builder.as_dataset(source.split)
+        builder = load_dataset_builder(source.hub, source.hub_config, revision=source.revision)
+        return of_builder(builder, source, limit, seed, ("csv",))
 
 
 def raw_files(source: Source) -> str:
@@ -171,16 +148,19 @@ def raw_files(source: Source) -> str:
     return f"hf://datasets/{source.hub}{f'@{source.revision}' if source.revision else ''}/{source.files}"
 
 
-def open_packaged(source: Source, files: list[str]) -> Any:
-    """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it."""
+def of_files(files: list[str], source: Source, limit: int, seed: int) -> Rows:
+    """Rows of files by their format. Bitext is read as lines: a lone quote is a letter in it."""
+    kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
+    separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
+    if kind != "parquet" and all(Path(file).suffix in FORMATS and Path(file).is_file() for file in files):
+        return of_lines(kind, separator, [[file] for file in files], open, source, limit, seed)
     from datasets import load_dataset_builder
 
-    kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
-    tabs = {"sep": "\t"} if kind == "csv" and ".tsv" in files[0] else {}
-    builder = load_dataset_builder(kind, data_files={source.split: files}, **tabs)
+    separated = {"sep": separator} if kind == "csv" else {}
+    builder = load_dataset_builder(kind, data_files={source.split: files}, **separated)
     if not builder.config.data_files[source.split]:
         raise FileNotFoundError(files[0])
-    return build_dataset(builder, source, ("Csv", "Json", "Text"))
+    return of_builder(builder, source, limit, seed, ("csv", "json", "text"))
 
 
 def format_of(file: str) -> str:
@@ -191,43 +171,63 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_dataset(loaded: Any, limit: int, seed: int, origin: Path | str) -> Rows:
-    """Rows of a `datasets` object: a stream is shuffled and cut, a set at hand is sampled without order lost."""
+def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Container[str]) -> Rows:
+    """Rows of a builder of `datasets`; of one for a format in `as_lines`, of its files as data/lines.py reads them. A
+    stream is shuffled and cut, a set at hand is sampled without order lost."""
     import datasets
+    from datasets.utils.file_utils import xopen
 
+    names = (base.__name__.lower() for base in type(builder).__mro__)  # they are subclassed
+    if kind := next((name for name in names if name in as_lines), None):
+        config = datasets.DownloadConfig(
+            cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"), use_etag=False,
+            extract_on_the_fly=True, token=builder.token,
+        )  # fmt: skip
+        manager = (datasets.StreamingDownloadManager if source.stream else datasets.DownloadManager)(
+            download_config=config
+        )
+        files = manager.download_and_extract(builder.config.data_files)[source.split]
+        shards = [manager.iter_files(file) for file in files]
+        return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, limit, seed)
     available: int | None = None
+    if source.stream:
+        loaded = builder.as_streaming_dataset(source.split)
+        columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
+        split = (loaded.info.splits or {}).get(str(loaded.split))
+        count = min(limit, split.num_examples) if split is not None and split.num_examples else None
+        return Rows(islice(unbatch(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit), columns, count)
+    builder.download_and_prepare()
+    loaded = builder.as_dataset(source.split)
+    if len(loaded) > limit:
+        available = len(loaded)
+        loaded = loaded.select(draw_indices(available, limit, seed))
+    return Rows(unbatch(loaded), loaded.column_names, len(loaded), available)
+
+
+def of_lines(kind: str, separator: str, shards: Any, opener: Any, source: Source, limit: int, seed: int) -> Rows:
+    """Rows of files of lines. The columns are those of the first row; one that another row lacks is null there."""
     rows: Iterator[Row]
-    if isinstance(loaded, datasets.IterableDataset):
-        names, count = column_names(loaded), read_stream(loaded, limit)
-        rows = islice(unbatch(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
+    read = partial(read_files, kind=kind, separator=separator, opener=opener)
+    count = sampled_from = None
+    if source.stream:
+        from datasets import IterableDataset
+
+        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": shards})
+        rows = islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
     else:
-        if len(loaded) > limit:
-            available = len(loaded)
-            loaded = loaded.select(draw_indices(available, limit, seed))
-        names, count, rows = loaded.column_names, len(loaded), unbatch(loaded)
-    if names == JSON_COLUMNS:
-        return of_objects(rows, count, available, origin)
-    return Rows(rows, names, count, available)
-
-
-def of_objects(rows: Iterator[Row], count: int | None, available: int | None, origin: Path | str) -> Rows:
-    """Rows of lines of JSON. A column that a row lacks is null; the first row says which there are."""
-    number, text = JSON_COLUMNS
-    objects = (parse_line(row[text], row[number], origin) for row in rows)
-    first = next(objects, {})
+        available, rows = sum(1 for _ in read(shards)), read(shards)
+        count = min(available, limit)
+        if available > limit:
+            sampled_from, kept = available, set(draw_indices(available, limit, seed).tolist())
+            rows = compress(rows, (at in kept for at in range(available)))
+    if kind == "json":
+        rows = map(parse_object, rows)
+    first = next(rows, {})
     names = dict.fromkeys(first)
-    return Rows(({**names, **row} for row in chain([first], objects)), list(first), count, available)
-
-
-def read_stream(loaded: Any, limit: int) -> int | None:
-    """The rows that are read of a stream; None where its repository does not say how many it has."""
-    split = (loaded.info.splits or {}).get(str(loaded.split))
-    return min(limit, split.num_examples) if split is not None and split.num_examples else None
-
-
-def column_names(loaded: Any) -> list[str]:
-    """The column names of a stream; from its first row where it does not know them."""
-    return list(loaded.column_names or next(iter(loaded.take(1)), {}))
+    rows = chain([first] if first else [], rows)
+    if kind == "json":
+        rows = ({**names, **row} for row in rows)
+    return Rows(rows, list(names), count, sampled_from)
 
 
 def unbatch(loaded: Any) -> Iterator[Row]:
@@ -237,49 +237,10 @@ def unbatch(loaded: Any) -> Iterator[Row]:
 
 
 def draw_indices(available: int, count: int, seed: int) -> Any:
-    """`most` of `there` indices, each as likely, in order."""
+    """`count` of `available` indices, each as likely, in order."""
     import numpy as np
 
     return np.sort(np.random.default_rng(seed).choice(available, size=count, replace=False))
-
-
-def json_lines(path: Path, limit: int, seed: int) -> Rows:
-    with open(path, "rb") as file:
-        available = sum(1 for line in file if line.strip())
-    keep = iter(draw_indices(available, limit, seed).tolist()) if available > limit else None
-    first = next(_json_rows(path, None), {})
-    return Rows(_json_rows(path, keep), list(first), min(available, limit), available if keep is not None else None)
-
-
-def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
-    """The rows of a JSONL file, or those numbered by `keep`. A column that a row lacks is null."""
-    index, next_kept, names = -1, next(keep, None) if keep is not None else None, None
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                index += 1
-                if keep is not None and index != next_kept:
-                    continue
-                next_kept = next(keep, None) if keep is not None else None
-                row = parse_line(line, number, path)
-                names = names or dict.fromkeys(row)
-                yield {**names, **row}
-    except UnicodeDecodeError as error:
-        raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
-
-
-def parse_line(line: str, number: int, path: Path | str) -> Row:
-    """The object of a line of JSON, its decimal numbers as the text that stands there."""
-    try:
-        row = json.loads(line, parse_float=str)
-    except ValueError as error:
-        problem = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
-        raise PipelineError(f"{path}, {problem}: write one object a line") from error
-    if not isinstance(row, dict):
-        raise PipelineError(f"{path}, line {number} is a {type(row).__name__}: write one object a line")
-    return row
 
 
 def local_file(source: Source, data_root: Path) -> Path:
@@ -330,42 +291,38 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return errors
 
 
+# What the words or the kinds of errors hold -> what is wrong, and the remedy; the first that fits
+CAUSES = {
+    "Dataset scripts are no longer supported": "holds a loading script, which datasets refuses: give {knob}.files, a "
+    "pattern of its raw files, or {knob}.revision=refs/convert/parquet",
+    "gated dataset|GatedRepoError": "is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), "
+    "then again",
+    r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": "has no configuration {0}: there are {1}; if {0} "
+    "is a split, give {knob}.split={0}",
+    "Config name is missing": "has several configurations: give {knob}.hub_config ({words})",
+    r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': "has no split {0}: there are {1}; give {knob}.split",
+    "Bad split": "has no split {split}: {words}; give {knob}.split",
+    "Revision '([^']*)' doesn't exist": "has no revision {0} any more: run stage=prefetch again with "
+    "prefetch.update=true",
+    "OfflineMode|ConnectionError|ConnectError": "cannot be reached: run the same words with stage=prefetch where it "
+    "can; data_root=FOLDER reads local files ({last})",
+    "codec can't decode|[iI]nvalid UTF": "is not UTF-8 text: convert the file, or leave the source out",
+    "DatasetNotFoundError": "is not on the Hub, or hidden from you: {words}",
+    "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": "has no such files: check {knob}.hub, "
+    "{knob}.files and {knob}.file ({words})",
+    "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": "could not be read, as a half-written file "
+    "cannot: fetch it again ({words})",
+    "": "could not be loaded: {words}; data_root=FOLDER reads local files",
+}
+
+
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
-    address = without_credentials(source.hub or source.url or source.file)
-    place, knob = f"source {name} ({address})", f"expert.sources.{name}"
     errors = causes_of(error)
-    words = " ".join(without_credentials(" ".join(map(str, errors))).split())
-    kinds = {type(cause).__name__ for cause in errors}
-    if "Dataset scripts are no longer supported" in words:
-        return (
-            f"{place} holds a loading script, which datasets refuses: give {knob}.files, a pattern of its raw files, "
-            f"or {knob}.revision=refs/convert/parquet"
-        )
-    if "gated dataset" in words or "GatedRepoError" in kinds:
-        return f"{place} is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
-    if match := re.search(r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])", words):
-        hint = f"; if {match[1]} is a split, give {knob}.split={match[1]}"
-        return f"{place} has no configuration {match[1]}: there are {match[2]}{hint}"
-    if "Config name is missing" in words:
-        return f"{place} has several configurations: give {knob}.hub_config ({words[:200]})"
-    if match := re.search(r"Unknown split \"([^\"]*)\"\. Should be one of (\[[^\]]*\])", words):
-        return f"{place} has no split {match[1]}: there are {match[2]}; give {knob}.split"
-    if "Bad split" in words:
-        return f"{place} has no split {source.split}: {words[:200]}; give {knob}.split"
-    if match := re.search(r"Revision '([^']*)' doesn't exist", words):
-        return f"{place} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
-    if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
-        return (
-            f"{place} cannot be reached: run the same words with stage=prefetch where it can; data_root=FOLDER reads "
-            f"local files ({without_credentials(' '.join(str(error).split()))[:200]})"
-        )
-    if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
-        return f"{place} is not UTF-8 text: convert the file, or leave the source out"
-    if "DatasetNotFoundError" in kinds:
-        return f"{place} is not on the Hub, or hidden from you: {words[:200]}"
-    if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
-        return f"{place} has no such files: check {knob}.hub, {knob}.files and {knob}.file ({words[:200]})"
-    if kinds & {"ArrowInvalid", "DatasetGenerationError", "BadGzipFile", "EOFError", "CastError"}:
-        return f"{place} could not be read, as a half-written file cannot: fetch it again ({words[:200]})"
-    return f"{place} could not be loaded: {words[:300]}; data_root=FOLDER reads local files"
+    last, words = (" ".join(without_credentials(" ".join(map(str, some))).split()) for some in ([error], errors))
+    kinds = " ".join(type(cause).__name__ for cause in errors)
+    told = {"knob": f"expert.sources.{name}", "split": source.split, "words": words[:200], "last": last[:200]}
+    matches = ((re.search(pattern, f"{words} {kinds}"), sentence) for pattern, sentence in CAUSES.items())
+    match, sentence = next((match, sentence) for match, sentence in matches if match)
+    address = without_credentials(source.hub or source.url or source.file)
+    return f"source {name} ({address}) {sentence.format(*match.groups(), **told)}"

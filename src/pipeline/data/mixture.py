@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.benchmarks import fate_of_number_variants
+from pipeline.data.benchmarks import dropping_marks
 from pipeline.data.card import drop_reasons
-from pipeline.data.load import local_file, read_source
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, source_columns, words_of
+from pipeline.data.load import Rows, local_file, open_source, read_examples
+from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, source_columns, words_of
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -21,33 +22,31 @@ if TYPE_CHECKING:
     from pipeline.hub.lock import Lock
 
 
-def gather_candidates(
-    config: DataStage, candidates: Candidates, data_root: Path | None, lock: Lock | None, rows: int | None = None
-) -> dict[str, Any]:
-    """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use.
-
-    rows: how many are read, as check_readable tells.
-    """
+def gather_candidates(config: DataStage, candidates: Candidates, opened: dict[str, Rows]) -> dict[str, Any]:
+    """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use."""
     counts: dict[str, Any] = {}
-    with Bar(f"rows of {config.expert.name}", rows, "row") as bar:
+    totals = [rows.count for rows in opened.values()]
+    total = None if None in totals else sum(count or 0 for count in totals)
+    with Bar(f"rows of {config.expert.name}", total, "row") as bar:
         for index, (name, source) in enumerate(config.expert.sources.items()):
             counts[name] = {"rows": 0, "empty": 0}
-            bar.note = f"source {name}"
-            examples = examples_of(name, source, data_root, config.seed, lock, counts[name], bar)
+            bar.note, opened[name].rows = f"source {name}", bar.over(opened[name].rows)
+            examples = examples_of(name, source, opened[name], counts[name])
             candidates.add_all(name, index, examples, language_set=source.is_language_set)
     return counts
 
 
-def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None) -> int | None:
-    """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row.
+def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> dict[str, Rows]:
+    """The rows of each source: below data_root, else locked in the Hub's cache, else from the Hub.
 
-    Gives the rows that will be read of all sources; None where one does not say before its end.
+    Raises a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row.
     """
     check_sources(config.expert)
-    row_counts: list[int | None] = []
+    opened = {}
     for name, source in config.expert.sources.items():
-        next(open_source(name, source, data_root, config.seed, lock, row_counts=row_counts), None)
-    return None if None in row_counts else sum(count or 0 for count in row_counts)
+        pinned, files = lock.source(source) if lock and data_root is None else (source, None)
+        opened[name] = open_source(name, pinned, data_root, config.seed, files)
+    return opened
 
 
 def check_sources(expert: Expert) -> None:
@@ -68,18 +67,7 @@ def check_sources(expert: Expert) -> None:
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
 
 
-def open_source(
-    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None,
-    row_counts: list[int | None] | None = None, bar: Bar | None = None,
-) -> Iterator[Example | Unusable]:  # fmt: skip
-    """The rows of a source: below data_root, else locked in the Hub's cache, else from the Hub."""
-    source, files = lock.source(source) if lock and data_root is None else (source, None)
-    return read_source(name, source, data_root, seed, files, counts, row_counts, bar)
-
-
-def examples_of(
-    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: dict[str, int], bar: Bar
-) -> Iterator[Example]:
+def examples_of(name: str, source: Source, opened: Rows, counts: dict[str, int]) -> Iterator[Example]:
     """The usable examples of a source. The other rows are counted by their reasons.
 
     Raises:
@@ -87,7 +75,7 @@ def examples_of(
             its script, as where English columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
-    for example in open_source(name, source, data_root, seed, lock, counts, bar=bar):
+    for example in read_examples(name, source, opened, counts):
         counts["rows"] += 1
         if isinstance(example, str):
             counts[example] = counts.get(example, 0) + 1
@@ -120,6 +108,8 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouc
     first = np.zeros(len(rows), dtype=bool)  # that says what it says
     first[np.unique(rows["digest"], return_index=True)[1]] = True
     bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
+    kept = replace(config.data, decontaminate="count", number_variants="count")
+    judged = replace(config, data=kept) if vouched else config
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
         usable = rows["source"] == index
@@ -132,11 +122,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouc
         }
         shared = {benchmark: int((usable & (marks & bit > 0)).sum()) for benchmark, bit in bits.items()}
         counts[name]["shared"] = {benchmark: count for benchmark, count in shared.items() if count}
-        drops_all = config.data.decontaminate == "drop" and not vouched
-        fatal = sum(bits.values() if drops_all else (bits[benchmark] for benchmark in source.without or ()))
-        usable &= marks & np.uint16(fatal) == 0
-        if fate_of_number_variants(config, source) == "drop" and not vouched:
-            usable &= variants == 0
+        usable &= dropping_marks(judged, [source], marks, variants) == 0
         if config.data.word_problems == "drop":
             usable &= ~maths
         rows_by_source[name] = np.flatnonzero(usable).tolist()

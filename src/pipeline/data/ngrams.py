@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,41 +39,28 @@ NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 @lru_cache(maxsize=1)
 def character_kinds() -> Any:
-    """For each code point below 2^16 whether it is part of a word, a word of its own, to be ignored, or none."""
+    """For each code point whether it is part of a word, a word of its own, to be ignored, or none. Beyond 2^16 Han is a
+    word of its own, the rest (emoji) none."""
     categories = [unicodedata.category(chr(code)) for code in range(0x10000)]
-    table = np.array([category[0] in "LMN" for category in categories], dtype=np.uint8)
+    table = np.zeros(0x110000, dtype=np.uint8)
+    table[:0x10000] = [category[0] in "LMN" for category in categories]
     for low, high in UNSPACED:
         table[low : high + 1] *= CHARACTER
+    table[0x20000:0x30000] = CHARACTER
     table[[code for code, category in enumerate(categories) if category == "Nd"]] = WORD
     table[[code for code, category in enumerate(categories) if category == "Cf"]] = FORMAT
-    for low, high in SELECTORS[:2]:
+    for low, high in SELECTORS:
         table[low : high + 1] = FORMAT
     return table
 
 
-def kind_of(codes: Any) -> Any:
-    """NONE, WORD, CHARACTER or FORMAT of each code point. Beyond 2^16 Han is CHARACTER, the rest (emoji) NONE."""
-    if codes.size and int(codes.max()) >= 0x10000:
-        low = character_kinds()[np.minimum(codes, 0xFFFF)]
-        first, last = SELECTORS[2]
-        high = np.where(codes >> 16 == 2, CHARACTER, np.where((codes >= first) & (codes <= last), FORMAT, NONE))
-        return np.where(codes < 0x10000, low, high.astype(np.uint8))
-    return character_kinds()[codes]
-
-
-_powers: list[Numbers] = []
-
-
+@cache
 def powers_of_base(size: int) -> tuple[Numbers, Numbers]:
-    """BASE^0, BASE^1 ... and their inverses, modulo 2^64, at least `size` of each."""
-    if not _powers or len(_powers[0]) < size:
-        size = 1 << max(size - 1, 1).bit_length()
-        _powers[:] = []
-        for base in (BASE, INVERSE):
-            steps = np.full(size, base, dtype=np.uint64)
-            steps[0] = 1
-            _powers.append(np.cumprod(steps, dtype=np.uint64))
-    return _powers[0], _powers[1]
+    """BASE^0, BASE^1 ... and their inverses, modulo 2^64, `size` of each."""
+    steps = np.full((2, size), [[BASE], [INVERSE]], dtype=np.uint64)
+    steps[:, 0] = 1
+    base, inverse = np.cumprod(steps, axis=1, dtype=np.uint64)
+    return base, inverse
 
 
 def scramble(values: Numbers) -> Numbers:
@@ -88,8 +75,8 @@ def scramble(values: Numbers) -> Numbers:
 
 @lru_cache(maxsize=1)
 def letter_numbers() -> Numbers:
-    """A number for each code point below 2^16: a digit's is that of the same digit in ASCII."""
-    codes = np.arange(0x10000, dtype=np.uint64)
+    """A number for each code point: that of a digit below 2^16 is that of the same digit in ASCII."""
+    codes = np.arange(0x110000, dtype=np.uint64)
     for code in range(0x10000):
         if (digit := unicodedata.decimal(chr(code), None)) is not None:
             codes[code] = ord("0") + int(digit)
@@ -107,7 +94,7 @@ def fold_text(text: str) -> str:
     """A text as it is compared, but for its digits."""
     if not text.isascii():
         codes = code_points(text)
-        dropped = kind_of(codes) == FORMAT
+        dropped = character_kinds()[codes] == FORMAT
         if dropped.any():  # before the rest, as they keep marks from joining their letters
             text = codes[~dropped].tobytes().decode("utf-32-le", "surrogatepass")
         text = unicodedata.normalize("NFKC", text.casefold())  # letters like ℌ have a case in that form alone
@@ -122,7 +109,7 @@ def code_points(text: str) -> Any:
 def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
     codes = code_points(fold_text(END.join(text.replace(END, " ") for text in texts)))
-    kind = kind_of(codes)
+    kind = character_kinds()[codes]
     is_word = kind == WORD
     single = kind == CHARACTER
     opens, closes = is_word.copy(), is_word.copy()
@@ -132,13 +119,8 @@ def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     if len(starts) == 0:
         return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
 
-    power, inverse = powers_of_base(len(codes) + 1)
-    high = codes >= 0x10000
-    numbers = letter_numbers()[np.minimum(codes, 0xFFFF)]
-    if high.any():
-        numbers[high] = scramble(codes[high].astype(np.uint64) + np.uint64(1))
-    numbers *= power[: len(codes)]
-    sums = prefix_sums(numbers)
+    power, inverse = powers_of_base(1 << len(codes).bit_length())  # few sizes
+    sums = prefix_sums(letter_numbers()[codes] * power[: len(codes)])
     words = scramble((sums[ends] - sums[starts]) * inverse[starts])
 
     ends_of_texts = np.flatnonzero(codes == 0)

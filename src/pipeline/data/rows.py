@@ -8,9 +8,6 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 
-# of lines of JSON as data/lines.py hands them over; no column of anyone's table is called so
-JSON_COLUMNS = ["\ue000line", "\ue000json"]
-
 
 def read_jsonl(path: Path) -> list[Any]:
     """Every line of a JSONL file. PipelineError names the file and line that is not JSON."""

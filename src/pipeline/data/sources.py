@@ -332,29 +332,24 @@ def source_columns(name: str, source: Source) -> list[str]:
             )
         return [source.column or language(source.language or "").flores]
     if source.rows in ("template", "bitext"):
-        try:
-            names = {knob: template_fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
-        except ValueError as error:
-            raise PipelineError(f"{knob_prefix}: a template has a stray brace ({error}); write {{{{ for one") from error
-        unset = [knob for knob in names if getattr(source, knob) is None]
-        if unset:
-            example = "'Swali: {question}'" if unset[0] == "prompt" else "'{answer}'"
-            raise PipelineError(
-                f"{knob_prefix}.{unset[0]} is missing: give {knob_prefix}.{unset[0]}={example}, "
-                "your file's columns in braces"
-            )
-        empty = [knob for knob in names if not names[knob]]
-        if empty:
-            raise PipelineError(f"{knob_prefix}.{empty[0]} names no column: give one in braces, as {{answer}}")
-        odd = [
-            column
-            for names_of_columns in names.values()
-            for column in names_of_columns
-            if not re.fullmatch(r"[^.\[\]]+", column)
-        ]
-        if odd:
-            raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
-        return sorted({column for names_of_columns in names.values() for column in names_of_columns})
+        columns: set[str] = set()
+        for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
+            if getattr(source, knob) is None:
+                raise PipelineError(
+                    f"{knob_prefix}.{knob} is missing: give {knob_prefix}.{knob}={example}, "
+                    "your file's columns in braces"
+                )
+            try:
+                names = template_fields(getattr(source, knob))
+            except ValueError as error:
+                problem = f"a template has a stray brace ({error}); write {{{{ for one"
+                raise PipelineError(f"{knob_prefix}: {problem}") from error
+            if not names:
+                raise PipelineError(f"{knob_prefix}.{knob} names no column: give one in braces, as {{answer}}")
+            if odd := [column for column in names if not re.fullmatch(r"[^.\[\]]+", column)]:
+                raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
+            columns |= set(names)
+        return sorted(columns)
     if source.rows in COLUMNS:
         return COLUMNS[source.rows]
     prompt, completion, more = PAIRS[source.rows]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data import benchmarks, small_world, union
-from pipeline.data.candidates import open_candidates
+from pipeline.data.candidates import Candidates
 from pipeline.data.card import summarize_counts, write_card
 from pipeline.data.draw import draw_rows
-from pipeline.data.mixture import check_readable, filter_candidates, gather_candidates
+from pipeline.data.mixture import filter_candidates, gather_candidates, open_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, read_lock
 
@@ -57,10 +58,11 @@ def make_training_set(
 
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
-    count = check_readable(config, data_root, lock)
+    opened = open_sources(config, data_root, lock)
     known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
-    with open_candidates(work, known_ngrams) as candidates:
-        counts = gather_candidates(config, candidates, data_root, lock, count)
+    with TemporaryFile(dir=work) as file:
+        candidates = Candidates(file, known_ngrams)
+        counts = gather_candidates(config, candidates, opened)
         rows = candidates.rows()
         usable = filter_candidates(config, rows, counts, vouched)
         drawn = draw_rows(config, usable)
@@ -69,8 +71,8 @@ def make_training_set(
         for index, name in enumerate(config.expert.sources):
             counts[name]["taken"] = sum(int((rows["source"][part] == index).sum()) for part in drawn.values())
         for name, part in drawn.items():
-            with open(work / f"{name}.jsonl", "wb") as file:
-                file.writelines(candidates.lines(rows["place"][part].tolist()))
+            with open(work / f"{name}.jsonl", "wb") as written:
+                written.writelines(candidates.lines(rows["place"][part].tolist()))
     counts |= {name: len(part) for name, part in drawn.items()}
     (work / "data_card.md").write_text(write_card(config, counts, known_ngrams, vouched), encoding="utf-8")
     print(summarize_counts(config, counts), file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,22 @@ def unite_sets(
     Raises:
         PipelineError: one set is plain text and the other is not.
     """
-    rows = {part: {expert: read_jsonl(folder / f"{part}.jsonl") for expert, folder in sets.items()} for part in PARTS}
-    if len({"text" in expert[0] for expert in rows["train"].values()}) > 1:
+    rows = {
+        part: [
+            row | {"side": sides[expert]}
+            for expert, folder in sets.items()
+            for row in read_jsonl(folder / f"{part}.jsonl")
+        ]
+        for part in PARTS
+    }
+    if len({"text" in row for row in rows["train"]}) > 1:
         raise PipelineError(f"{' and '.join(sets)} are plain text and prompts with completions: join sets of one kind")
-    held_out = {row_content(row) for part_rows in rows["validation"].values() for row in part_rows}
-    left_out = {
-        expert: sum(row_content(row) in held_out for row in part_rows) for expert, part_rows in rows["train"].items()
-    }
-    united = {
-        part: [row | {"side": sides[expert]} for expert, part_rows in by_expert.items() for row in part_rows]
-        for part, by_expert in rows.items()
-    }
-    united["train"] = [row for row in united["train"] if row_content(row) not in held_out]
+    held_out = set(map(row_content, rows["validation"]))
+    left_out = Counter(row["side"] for row in rows["train"] if row_content(row) in held_out)
+    rows["train"] = [row for row in rows["train"] if row_content(row) not in held_out]
     if seed is not None:
-        random.Random(seed).shuffle(united["train"])
-    return united, left_out
+        random.Random(seed).shuffle(rows["train"])
+    return rows, {expert: left_out[sides[expert]] for expert in sets}
 
 
 PARTS = ("train", "validation")
@@ -63,11 +65,11 @@ def write_union(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], 
         "| expert | data run | side | training rows | for validation | dropped: the other's validation rows |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for expert, folder in sets.items():
-        own_counts = {part: sum(row["side"] == sides[expert] for row in rows) for part, rows in united.items()}
-        counts[expert] = {"taken": sum(own_counts.values()), "left_out": left_out[expert]}
-        cells = (expert, folder.name, sides[expert], own_counts["train"], own_counts["validation"], left_out[expert])
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    by_side = {part: Counter(row["side"] for row in rows) for part, rows in united.items()}
+    for expert, side in sides.items():
+        train, validation = (by_side[part][side] for part in PARTS)
+        counts[expert] = {"taken": train + validation, "left_out": left_out[expert]}
+        lines.append(f"| {expert} | {sets[expert].name} | {side} | {train} | {validation} | {left_out[expert]} |")
     for part, rows in united.items():
         with open(work / f"{part}.jsonl", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

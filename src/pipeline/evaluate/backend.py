@@ -1,14 +1,15 @@
-"""What a backend is: weights loaded, and answers to prompts of token ids. The rest of evaluate/ does not know which.
+"""What the backends are given: a model's folder or a merge, its configuration and its tokenizer.
 
-Texts, tokens, stored answers and scores are of `Answering` (model.py), which puts the harness' requests to a backend.
+A backend (TorchBackend, VllmBackend) loads weights and answers prompts of token ids; texts, tokens, stored answers and
+scores are of `Answering` (model.py), which puts the harness' requests to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.files import sha256
@@ -19,44 +20,10 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.skeleton import build_skeleton
 
 if TYPE_CHECKING:
-    from pipeline.evaluate.decode import Ending, Sampling
     from pipeline.merge.merge import Merging
     from pipeline.runs.run import Run
 
 Tokens = Sequence[int]
-Result = TypeVar("Result")
-
-
-class Backend(Protocol):
-    """`batch_size`: rows computed together, fewer than was asked for once memory ran out."""
-
-    batch_size: int
-
-    def load(self) -> Any:
-        """The model, whose weights are read at the first call; they may be in another process. Raises PipelineError
-        where that fails."""
-
-    def can_share(self) -> bool:
-        """Whether likelihoods can be computed with what prompts have in common computed once."""
-
-    def can_generate(self) -> bool:
-        """Whether `generate` chooses the tokens that transformers' greedy generate() does."""
-
-    def generate(
-        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
-        sampling: Sampling | None,
-    ) -> None:  # fmt: skip
-        """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
-        token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
-
-    def loglikelihood(
-        self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
-    ) -> None:
-        """Score (context, continuation) pairs: `scored` is given a request's place, the log of the continuation's
-        probability, and whether it is the greedy choice, once for each request."""
-
-    def halving(self, work: Callable[[], Result]) -> Result:
-        """Do the work; out of memory, do it again with half of `batch_size`."""
 
 
 def merge_or_folder(run: Run) -> Merging | Path:

@@ -10,7 +10,6 @@ or do what confined.py does at its end. It so claims a pass for itself; it reach
 from __future__ import annotations
 
 import builtins
-import enum
 import functools
 import os
 import re
@@ -22,7 +21,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +45,12 @@ _NEEDS_LANDLOCK = "read other processes"
 _SECRET = re.compile(r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
 
 
-class Ending(enum.StrEnum):
-    """How the process of a program ended."""
-
-    PASSED = "passed"  # the program reached its end, the tests after it included
-    RAISED = "raised"  # an exception left it
-    TIMED_OUT = "timed out"
-    KILLED = "killed"  # by a signal; or it left by itself before its end, or wrote what is no outcome
-    UNCONFINED = "not confined"  # the program was not begun
-
-
-@dataclass(frozen=True)
-class Execution:
-    """What came of a program. detail: the built-in exception's name (others are Exception), why it is not confined."""
-
-    ending: Ending
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return self.detail if self.ending is Ending.RAISED else str(self.ending)
+# What came of a program: one of these, NOT_CONFINED with the reason, or the name of the built-in exception that left it
+# (others are Exception).
+PASSED = "passed"  # it reached its end, the tests after it included
+TIMED_OUT = "timed out"
+KILLED = "killed"  # by a signal; or it left by itself before its end, or wrote what is no outcome
+NOT_CONFINED = "not confined"  # it was not begun
 
 
 @functools.cache
@@ -78,7 +63,7 @@ def has_landlock() -> bool:
     return landlock_version() > 0
 
 
-def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Execution:
+def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> str:
     """What comes of a program. Whatever it does, it is an outcome, never an exception.
 
     It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and writes nothing.
@@ -98,9 +83,9 @@ def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> E
         status = wait_while_computing(child, seconds + GRACE)
         return outcome_of(status, os.read(child.stdout.fileno(), 4096), nonce)
     except subprocess.TimeoutExpired:
-        return Execution(Ending.TIMED_OUT)
+        return TIMED_OUT
     except BrokenPipeError:
-        return Execution(Ending.KILLED)
+        return KILLED
     finally:
         child.kill()
         child.wait()
@@ -133,41 +118,40 @@ def is_computing(pid: int) -> bool:
     return False
 
 
-def outcome_of(status: int, line: bytes, nonce: str) -> Execution:
+def outcome_of(status: int, line: bytes, nonce: str) -> str:
     """The outcome of a process by its exit status (minus the signal that ended it) and the line that it wrote."""
     if status == -signal.SIGXCPU:
-        return Execution(Ending.TIMED_OUT)
+        return TIMED_OUT
     answer, _, exception_name = line.decode(errors="replace").partition(" ")
     word, _, detail = exception_name.partition(" ")
     if answer != nonce:
-        return Execution(Ending.KILLED)
+        return KILLED
     if status == 0 and exception_name == "passed":
-        return Execution(Ending.PASSED)
+        return PASSED
     if status == 1 and word == "raised":
         kind = getattr(builtins, detail, None)
         is_builtin = isinstance(kind, type) and issubclass(kind, BaseException)
-        return Execution(Ending.RAISED, detail if is_builtin else "Exception")
+        return detail if is_builtin else "Exception"
     if status == 1 and word == "unconfined":
-        return Execution(Ending.UNCONFINED, detail)
-    return Execution(Ending.KILLED)
+        return f"{NOT_CONFINED}: {detail}"
+    return KILLED
 
 
 def check_confinement() -> None:
     """Try to escape. Raises PipelineError where programs cannot be confined on this machine."""
     refuse_secrets()
     begun = run_program("import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2")
-    if begun.ending is Ending.UNCONFINED:
-        raise PipelineError(
-            f"eval.run_code=true: programs cannot be confined here ({begun.detail}): use Linux on x86-64"
-        )
-    if begun.ending is not Ending.PASSED:
+    if begun.startswith(NOT_CONFINED):
+        reason = begun.removeprefix(f"{NOT_CONFINED}: ")
+        raise PipelineError(f"eval.run_code=true: programs cannot be confined here ({reason}): use Linux on x86-64")
+    if begun != PASSED:
         raise PipelineError("eval.run_code=true: a confined program cannot even compute here: use Linux on x86-64")
 
     def escapes_confinement(attempt: str) -> bool:
         outcome = run_program(_ESCAPES[attempt], 1 if attempt == "run for ever" else SECONDS)
         if attempt == "run for ever":
-            return outcome.ending not in (Ending.TIMED_OUT, Ending.KILLED)
-        return str(outcome) != ("MemoryError" if attempt == "take all memory" else "PermissionError")
+            return outcome not in (TIMED_OUT, KILLED)
+        return outcome != ("MemoryError" if attempt == "take all memory" else "PermissionError")
 
     tried = [name for name in _ESCAPES if name != _NEEDS_LANDLOCK or has_landlock()]
     with ThreadPoolExecutor(len(tried)) as pool:
@@ -200,7 +184,7 @@ def code_of(response: str) -> str:
     return fenced[1] if fenced else response
 
 
-def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[Execution]:
+def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[str]:
     """For each answer what came of its program with the tests after it. A filter of the harness (tasks/mbpp.yaml)."""
     programs = [
         code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
@@ -210,6 +194,6 @@ def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]])
         return list(pool.map(run_program, programs))
 
 
-def passed(doc: dict[str, Any], results: Sequence[Execution]) -> dict[str, float]:
+def passed(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
     """pass@1 of one problem. Named by tasks/mbpp.yaml."""
-    return {"pass_at_1": float(results[0].ending is Ending.PASSED)}
+    return {"pass_at_1": float(results[0] == PASSED)}

@@ -81,11 +81,11 @@ def begin_rows(lengths: Sequence[int], common: Sequence[int], shared: int, most:
 
 @dataclass
 class Trie:
-    """The tokens of prompts below their shared prefix, depth first; `parents`: place of the token before each, -1 where
-    that is the prefix's last; `paths`: prompt -> places of its tokens."""
+    """The tokens of prompts below their shared prefix, depth first; `runs`: places that a run of tokens, each after the
+    last, comes after, and its length; `paths`: prompt -> places of its tokens."""
 
     tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
+    runs: list[tuple[list[int], int]] = field(default_factory=list)
     paths: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -97,15 +97,14 @@ def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared
     path: list[int] = []
     begins = begin_rows([len(prompts[place]) for place in order], common, shared, most)
     for place, before, begins_row in zip(order, [0, *common], begins, strict=True):
-        rest, known = prompts[place][shared:], 0 if begins_row else max(before - shared, 0)
         if begins_row:
             tries.append(Trie())
-        trie, path = tries[-1], path[:known]
-        for token in rest[known:]:
-            trie.parents.append(path[-1] if path else -1)
-            path.append(len(trie.tokens))
-            trie.tokens.append(token)
-        trie.paths[place] = list(path)
+        trie, known = tries[-1], [] if begins_row else path[: max(before - shared, 0)]
+        rest = prompts[place][shared + len(known) :]
+        path = [*known, *range(len(trie.tokens), len(trie.tokens) + len(rest))]
+        trie.runs.append((known, len(rest)))
+        trie.tokens += rest
+        trie.paths[place] = path
     return tries
 
 

@@ -76,15 +76,12 @@ class EvaluationResult:
 
 
 def score_row(
-    definition: Definition,
-    metric: str,
-    filter_name: str,
-    value: float | None,
-    item_values: Sequence[Any],
+    definition: Definition, metric: str, filter_name: str, item_values: Sequence[Any], value: float | None = None,
     subject: str | None = None,
-) -> ScoreRow:
+) -> ScoreRow:  # fmt: skip
     """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
-    is computed; anything else for corpus scores, which have none."""
+    is computed; anything else for corpus scores, which have none. value: that of the score; by default their mean."""
+    value = metrics.mean(item_values) if value is None else float(value)
     if benchmark_of(definition.task).of_harness and any(not isinstance(item, int | float) for item in item_values):
         item_values = [None] * len(item_values)  # parts of a score over all documents, such as a perplexity
     if item_values and all(isinstance(item, tuple) and isinstance(item[1], int | float) for item in item_values):
@@ -94,33 +91,38 @@ def score_row(
     return ScoreRow(
         task=definition.task, language=definition.language, pair=definition.pair,
         subject=subject or definition.part or None, num_fewshot=definition.num_fewshot,
-        metric=metric, filter=filter_name, value=None if value is None else float(value),
+        metric=metric, filter=filter_name, value=value,
         stderr=metrics.mean_stderr(item_values) if single else None, n=len(item_values),
     )  # fmt: skip
 
 
-def rows_of(
-    definition: Definition, results: Mapping[str, Any], records: list[dict[str, Any]], samples: list[Sample]
-) -> list[ScoreRow]:
-    """The score rows of one task: the harness' metrics, the primary one first, then shares and subjects."""
-    benchmark, primary = benchmark_of(definition.task), primary_metric(definition.task)
+def rows_of(definition: Definition, results: Mapping[str, Any], records: list[dict[str, Any]]) -> list[ScoreRow]:
+    """The harness' scores of one task, the primary one first."""
     rows = []
     for name, value in results.items():
         metric, _, filter_name = name.partition(",")
         if filter_name and not metric.endswith("_stderr"):
             item_values = [record[metric] for record in records if record["filter"] == filter_name]
-            rows.append(score_row(definition, metric, filter_name, value, item_values))
-    rows.sort(key=lambda row: (row.metric, row.filter) != primary)
+            rows.append(score_row(definition, metric, filter_name, item_values, value))
+    return sorted(rows, key=lambda row: (row.metric, row.filter) != primary_metric(definition.task))
+
+
+def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
+    """Shares of the answers to each question that held none or ran out of tokens, scores by group, and what several
+    answers alone have."""
+    benchmark, (metric, chief) = benchmark_of(definition.task), primary_metric(definition.task)
+    answers, each = list(map(answers_of, samples)), dict[str, list[Any]]()
     if benchmark.kind == "number":
-        lost = [metrics.is_unparsed(sample["extracted"]) for sample in samples]
-        rows.append(score_row(definition, "unparsed", primary[1], metrics.mean(lost), lost))
-    cut_off = [sample["cut_off"] for sample in samples if "cut_off" in sample]
-    if cut_off:
-        rows.append(score_row(definition, "cut_off", primary[1], metrics.mean(cut_off), cut_off))
-    if column := benchmark.group:
-        for group in sorted({sample[column] for sample in samples}):
-            item_values = [sample["scores"][primary[0]] for sample in samples if sample[column] == group]
-            rows.append(score_row(definition, *primary, metrics.mean(item_values), item_values, subject=group))
+        each["unparsed"] = [metrics.mean([metrics.is_unparsed(one["extracted"]) for one in some]) for some in answers]
+    each["cut_off"] = [metrics.mean([one["cut_off"] for one in some]) for some in answers if "cut_off" in some[0]]
+    for name in samples[0]["scores"] if samples else ():
+        if name == "majority" or name.startswith("pass@"):
+            each[name] = [sample["scores"][name] for sample in samples]
+    rows = [score_row(definition, name, chief, values) for name, values in each.items() if values]
+    column = benchmark.group or ""
+    for group in sorted({sample[column] for sample in samples}) if column else ():
+        item_values = [sample["scores"][metric] for sample in samples if sample[column] == group]
+        rows.append(score_row(definition, metric, chief, item_values, subject=group))
     return rows
 
 
@@ -129,21 +131,17 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
 
     `cut_off`: whether the answer ran out of tokens; None where nobody knows, or nothing was generated.
     """
-    request, answer = record["arguments"][0], record["filtered_resps"]
-    benchmark = benchmark_of(definition.task)
-    sample: Sample = {"doc_id": record["doc_id"], "prompt": request[0]}
+    benchmark, answer = benchmark_of(definition.task), record["filtered_resps"]
+    sample: Sample = {"doc_id": record["doc_id"], "prompt": record["arguments"][0][0]}
     scores = {name: record[name] for name in record["metrics"]}
     if benchmark.kind == "choice":
         letters = [continuation.strip() for _, continuation in record["arguments"]]
         likelihoods = [float(likelihood) for likelihood, _ in answer]
-        best = letters[likelihoods.index(max(likelihoods))]
-        target = record["target"]
+        best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
         sample |= {
             "target": letters[target] if isinstance(target, int) else target,
             "response": best,
             "extracted": best,
-        }
-        sample |= {
             "correct": is_right(scores[benchmark.metric]),
             "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
         }
@@ -157,19 +155,16 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         }
         sample |= {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
     else:
-        sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
+        right, response = scores.get(benchmark.metric), record["resps"][0][0]
+        sample |= {
+            "target": str(record["target"]), "response": response, "extracted": str(answer[0]),
+            "correct": bool(right) if right in (0, 1) else None,
+        }  # fmt: skip
         if benchmark.kind == "number":
-            sample["correct"] = bool(scores[benchmark.metric])
-            number = metrics.last_number(sample["response"])
-            scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
+            number = metrics.last_number(response)
+            scores["numeric_match"] = metrics.numeric_match(response, record["doc"]["answer_number"])
             sample["number"] = None if number is None else str(number)
-        elif benchmark.kind == "answer":
-            score = scores[benchmark.metric]
-            sample |= {"extracted": str(answer[0]), "correct": bool(score) if score in (0, 1) else None}
-        elif benchmark.kind == "program":
-            sample["extracted"] = str(answer[0])  # an Execution
-            sample["correct"] = bool(scores[benchmark.metric])
-        else:
+        elif benchmark.kind == "translation":
             sample |= {"extracted": answer[0].strip(), "correct": None}
             scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
         if cut_off is not None:
@@ -192,7 +187,7 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
     """Several answers to each question as one result. A question's scores are means over its answers; further ones are
     `majority`, whether the most frequent extracted answer is right (the first of equally frequent ones), and `pass@k`
     (`metrics.pass_at_k`). Standard errors are over questions."""
-    metric, chief = primary_metric(definition.task)
+    _, chief = primary_metric(definition.task)
     samples = []
     for answers in zip(*(result.samples for result in results), strict=True):
         right = [bool(answer["correct"]) for answer in answers]
@@ -208,17 +203,10 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         samples.append({**first, "scores": scores, "answers": varying})
     rows = []
     for parts in zip(*(result.rows for result in results), strict=True):
-        by_answer = [[value_in(sample, parts[0].metric) for sample in result.samples] for result in results]
-        known = parts[0].filter == chief and all(isinstance(value, int | float) for part in by_answer for value in part)
-        each = [metrics.mean(values) for values in zip(*by_answer, strict=True)] if known else None
+        of_chief = parts[0].filter == chief
+        each: list[Any] = [sample["scores"].get(parts[0].metric) if of_chief else None for sample in samples]
         value = metrics.mean([part.value for part in parts if part.value is not None])
-        rows.append(replace(parts[0], value=value, stderr=metrics.mean_stderr(each) if each else None))
-    further = (
-        [name for name in samples[0]["scores"] if name == "majority" or name.startswith("pass@")] if samples else []
-    )
-    for name in further:
-        each = [sample["scores"][name] for sample in samples]
-        rows.append(score_row(definition, name, chief, metrics.mean(each), each))
+        rows.append(replace(parts[0], value=value, stderr=None if None in each else metrics.mean_stderr(each)))
     return replace(results[0], rows=rows, samples=samples)
 
 
@@ -229,13 +217,6 @@ VARYING = ("response", "extracted", "correct", "number", "cut_off", "thinking")
 def powers_of_two(most: int) -> list[int]:
     """1, 2, 4 and so on, and `most`."""
     return sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
-
-
-def value_in(answer: Sample, metric: str) -> float | None:
-    """A score of one answer, and whether it held none or ran out of tokens; None of a metric that it does not have."""
-    shares = {"unparsed": metrics.is_unparsed(str(answer["extracted"])), "cut_off": answer.get("cut_off")}
-    value: float | None = (answer["scores"] | shares).get(metric)
-    return value
 
 
 def is_right(score: Any) -> bool:
@@ -253,13 +234,13 @@ def further_rows_of(
         if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in task_samples]
             lost = [metrics.mean([one["number"] is None for one in answers_of(sample)]) for sample in task_samples]
-            rows.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
-            rows.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
+            rows.append(score_row(definition, "numeric_match", "last-number", right))
+            rows.append(score_row(definition, "unparsed", "last-number", lost))
             rows += language_rows(definition, task_samples)
         if kind_of(definition.task) == "translation" and spm_model:
             references, responses = ([sample[side] for sample in task_samples] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
-            rows.append(score_row(definition, "spbleu", "none", value, [None] * len(task_samples)))
+            rows.append(score_row(definition, "spbleu", "none", [None] * len(task_samples), value))
     return rows
 
 
@@ -274,7 +255,7 @@ def language_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sco
     rows = []
     for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
         if each := in_another_language([str(one[part]) for one in answers if part in one], language):
-            rows.append(score_row(definition, metric, told_by(language), metrics.mean(each), each))
+            rows.append(score_row(definition, metric, told_by(language), each))
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -30,7 +30,7 @@ from pipeline.evaluate.prompts import (
     rows_asked,
     set_template_date,
 )
-from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of
+from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of, share_rows
 from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
@@ -217,6 +217,7 @@ def score(lm: Any, asked: Asked, settings: Eval) -> TaskResult:
     """The answers of a task scored by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
     result = join_answers(asked.definition, scored) if len(scored) > 1 else scored[0]
+    result = replace(result, rows=[*result.rows, *share_rows(asked.definition, result.samples)])
     cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
     if asked.left and cut_off > len(result.samples) / 2:
         say(
@@ -249,7 +250,7 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
                 sample_of(definition, record, cut_off) | ({} if thoughts is None else {"thinking": thoughts})
             )
     return TaskResult(
-        rows=rows_of(definition, output["results"][asked.name], records, samples),
+        rows=rows_of(definition, output["results"][asked.name], records),
         samples=samples,
         task_hash=hash_string(  # as the harness' command line makes it
             "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)

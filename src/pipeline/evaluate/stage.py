@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records
-from pipeline.evaluate.backend import Backend, merge_or_folder
+from pipeline.evaluate.backend import merge_or_folder
 from pipeline.evaluate.before import define_tasks, refuse_early
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_groups
@@ -79,7 +79,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     return {"scores": scores, "harness": result.harness, "weights_root": key["root"], **merge}
 
 
-def backend_of(settings: Eval) -> Callable[..., Backend]:
+def backend_of(settings: Eval) -> Callable[..., Any]:
     """What eval.backend names."""
     if settings.backend == "hf":
         return TorchBackend

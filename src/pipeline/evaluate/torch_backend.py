@@ -26,7 +26,8 @@ Result = TypeVar("Result")
 
 
 class TorchBackend:
-    """A model in memory, on the GPU where there is one. See `Backend`."""
+    """A model in memory, on the GPU where there is one. batch_size: rows computed together, fewer than was asked for
+    once memory ran out."""
 
     def __init__(
         self, batch_size: int, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None
@@ -59,15 +60,19 @@ class TorchBackend:
     # --------------------------------------------------------------------------------------------------- generation
 
     def can_share(self) -> bool:
+        """Whether likelihoods can be computed with what prompts have in common computed once."""
         return takes_masks(self.model.config, "sdpa", "eager")
 
     def can_generate(self) -> bool:
+        """Whether `generate` chooses the tokens that transformers' greedy generate() does."""
         return can_decode(self.model)
 
     def generate(
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
+        """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
+        token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
         places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
         for place, prompt in enumerate(prompts):
             places_of.setdefault(tuple(prompt), []).append(place)
@@ -92,7 +97,10 @@ class TorchBackend:
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
     ) -> None:
-        """Each token that several requests begin with is computed once, in tries. Where all continuations are single
+        """Score (context, continuation) pairs: `scored` is given a request's place, the log of the continuation's
+        probability, and whether it is the greedy choice, once for each request.
+
+        Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
         for place, (context, continuation) in enumerate(requests):
@@ -201,13 +209,13 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
     visible = torch.eye(width, dtype=torch.bool).repeat(len(tries), 1, 1)
     places = torch.zeros(len(tries), width, dtype=torch.long)
     for seen, at, trie in zip(visible, places, tries, strict=True):
-        begins = [place for place, parent in enumerate(trie.parents) if place == 0 or parent != place - 1]
-        for first, end in zip(begins, [*begins[1:], len(trie.tokens)], strict=True):  # a run: each token after the last
-            if (parent := trie.parents[first]) >= 0:
-                seen[first:end] |= seen[parent]
-                at[first] = at[parent] + 1
-            seen[first:end, first:end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
-            at[first:end] = at[first] + torch.arange(end - first)
+        end = 0
+        for before, length in trie.runs:
+            new, end = slice(end, end + length), end + length
+            if before:
+                seen[new] |= seen[before[-1]]
+            seen[new, new] = torch.ones(length, length, dtype=torch.bool).tril()
+            at[new] = len(before) + torch.arange(length)
     return visible, places
 
 

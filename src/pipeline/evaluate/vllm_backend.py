@@ -23,7 +23,6 @@ from pipeline.evaluate import vllm_engine
 from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, Sampling, settings_beyond_greedy
 from pipeline.evaluate.torch_backend import TorchBackend
-from pipeline.merge.adapters import Adapted, with_uniform_rank, write_adapter
 from pipeline.runs.provenance import environment_for
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MOST_CHOICES = 128  # of logprob_token_ids
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's max_lora_rank
 LARGER = 1.25  # factor of weights that no answer stays the same with
 ROOM_ON_A_CPU = 2048  # tokens of a row
 PROBE = "One, two, three: the sum of the first three numbers is"
@@ -140,8 +138,6 @@ class VllmBackend:
                 )
             if isinstance(self.weights, Path):
                 self.engine = Engine(self.python, self._settings(self.weights))
-            elif adapter := served_adapter(self.weights):
-                self._load_adapter(adapter)
             else:
                 self._load_merge(self.weights)
         return self.model
@@ -165,24 +161,6 @@ class VllmBackend:
         if self.engine.holds != signatures:
             put_tensors(live)
             self.engine.holds = signatures
-
-    def _load_adapter(self, adapter: Adapted) -> None:
-        """As an adapter of the base, into the process that has the base."""
-        from pipeline.merge.live import Live
-        from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
-
-        folder = adapter.base.folder
-        start = self._settings(folder) | {"adapters": next(rank for rank in RANKS if rank >= rank_of(adapter))}
-        live = next((live for live in LIVE_MODELS if live.served and live.served.start == start), None)
-        if not (live and live.served.close.alive):
-            release_models()
-            live = Live(self.model, self.tokenizer, folder, kind=("adapters",), served=Engine(self.python, start))
-            if keeps_models():
-                LIVE_MODELS.append(live)
-        self.live, self.engine = live, live.served
-        with tempfile.TemporaryDirectory() as place:
-            write_adapter(adapter, Path(place))
-            self.engine.ask("adapt", folder=place)
 
     def _settings(self, folder: Path) -> dict[str, Any]:
         """What vLLM's process is started with. On a CPU it keeps room for some tokens of each row, where it would take
@@ -230,31 +208,23 @@ class VllmBackend:
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
     ) -> None:
         """A continuation of one token is a choice of its context, and all choices of a context are one request. For a
-        longer one vLLM reads the prompt without its prefix cache; with an adapter it cannot on a CPU, and each of its
-        tokens is a choice. With drafts vLLM has no choices, and gives none without an error."""
+        longer one vLLM reads the prompt without its prefix cache. With drafts vLLM has no choices, and gives none
+        without an error."""
         self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests))
-        sums, greedy, found_of = [0.0] * len(requests), [True] * len(requests), [0] * len(requests)
         choices: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # context -> places, and the token of each
         whole: list[int] = []
         for place, (context, continuation) in enumerate(requests):
-            if self.suffix or (len(continuation) > 1 and "adapters" not in self.engine.start):
+            if self.suffix or len(continuation) > 1:
                 whole.append(place)
-                continue
-            for at, token in enumerate(continuation):
-                choices.setdefault((*context, *continuation[:at]), []).append((place, token))
+            else:
+                choices.setdefault(tuple(context), []).append((place, continuation[0]))
         asked = [(prompt, pairs[at : at + MOST_CHOICES]) for prompt, pairs in choices.items()
                  for at in range(0, len(pairs), MOST_CHOICES)]  # fmt: skip
         prompts, tokens = [list(prompt) for prompt, _ in asked], [[token for _, token in pairs] for _, pairs in asked]
         for answer in self.engine.answers_to("choose", prompts=prompts, choices=tokens):
-            if "found" not in answer:
-                continue
-            pairs = asked[answer["place"]][1]
-            for (place, token), found in zip(pairs, answer["found"], strict=True):
-                sums[place] += found
-                greedy[place] &= token == answer["greedy"]
-                found_of[place] += 1
-                if found_of[place] == len(requests[place][1]):
-                    scored(place, sums[place], greedy[place])
+            if "found" in answer:
+                for (place, token), found in zip(asked[answer["place"]][1], answer["found"], strict=True):
+                    scored(place, found, token == answer["greedy"])
         prompts = [[*requests[place][0], *requests[place][1]] for place in whole]
         lengths = [len(requests[place][1]) for place in whole]
         for answer in self.engine.answers_to("weigh", prompts=prompts, lengths=lengths):
@@ -274,22 +244,6 @@ class VllmBackend:
 
 
 # ---------------------------------------------------------------------------------------------------- live merges
-
-
-def served_adapter(merge: Merging) -> Adapted | None:
-    """A merge as an adapter that vLLM adds to the base: a weighted sum of LoRA experts, or one such expert by itself.
-    None for what is no adapter, or one of a higher rank than vLLM takes."""
-    from pipeline.merge.merge import open_merge
-    from pipeline.merge.methods.soup import Soup
-
-    if merge.adapter is None and len(merge.sources) == 1 and isinstance(next(iter(merge.sources.values())), Adapted):
-        merge = open_merge(Soup(experts=["expert"]), {"0": next(iter(merge.sources.values()))})
-    adapter = merge.adapter
-    return with_uniform_rank(adapter) if adapter and rank_of(adapter) <= RANKS[-1] else None
-
-
-def rank_of(adapter: Adapted) -> int:
-    return max(part.rank for part in adapter.factors.values())
 
 
 def check_replacing(backend: VllmBackend, live: Live) -> None:

@@ -30,11 +30,11 @@ class Engine:
 
     def __init__(self, pipe, put):
         self.pipe, self.put = pipe, put
-        self.adapter, self.adapters, self.steps = None, 0, 0
+        self.steps = 0
 
-    def start(self, folder, tokenizer, dtype, rows, share_prefix, cache_bytes, adapters=0, suffix=False):
-        """Load a model. cache_bytes: of keys and values on a CPU, where vLLM would take most of the memory. adapters:
-        the highest rank of those that it will have, one at a time. suffix: draft from all answers of this process."""
+    def start(self, folder, tokenizer, dtype, rows, share_prefix, cache_bytes, suffix=False):
+        """Load a model. cache_bytes: of keys and values on a CPU, where vLLM would take most of the memory. suffix:
+        draft from all answers of this process."""
         import torch
         import vllm
         from vllm.platforms import current_platform
@@ -43,8 +43,6 @@ class Engine:
         how = {"enforce_eager": True} if cpu else {}
         if cpu and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             how["kv_cache_memory_bytes"] = cache_bytes
-        if adapters:
-            how |= {"enable_lora": True, "max_lora_rank": adapters, "max_loras": 1}
         if suffix:
             how |= {"speculative_config": {"method": "suffix"}}
         self.llm = vllm.LLM(
@@ -61,18 +59,6 @@ class Engine:
         self.llm.apply_model(pack_head)
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache, which holds values of the weights before")
-        return {}
-
-    def adapt(self, folder):
-        """Answer with the adapter of a folder from now on. Its name is new, so that no prefix of another is reused."""
-        from vllm.lora.request import LoRARequest
-
-        if self.adapter:
-            self.llm.llm_engine.remove_lora(self.adapter.lora_int_id)
-        self.adapters += 1
-        self.adapter = LoRARequest(str(self.adapters), self.adapters, folder)
-        if not self.llm.llm_engine.add_lora(self.adapter):
-            raise RuntimeError("vLLM did not take the adapter")
         return {}
 
     def tensors(self, names):
@@ -126,7 +112,7 @@ class Engine:
         engine, self.steps = self.llm.llm_engine, 0
         for place, (prompt, settings) in enumerate(zip(prompts, how, strict=True)):
             params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **settings})
-            engine.add_request(str(place), TokensPrompt(prompt_token_ids=prompt), params, lora_request=self.adapter)
+            engine.add_request(str(place), TokensPrompt(prompt_token_ids=prompt), params)
         while engine.has_unfinished_requests():
             self.steps += 1
             for output in engine.step():

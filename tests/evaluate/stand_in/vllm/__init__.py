@@ -42,7 +42,7 @@ class LLM:
     def reset_prefix_cache(self):
         return True
 
-    def add_request(self, name, prompt, params, lora_request):
+    def add_request(self, name, prompt, params):
         self.waiting.append((name, prompt, params))
 
     def has_unfinished_requests(self):

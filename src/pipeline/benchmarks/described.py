@@ -1,0 +1,100 @@
+"""Benchmarks that a file of this folder describes, NAME.yaml: the fields of the record, and in `data` where its rows
+are, what they must hold, and what of them must not stand in training data. The task file is the harness' stock one, or
+tasks/NAME.yaml, or both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.local_files import Missing, Row, path_of_split, rows_of
+from pipeline.benchmarks.task_files import (
+    Ask,
+    Definition,
+    by_text,
+    check_exemplars,
+    generation_kwargs,
+    own_task_file,
+    read_from,
+    stock_file,
+    write_task,
+)
+from pipeline.config.data import Source
+from pipeline.config.harness_tasks import load_plain
+from pipeline.errors import PipelineError
+from pipeline.languages import Language
+
+TYPES = {"text": str, "number": int, "list": list}
+
+
+def read_benchmark(file: Path) -> Benchmark:
+    fields: Row = {key: tuple(one) if isinstance(one, list) else one for key, one in load_plain(file).items()}
+    data = fields.pop("data")
+
+    def texts(row: Row) -> list[str]:
+        return [template.format_map(row) for template in data.get("texts", [])]
+
+    def sources(spoken: Language) -> list[Source]:
+        known = "hub" in data and spoken.code not in data.get("not_on_hub", [])
+        return [on_hub(data["hub"], data["hub_config"].format(**codes(spoken)))] if known else []
+
+    return Benchmark(name=file.stem, define=partial(define, file.stem, data), texts=texts, sources=sources, **fields)
+
+
+def codes(spoken: Language) -> dict[str, str]:
+    return {"code": spoken.code, "flores": spoken.flores, "global_mmlu": spoken.global_mmlu or spoken.code}
+
+
+def define(name: str, data: Row, ask: Ask) -> list[Definition]:
+    """The task file of one task. data: `stock`, the harness' files of a language and of English; `files`, split ->
+    the file of eval.split=test and of dev; `exemplars`, whose split is shown, `scored` where these are the first rows
+    of the scored split, null where there are none; `holds`, column -> its type or its values; `least`, column -> texts.
+
+    Raises:
+        PipelineError: data is missing or broken, or there are fewer exemplars than asked for.
+    """
+    shown, spoken, own = data["exemplars"], ask.language, own_task_file(name)
+    if ask.num_fewshot and not shown:
+        raise PipelineError(f"{name} is asked without exemplars: num_fewshot=0, not {ask.num_fewshot}")
+    if data.get("runs_code") and not ask.run_code:
+        raise Missing(
+            f"{name} runs the programs that a model writes: allow it with eval.run_code=true, or leave {name} out"
+        )
+    files = {split: named.get(ask.split, "").format(task=ask.task) for split, named in data["files"].items()}
+    if not files["test"]:
+        raise PipelineError(f"{ask.task} has no development items: leave eval.split={ask.split} out")
+    if not ask.data_root and spoken.code not in data.get("hub_languages", [spoken.code] if "hub" in data else []):
+        place = f"{name}/{spoken.code}/{files['test']}.jsonl"
+        raise Missing(f"{ask.task} in {spoken.name} is not on the Hub: set data_root to a folder with {place}")
+    stock = [str(stock_file(ask, *(path.format(**codes(spoken)) for path in data["stock"])))] if "stock" in data else []
+    body: Row = {"include": [*stock, *([str(own)] if own.is_file() else []), *by_text(ask)]}
+    if own.is_file() and "generation_kwargs" in load_plain(own):
+        body |= generation_kwargs(ask, own)
+    if ask.data_root:
+        paths = {split: path_of_split(ask.data_root, name, spoken, file) for split, file in files.items()}
+        try:
+            rows = {split: read_rows(paths[split], data) for split in sorted(paths, key=lambda split: split != "test")}
+        except Missing as error:
+            hint = data.get("made_by", "").format(data_root=ask.data_root, code=spoken.code)
+            raise Missing(f"{error}{hint}") from error
+        group, split = data.get("group", ""), "test" if shown == "scored" else shown
+        shots = Counter(row.get(group) for row in rows[split][shown == "scored" :]) if shown else {}
+        for subject in dict.fromkeys(row.get(group) for row in rows["test"]) if shown else ():
+            check_exemplars(ask, f"{name}, {subject}" if subject else name, shots[subject], paths[split])
+        read_from(body, **paths)
+    return [write_task(ask, body, first=ask.num_fewshot if shown == "scored" else 0)]
+
+
+def read_rows(file: Path, data: Row) -> list[Row]:
+    holds: dict[str, Any] = data["holds"]
+    types = {column: TYPES[kind] for column, kind in holds.items() if isinstance(kind, str)}
+    rows = rows_of(file, types, {column: tuple(values) for column, values in holds.items() if column not in types})
+    for column, least in data.get("least", {}).items():
+        for number, row in enumerate(rows, start=1):
+            if len(row[column]) < least or not all(isinstance(text, str) for text in row[column]):
+                raise PipelineError(f"{file}, row {number}: {column} must hold {least} texts, as the prompt shows them")
+    return rows
