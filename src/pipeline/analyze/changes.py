@@ -55,7 +55,7 @@ def tensor_changes(
         size += squared_norm(origin)
         for index, vector in enumerate(vectors):
             add_to_rows(sums[index], np.abs(vector), start, stop, axis, shape)
-            same[index] += vector.size - np.count_nonzero(vector)
+            same[index] += np.count_nonzero(vector == 0)
             squares[index] += squared_norm(vector)
             for earlier, other in enumerate(vectors[:index]):
                 dots[earlier, index] += float(np.vdot(other.astype(np.float64), vector.astype(np.float64)))
