@@ -64,6 +64,10 @@ class TensorInfo:
                 yield piece
                 remaining -= len(piece)
 
+    def digest(self) -> str:
+        """Its digest, as `hash_tensor` has it. Refuses NaN and infinities, naming the file."""
+        return digest_tensor(self.dtype, self.shape, self.pieces(), f"{self.file}: {self.key}")
+
 
 @dataclass
 class Checkpoint:
@@ -299,19 +303,12 @@ def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryvie
 
 def digest_tensors(folder: str | Path) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(Checkpoint.open(folder).infos)
+    return {name: info.digest() for name, info in sorted(Checkpoint.open(folder).infos.items())}
 
 
 def digests_in(file: Path) -> dict[str, str]:
     """The digest of every tensor of one safetensors file, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(read_header(file))
-
-
-def _digest_names(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
-    return {
-        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
-        for name, info in sorted(infos.items())
-    }
+    return {name: info.digest() for name, info in sorted(read_header(file).items())}
 
 
 def weights_root(digests: Mapping[str, str]) -> str:
