@@ -193,7 +193,8 @@ def models_in(node: Any) -> list[Any]:
 def slices_in(node: Any) -> list[list[dict[str, Any]]]:
     if not isinstance(node, dict):
         return []
-    return [node["slices"]] * bool(node.get("slices")) + sum(map(slices_in, node.values()), [])
+    here = [node["slices"]] if node.get("slices") else []
+    return sum(map(slices_in, node.values()), here)
 
 
 def depth_of(slices: Any) -> int | None:

@@ -13,8 +13,6 @@ from pipeline.merge.task_vectors import TaskVectors, sum_text
 from pipeline.merge.weights import Weights, expert_weights
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipeline.merge.adapters import Source
     from pipeline.merge.merge import Computed
 
@@ -45,9 +43,6 @@ class TaskArithmetic(TaskVectors):
         roles = list(self.references())
         numbers = dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
         return spread_weights(numbers, self.layer_weights, names)
-
-    def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
-        return self.weighted_sum(vectors)
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
