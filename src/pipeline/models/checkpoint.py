@@ -147,14 +147,9 @@ class Checkpoint:
     @property
     def tied_head(self) -> bool:
         """Whether the output head is the embedding matrix: from config.json, else the class's own default."""
-        config = self.text_config
+        config = text_settings(self.config)
         default = config.get("model_type") in TIED_BY_CLASS or not self._named(HEAD)
         return bool(self.config.get("tie_word_embeddings", config.get("tie_word_embeddings", default)))
-
-    @property
-    def text_config(self) -> dict[str, Any]:
-        """The settings of the decoder: config.json, or its part in a model that also sees or hears."""
-        return text_settings(self.config)
 
     def _named(self, plain: str) -> str | None:
         """The stored tensor that has this name in the decoder by itself."""
@@ -166,9 +161,7 @@ class Checkpoint:
         if not self.tied_head and embedding and not head:
             raise PipelineError(f"{self.folder} has no {HEAD} although tie_word_embeddings is false: copy it again")
         if self.tied_head and embedding and head:
-            a, b = self.infos[embedding], self.infos[head]
-            same = (a.dtype, a.shape) == (b.dtype, b.shape)
-            if not same or any(x != y for x, y in zip(a.pieces(), b.pieces(), strict=True)):
+            if self.infos[embedding].digest() != self.infos[head].digest():
                 raise PipelineError(
                     f"{self.folder} stores a {HEAD} that differs from {EMBEDDING} although the head is tied: "
                     "set tie_word_embeddings to false in its config.json, or remove the head"
