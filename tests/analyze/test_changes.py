@@ -34,10 +34,10 @@ def test_one_tensor_by_whole_tensors(models, axis):
             assert found.relative == pytest.approx((vector.norm() / start.norm()).item(), rel=1e-5)
             assert found.same == pytest.approx((vector == 0).float().mean().item())
         a, b = vectors
-        assert pairs["0", "1"]["cosine"] == pytest.approx(
+        assert pairs[0, 1]["cosine"] == pytest.approx(
             (a.flatten() @ b.flatten() / a.norm() / b.norm()).item(), rel=1e-4
         )
-        assert pairs["0", "1"]["sign_conflicts"] == pytest.approx((a * b < 0).float().mean().item())
+        assert pairs[0, 1]["sign_conflicts"] == pytest.approx((a * b < 0).float().mean().item())
 
 
 class Recorder:

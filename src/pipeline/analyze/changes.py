@@ -26,6 +26,9 @@ COLUMNS = {  # a parameter of a layer -> its column in the published figures
 }  # fmt: skip
 
 
+Pairs = dict[tuple[int, int], dict[str, float]]  # places of two experts -> what they share
+
+
 @dataclass
 class Change:
     """One tensor of one expert: norms are Euclidean, `share` is of rows whose mean absolute change is above."""
@@ -39,7 +42,7 @@ class Change:
 
 def tensor_changes(
     experts: Sequence[Source], base: Source, name: str, limits: Sequence[float], axis: str
-) -> tuple[list[Change], dict[tuple[str, str], dict[str, float]]]:
+) -> tuple[list[Change], Pairs]:
     """Change of one tensor in each expert, and for each pair of experts the cosine and the share of conflicting
     entries.
 
@@ -55,7 +58,7 @@ def tensor_changes(
         size += squared_norm(origin)
         for index, vector in enumerate(vectors):
             add_to_rows(sums[index], np.abs(vector), start, stop, axis, shape)
-            same[index] += vector.size - np.count_nonzero(vector)
+            same[index] += np.count_nonzero(vector == 0)
             squares[index] += squared_norm(vector)
             for earlier, other in enumerate(vectors[:index]):
                 dots[earlier, index] += float(np.vdot(other.astype(np.float64), vector.astype(np.float64)))
@@ -77,7 +80,7 @@ def tensor_changes(
     pairs = {}
     for a, b in itertools.combinations(range(len(experts)), 2):
         norms = math.sqrt(squares[a] * squares[b])
-        pairs[str(a), str(b)] = {
+        pairs[a, b] = {
             "cosine": dots[a, b] / norms if norms else math.nan,
             "sign_conflicts": conflicts[a, b] / entries,
         }

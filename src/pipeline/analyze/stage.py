@@ -33,45 +33,37 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     figure."""
     from pipeline.analyze.heatmaps import map_of, svg_and_png_of_maps
 
-    config = run.config
+    config, of_base = run.config, run.parents["base"].folder
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
-    base = open_source(run.parents["base"].folder)
-    experts = {role: open_source(parent.folder, run.parents["base"].folder) for role, parent in parents.items()}
+    base, experts = open_source(of_base), {role: open_source(run.folder, of_base) for role, run in parents.items()}
     facts = {role: expert_facts(parent, experts[role], config.analyze) for role, parent in parents.items()}
     if not config.analyze.compare_unlike:
         refuse_unlike(facts)
     for role, expert in experts.items():  # dtypes may differ between them, which the flag above allows
         check_sources({role: expert}, base, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
 
-    limits = [facts[role]["threshold"] for role in experts]
-    names = by_size(base)
-    sources, axis = list(experts.values()), config.analyze.axis
+    names, sources = by_size(base), list(experts.values())
+    limits = [fact["threshold"] for fact in facts.values()]
     with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
-        of_each = {name: partial(tensor_changes, sources, base, name, limits, axis) for name in names}
-        tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in of_each.items()]
+        of_each = (partial(tensor_changes, sources, base, name, limits, config.analyze.axis) for name in names)
+        tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in zip(names, of_each, strict=True)]
         results = dict(zip(names, in_threads(lambda task: task(), tasks, config.threads), strict=True))
-    sites = anatomy(base.names)
-
+    labels = [fact["name"] for fact in facts.values()]
+    places = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
-        {"expert": facts[role]["name"], **row_key(name, sites[name]), **vars(results[name][0][index])}
-        for index, role in enumerate(experts)
-        for name in base.names
+        {"expert": label, **place, **vars(results[name][0][index])}
+        for index, label in enumerate(labels)
+        for name, place in places.items()
     ]
     write_csv(work / "delta.csv", rows)
-    both = partial(itertools.combinations, r=2)
     pairs = [
-        {
-            "first": facts[a]["name"],
-            "second": facts[b]["name"],
-            **row_key(name, sites[name]),
-            **results[name][1][places],
-        }
-        for places, (a, b) in zip(both(map(str, range(len(experts)))), both(experts), strict=True)
-        for name in base.names
+        {"first": labels[a], "second": labels[b], **place, **results[name][1][a, b]}
+        for a, b in itertools.combinations(range(len(labels)), 2)
+        for name, place in places.items()
     ]
     if pairs:
         write_csv(work / "pairs.csv", pairs)
-    shares, norms = ([map_of(facts[role], rows, key) for role in experts] for key in ("share", "relative"))
+    shares, norms = ([map_of(fact, rows, key) for fact in facts.values()] for key in ("share", "relative"))
     drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
     for name, (maps, label, scale) in drawn.items():
         vector, picture = svg_and_png_of_maps(maps, "delta", label, scale)

@@ -28,9 +28,7 @@ from pipeline.models.checkpoint import (
     HEAD,
     Checkpoint,
     TensorInfo,
-    digest_tensor,
     digests_in,
-    header_bytes,
     read_header,
     weights_root,
     with_rows,
@@ -304,21 +302,14 @@ def module_name(name: str) -> str:
 
 def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     """adapter_model.safetensors and adapter_config.json as PEFT reads them, in float32; {tensor: digest}."""
-    shapes = {}
-    for name, part in sorted(adapter.factors.items()):
-        rows, columns = adapter.base.info(name).shape
+    from safetensors.numpy import save_file
+
+    tensors = {}
+    for name, part in adapter.factors.items():
         module = "base_model.model." + name.removesuffix(".weight")
-        shapes[f"{module}.lora_A.weight"] = (name, (part.rank, columns))
-        shapes[f"{module}.lora_B.weight"] = (name, (rows, part.rank))
-    digests = {}
-    with open(folder / ADAPTER_WEIGHTS, "wb") as stream:
-        stream.write(header_bytes({stored: ("F32", shape) for stored, (_, shape) in shapes.items()}))
-        for stored, (name, shape) in shapes.items():
-            part = adapter.factors[name]
-            values = part.a() if ".lora_A." in stored else part.b(0, shape[0])
-            data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8).data
-            digests[stored] = digest_tensor("F32", shape, [data], stored)
-            stream.write(data)
+        tensors[f"{module}.lora_A.weight"] = part.a()
+        tensors[f"{module}.lora_B.weight"] = part.b(0, adapter.base.info(name).shape[0])
+    save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     rank = max(part.rank for part in adapter.factors.values())
     settings = {
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0},
@@ -328,7 +319,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         **_target_settings(adapter),
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-    return digests
+    return digests_in(folder / ADAPTER_WEIGHTS)
 
 
 def _target_settings(adapter: Adapted) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
 from pipeline.merge.formulas import Rows
+from pipeline.models.alike import find_differences
 from pipeline.models.checkpoint import DTYPES, Checkpoint
 from pipeline.runs.provenance import environment_for
 
@@ -66,16 +68,12 @@ class Result:
     def _compare(self, layout: Source, result: Checkpoint) -> None:
         """Raise PipelineError where the result has other tensors than the first source, or another dtype than told."""
         dtype = self.config.result_dtype()
-        for name in sorted({*layout.names, *result.names}):
-            expected, got = (source.infos.get(name) for source in (layout, result))  # type: ignore[union-attr]
-            told = DTYPES[dtype] if dtype else expected and expected.dtype
-            if expected is None or got is None or (got.shape, got.dtype) != (expected.shape, told):
-                found = f"{got.dtype} {got.shape}" if got else "absent"
-                want = f"{told} {expected.shape}" if expected else "absent"
-                raise PipelineError(
-                    f"merge.file={self.config.file}: mergekit gives {name} as {found}, in the models it is {want}: "
-                    "give out_dtype in the file, or models of one shape"
-                )
+        wanted = {name: replace(info, dtype=DTYPES[dtype]) if dtype else info for name, info in layout.infos.items()}
+        for expected, got in find_differences(replace(result, infos=wanted), result, dtypes=True):
+            raise PipelineError(
+                f"merge.file={self.config.file}: mergekit gives {got}, of these models it is {expected}: "
+                "give out_dtype in the file, or models of one shape"
+            )
 
     def formula(self, name: str) -> Rows:
         """Rows of the result in float32."""

@@ -6,14 +6,14 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.files import FileState, cache_digests, cached_digests
 from pipeline.merge.adapters import Adapted, Source, adapter_root, recorded_key
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import KIND, Checkpoint, digest_tensor, weights_root
+from pipeline.models.checkpoint import KIND, weights_root
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SourceDigests:
         self.sources = merge.sources | (merge.vocabulary.whole if merge.vocabulary else {})
         self.seen = {file: FileState.now(file) for source in self.sources.values() for file in source.files}
         self.known = {role: self._recorded_digests(source) for role, source in self.sources.items()}
-        self._roots: dict[str, str] = {}
+        self.root = cache(self._root)
 
     def _recorded_digests(self, source: Source) -> dict[str, str]:
         manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
@@ -57,19 +57,17 @@ class SourceDigests:
         checkpoint = source.base if isinstance(source, Adapted) else source
         for file, names in checkpoint.files.items():
             unknown = [name for name in names if name not in known]
-            tensors = dict(zip(unknown, in_threads(partial(_digest, checkpoint), unknown), strict=True))
+            tensors = dict(zip(unknown, in_threads(lambda name: checkpoint.infos[name].digest(), unknown), strict=True))
             known.update(tensors)
             if tensors:
                 cache_digests(self.seen[file], self.begun, self.runs_dir, tensors=tensors)
         return known
 
-    def root(self, role: str) -> str:
+    def _root(self, role: str) -> str:
         """The root over a source's tensors, of an adapter over its base's and its own."""
-        if role not in self._roots:
-            source, digests = self.sources[role], self.of_base(role)
-            root = weights_root({name: digests[name] for name in source.names})
-            self._roots[role] = f"{root} {adapter_root(source)}" if isinstance(source, Adapted) else root
-        return self._roots[role]
+        source, digests = self.sources[role], self.of_base(role)
+        root = weights_root({name: digests[name] for name in source.names})
+        return f"{root} {adapter_root(source)}" if isinstance(source, Adapted) else root
 
     def identity(self, role: str, name: str | None) -> Any:
         """Of a source's tensor its digest, of an adapter's with the adapter's own; of the whole source its root."""
@@ -92,8 +90,3 @@ class SourceDigests:
         tensors = {name: self.merge.decided_by(name, self.identity) for name in self.merge.names}
         text = json.dumps([tensors, "adapter" if self.merge.adapter else "dense"], sort_keys=True, default=str)
         return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _digest(checkpoint: Checkpoint, name: str) -> str:
-    info = checkpoint.info(name)
-    return digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")

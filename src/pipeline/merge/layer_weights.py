@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.merge.weights import Weights
-from pipeline.models.anatomy import NORMS, TOWER, Site, num_layers
+from pipeline.models.anatomy import NORMS, TOWER, anatomy, num_layers
 
 KEY = "merge.layer_weights"
 LAYER_KINDS = {
@@ -92,8 +92,12 @@ def weight_at(value: Any, layer: int) -> float:
     return low if below >= above else low + (high - low) * (layer - below) / (above - below)
 
 
-def spread_over_layers(numbers: Mapping[str, float], layer_weights: Any, sites: Mapping[str, Site]) -> Weights:
-    """Each expert's weight in every parameter. Raises PipelineError for weights that do not fit the model."""
+def spread_weights(numbers: Mapping[str, float], layer_weights: Any, names: Sequence[str]) -> Weights:
+    """Each expert's weight in every parameter: its number, or that of the knob. Raises PipelineError for weights that
+    do not fit the model."""
+    if layer_weights is None:
+        return dict.fromkeys(names, dict(numbers))
+    sites = anatomy(names)
     by_kind = weights_of_layers(numbers, layer_weights, num_layers(sites))
     kind_of = {name: (LAYER_KINDS | OUTSIDE_KINDS | {TOWER: "embeddings"})[site.kind] for name, site in sites.items()}
     for role, kinds in layer_weights.items():

@@ -118,7 +118,7 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
 
 def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
     """What models in memory must share for one to become the other: all but their weights."""
-    config = json.loads((_folder_of_config(giver) / "config.json").read_bytes())
+    config = dict(giver.config)
     dtypes = [config.pop(key, None) for key in ("dtype", "torch_dtype")]
     settings = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
     as_stored = (stored, dtypes, isinstance(giver, Adapted)) if dtype == "auto" else None
@@ -128,15 +128,11 @@ def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple
     return json.dumps(settings, sort_keys=True), as_stored, tuple(digests), dtype, device
 
 
-def _folder_of_config(giver: Source) -> Path:
-    return giver.base.folder if isinstance(giver, Adapted) else giver.folder
-
-
 def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     from transformers import GenerationConfig
 
     giver = merge.giver
-    folder = _folder_of_config(giver)
+    folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
     stored = merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")
     build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))

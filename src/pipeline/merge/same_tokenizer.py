@@ -43,26 +43,25 @@ def same_tokenizer(
     differ between library versions are none either. `fixed`: no merge.vocabulary can be given.
     """
     folders = [tokenizer_folder(source) for source in (first, second)]
-    files = [[folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model")]
-    first_file, second_file = next((pair for pair in files if all(file.is_file() for file in pair)), (None, None))
-    if first_file is None or second_file is None:
+    pairs = ([folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model"))
+    files = next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
+    if files is None:
         return
-    difference, same_file = None, first_file.read_bytes() == second_file.read_bytes()
+    difference, same_file = None, len({file.read_bytes() for file in files}) == 1
     remedy = "they must be alike; mergekit-tokensurgeon transplants a vocabulary"
     if not same_file:
-        read = [None, None] if first_file.suffix == ".model" else list(map(_read_vocabulary, (first_file, second_file)))
-        added = [one.pop("added") for one in read if one]
-        if first_file.suffix == ".model" or read[0] != read[1] or not _extends(*added):
+        read = list(map(_read_vocabulary, files)) if files[0].suffix == ".json" else []
+        added = [one.pop("added") for one in read]
+        if not read or read[0] != read[1] or not _extends(*added):
             difference = "another tokenizer"
         elif added[0] != added[1] and (vocabulary is None or fixed):
             token = min(dict(added[0].items() ^ added[1].items()))
             difference = f"other added tokens ({token})"
             remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
     if not difference and _settings_of(folders[0]) != _settings_of(folders[1]):  # transformers applies them
-        difference = describe_difference(*(_by_transformers(folder) for folder in folders))
+        difference = describe_difference(*map(_tokens_of, folders))
     elif not difference and not same_file:
-        encodings = [_read_tokenizer(file).encode_batch(PROBES) for file in (first_file, second_file)]
-        difference = describe_difference(*([encoding.ids for encoding in texts] for texts in encodings))
+        difference = describe_difference(*map(_tokens_of, files))
     if difference:
         raise PipelineError(f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; {remedy}")
 
@@ -92,22 +91,18 @@ def _settings_of(folder: Path) -> dict[str, Any]:
     return {key: settings[key] for key in READING if settings.get(key) is not None}
 
 
-def _by_transformers(folder: Path) -> list[list[int]]:
-    try:
-        return list(load_tokenizer(folder)(list(PROBES)).input_ids)
-    except PipelineError:
-        raise
-    except Exception as error:  # classes of tokenizers raise what they like
-        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
-
-
-def _read_tokenizer(file: Path) -> Any:
+def _tokens_of(place: Path) -> list[list[int]]:
+    """The tokens of PROBES by the tokenizer of a folder, as transformers reads it, or by its file alone."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no other class
-        raise PipelineError(f"{file} is no file of the tokenizers library ({error}): copy it again") from error
+        if place.is_dir():
+            return list(load_tokenizer(place)(list(PROBES)).input_ids)
+        return [encoding.ids for encoding in Tokenizer.from_file(str(place)).encode_batch(PROBES)]
+    except PipelineError:
+        raise
+    except Exception as error:  # classes of tokenizers raise what they like
+        raise PipelineError(f"the tokenizer of {place} cannot be read ({first_line(error)}): copy it again") from error
 
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:

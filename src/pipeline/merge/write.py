@@ -90,14 +90,15 @@ def _copy_tensors(merge: Merging, recorded: Known, target: BinaryIO, copies: lis
 
 def _copy_range(source: BinaryIO, start: int, target: BinaryIO, place: int, rest: int) -> None:
     """Copy bytes by copy_file_range, in the kernel (by reference where supported); by reading where unavailable."""
-    in_kernel, buffer = hasattr(os, "copy_file_range"), memoryview(bytearray(PIECE_BYTES))
+    in_kernel = hasattr(os, "copy_file_range")
     while rest:
         try:
             if in_kernel:
                 count = os.copy_file_range(source.fileno(), target.fileno(), rest, start, place)
             else:
-                count = os.preadv(source.fileno(), [buffer[:rest]], start)
-                _write_at(target, buffer[:count], place)
+                data = os.pread(source.fileno(), min(rest, PIECE_BYTES), start)
+                _write_at(target, memoryview(data), place)
+                count = len(data)
         except OSError as error:
             if not in_kernel or error.errno not in _NO_RANGES:
                 raise OSError(error.errno, error.strerror, str(target.name)) from error

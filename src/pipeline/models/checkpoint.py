@@ -64,6 +64,10 @@ class TensorInfo:
                 yield piece
                 remaining -= len(piece)
 
+    def digest(self) -> str:
+        """Its digest, as `hash_tensor` has it. Refuses NaN and infinities, naming the file."""
+        return digest_tensor(self.dtype, self.shape, self.pieces(), f"{self.file}: {self.key}")
+
 
 @dataclass
 class Checkpoint:
@@ -143,14 +147,9 @@ class Checkpoint:
     @property
     def tied_head(self) -> bool:
         """Whether the output head is the embedding matrix: from config.json, else the class's own default."""
-        config = self.text_config
+        config = text_settings(self.config)
         default = config.get("model_type") in TIED_BY_CLASS or not self._named(HEAD)
         return bool(self.config.get("tie_word_embeddings", config.get("tie_word_embeddings", default)))
-
-    @property
-    def text_config(self) -> dict[str, Any]:
-        """The settings of the decoder: config.json, or its part in a model that also sees or hears."""
-        return text_settings(self.config)
 
     def _named(self, plain: str) -> str | None:
         """The stored tensor that has this name in the decoder by itself."""
@@ -162,9 +161,7 @@ class Checkpoint:
         if not self.tied_head and embedding and not head:
             raise PipelineError(f"{self.folder} has no {HEAD} although tie_word_embeddings is false: copy it again")
         if self.tied_head and embedding and head:
-            a, b = self.infos[embedding], self.infos[head]
-            same = (a.dtype, a.shape) == (b.dtype, b.shape)
-            if not same or any(x != y for x, y in zip(a.pieces(), b.pieces(), strict=True)):
+            if self.infos[embedding].digest() != self.infos[head].digest():
                 raise PipelineError(
                     f"{self.folder} stores a {HEAD} that differs from {EMBEDDING} although the head is tied: "
                     "set tie_word_embeddings to false in its config.json, or remove the head"
@@ -299,19 +296,12 @@ def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryvie
 
 def digest_tensors(folder: str | Path) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(Checkpoint.open(folder).infos)
+    return {name: info.digest() for name, info in sorted(Checkpoint.open(folder).infos.items())}
 
 
 def digests_in(file: Path) -> dict[str, str]:
     """The digest of every tensor of one safetensors file, by name. Raises PipelineError for NaN and infinite values."""
-    return _digest_names(read_header(file))
-
-
-def _digest_names(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
-    return {
-        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
-        for name, info in sorted(infos.items())
-    }
+    return {name: info.digest() for name, info in sorted(read_header(file).items())}
 
 
 def weights_root(digests: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,15 +49,8 @@ class Mergekit(Merge):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of the file."""
-        path = Path(self.file)
-        try:
-            stat = path.stat()
-        except OSError as error:
-            raise PipelineError(
-                f"merge.file={self.file} cannot be read ({error.strerror}): give a YAML file"
-            ) from error
-        return read_config(path, stat.st_mtime_ns, stat.st_size)
+        """The content of the file, as it is now."""
+        return read_config(Path(self.file))
 
     def roles(self) -> dict[str, str]:
         """Model in the file -> its role: 0, 1, ... or base."""
@@ -147,14 +140,15 @@ class Mergekit(Merge):
 # ---------------------------------------------------------------------------------------------- its configuration
 
 
-@functools.lru_cache(maxsize=64)
-def read_config(file: Path, *_: int) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
     """mergekit's configuration as plain data. Raises PipelineError for what it would ignore or this program refuses."""
     import yaml
 
     place = f"merge.file={file}"
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PipelineError(f"{place} cannot be read ({error.strerror}): give a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PipelineError(f"{place} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict) or not isinstance(config.get("merge_method"), str):
@@ -189,18 +183,18 @@ def replace_models(node: Any, name: Callable[[Any], Any]) -> Any:
     }  # fmt: skip
 
 
-def models_in(node: Any) -> Iterator[Any]:
+def models_in(node: Any) -> list[Any]:
     """The models of plain data, in their order, as often as they are named."""
     found: list[Any] = []
     replace_models(node, found.append)
-    yield from found
+    return found
 
 
-def slices_in(node: Any) -> Iterator[list[dict[str, Any]]]:
-    if isinstance(node, dict):
-        yield from ([node["slices"]] if node.get("slices") else [])
-        for value in node.values():
-            yield from slices_in(value)
+def slices_in(node: Any) -> list[list[dict[str, Any]]]:
+    if not isinstance(node, dict):
+        return []
+    here = [node["slices"]] if node.get("slices") else []
+    return sum(map(slices_in, node.values()), here)
 
 
 def depth_of(slices: Any) -> int | None:

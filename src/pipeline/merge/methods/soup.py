@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.layer_weights import (
     LAYER_KINDS,
     check_layer_weights,
-    spread_over_layers,
+    spread_weights,
     weights_of_layers,
     with_text_keys,
 )
@@ -73,13 +73,10 @@ def soup_weights(config: Soup, names: Iterable[str], magnitudes: Mapping[str, fl
     Sources are "0", "1", ... in the order of merge.experts. Raises PipelineError unless there is one weight
     for each expert and those of every parameter sum to 1 (within 1e-6).
     """
-    numbers = soup_numbers(config, magnitudes)
-    if config.layer_weights is None:
-        row = {role: number for role, number in numbers.items() if number}
-        return {name: row for name in names}
-    sites = anatomy(names)
-    check_sums(numbers, config.layer_weights, num_layers(sites))
-    weights = spread_over_layers(numbers, config.layer_weights, sites)
+    numbers, names = soup_numbers(config, magnitudes), list(names)
+    if config.layer_weights is not None:
+        check_sums(numbers, config.layer_weights, num_layers(anatomy(names)))
+    weights = spread_weights(numbers, config.layer_weights, names)
     return {name: {role: number for role, number in row.items() if number} for name, row in weights.items()}
 
 

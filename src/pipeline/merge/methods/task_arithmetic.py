@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import Partition
-from pipeline.merge.layer_weights import check_layer_weights, spread_over_layers, with_text_keys
+from pipeline.merge.layer_weights import check_layer_weights, spread_weights, with_text_keys
 from pipeline.merge.summary import group_weights
 from pipeline.merge.task_vectors import TaskVectors, sum_text
 from pipeline.merge.weights import Weights, expert_weights
-from pipeline.models.anatomy import anatomy
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pipeline.merge.adapters import Source
     from pipeline.merge.merge import Computed
 
@@ -45,12 +42,7 @@ class TaskArithmetic(TaskVectors):
         """Parameter -> role -> weight of the task vector, before `scale`."""
         roles = list(self.references())
         numbers = dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
-        if self.layer_weights is None:
-            return dict.fromkeys(names, numbers)
-        return spread_over_layers(numbers, self.layer_weights, anatomy(names))
-
-    def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
-        return self.weighted_sum(vectors)
+        return spread_weights(numbers, self.layer_weights, names)
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
