@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
-from pipeline.report.render.sheets import comma_separated
+from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
 from pipeline.stats.statistics import LEVEL, Contrast
 
@@ -183,15 +183,8 @@ def format_points(value: float, sign: str = "") -> str:
 
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:
-    """Text of claims.csv: one line per claim, in the order of the files; points with three decimals."""
-    lines: list[list[Any]] = [[*(item.name for item in fields(Verdict)), "sentence"]]
-    for verdict in verdicts:
-        values = [
-            round(row, 5 if name == "p" else 3) if isinstance(row, float) else row
-            for name, row in asdict(verdict).items()
-        ]
-        lines.append([*values, verdict.sentence])
-    return comma_separated(lines)
+    """Text of claims.csv: one line per claim, in the order of the files."""
+    return lines_csv([{**asdict(verdict), "sentence": verdict.sentence} for verdict in verdicts], 5)
 
 
 # ---------------------------------------------------------------------------------------------------- verdicts

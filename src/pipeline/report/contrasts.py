@@ -79,7 +79,8 @@ def detectable_claims(planning: Planning) -> list[str]:
             points = 100 * planned_difference(min(sizes), LEVEL, 0, 0.0)
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             known = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
-            told = f", published {' to '.join(dict.fromkeys(f'{end(known):+.1f}' for end in (min, max)))}" * bool(known)
+            ends = dict.fromkeys(f"{end(known):+.1f}" for end in (min, max)) if known else ()
+            told = f", published {' to '.join(ends)}" if ends else ""
             lines.append(f"claim {claim.id}: minimum detectable difference {points:.1f} points{told}")
     return lines
 

@@ -130,7 +130,7 @@ class Results:
     """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
     `seconds`: total of all finished runs behind the table; `failed`: runs that failed; `missing`: runs never started.
-    `computed`: title -> sentences on how the numbers were computed (report/computed.py).
+    `computed`: title -> sentences on how the numbers were computed.
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.

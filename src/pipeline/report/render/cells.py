@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.render.sheets import comma_separated
+from pipeline.report.render.sheets import lines_csv
 from pipeline.text import align_columns, markdown_line, one_line
 
 MISSING = "—"
@@ -35,14 +35,12 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
 
 
 def cells_csv(results: Results) -> str:
-    lines = cell_lines(results)
-    return comma_separated([list(lines[0]) if lines else [], *(list(line.values()) for line in lines)])
+    return lines_csv(cell_lines(results))
 
 
 def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Text of contrasts.csv: a line per comparison and row or column, numbers with five decimals."""
-    rows = [[round(value, 5) if isinstance(value, float) else value for value in line.values()] for line in lines]
-    return comma_separated([list(lines[0]), *rows])
+    """Text of contrasts.csv: a line per comparison and row or column."""
+    return lines_csv(lines, 5)
 
 
 def cell_difference(cell: CellResult) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -13,6 +13,13 @@ def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([[_harmless(value) for value in row] for row in rows])
     return buffer.getvalue()
+
+
+def lines_csv(lines: Sequence[Mapping[str, Any]], digits: int | None = None) -> str:
+    """CSV text of lines with the same keys, numbers with at most these decimals."""
+    rows = [[round(value, digits) if isinstance(value, float) and digits else value for value in line.values()]
+            for line in lines]  # fmt: skip
+    return comma_separated([list(lines[0]) if lines else [], *rows])
 
 
 def _harmless(value: Any) -> Any:
