@@ -6,12 +6,11 @@ The task file is ours: no stock task reads any source that can still be had.
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
-from pipeline.benchmarks.local_files import Row, lines_of, path_of_split, rows_of
+from pipeline.benchmarks.local_files import Row, lines_of, path_of_split, rows_of, write_rows
 from pipeline.benchmarks.task_files import (
     Ask,
     Definition,
@@ -83,9 +82,7 @@ def define(ask: Ask) -> list[Definition]:
                     check_exemplars(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
                 label = f"flores {split} of {source.code} and {target.code}"
                 rows = join_sides([side for _, side in sides], [source.name, target.name], label)
-                files[name] = ask.folder / f"flores.{pair}.{name}.jsonl"
-                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-                files[name].write_text("".join(lines), encoding="utf-8")
+                files[name] = write_rows(ask.folder / f"flores.{pair}.{name}.jsonl", rows)
             read_from(body, **files)
             if "dev" not in files:
                 body["fewshot_split"] = None

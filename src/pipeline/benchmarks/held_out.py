@@ -6,10 +6,8 @@ or a folder with a validation.jsonl of prompt and completion, or of text.
 
 from __future__ import annotations
 
-import json
-
 from pipeline.benchmarks.benchmark import Benchmark
-from pipeline.benchmarks.local_files import Missing, Row, rows_of
+from pipeline.benchmarks.local_files import Missing, Row, rows_of, write_rows
 from pipeline.benchmarks.task_files import Ask, Definition, own_task_file, read_from, write_task
 from pipeline.errors import PipelineError
 
@@ -29,9 +27,7 @@ def define(ask: Ask) -> list[Definition]:
             f"held_out scores {FILE} of a data run: set data_root to one with data.validation, not {ask.data_root}"
         )
     rows = rows_of(file, {}, optional={"prompt": str, "completion": str, "text": str})
-    items = ask.folder / f"{ask.task}.{ask.language.code}.jsonl"
-    with items.open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(build_item(row), ensure_ascii=False) + "\n" for row in rows)
+    items = write_rows(ask.folder / f"{ask.task}.{ask.language.code}.jsonl", map(build_item, rows))
     body: Row = {"include": [str(own_task_file("held_out"))]}
     read_from(body, test=items)
     return [write_task(ask, body)]

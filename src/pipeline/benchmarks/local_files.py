@@ -6,6 +6,7 @@ mgsm/sw/test.jsonl, and so the other benchmarks; FLORES also as plain text (flor
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def lines_of(file: Path) -> list[tuple[int, str]]:
         raise PipelineError(f"{file} is not UTF-8: write it again in UTF-8") from error
     # splitlines also splits at U+2028, which JSON allows
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
+def write_rows(file: Path, rows: Iterable[Row]) -> Path:
+    """The file, written as JSON lines."""
+    with file.open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return file
 
 
 def rows_of(

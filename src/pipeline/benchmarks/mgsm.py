@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
-from pipeline.benchmarks.local_files import Row, rows_of
+from pipeline.benchmarks.local_files import Row, rows_of, write_rows
 from pipeline.benchmarks.task_files import (
     Ask,
     Definition,
@@ -104,12 +103,11 @@ def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str
         splits[file] == rows_of(file, {}) for file in names
     ):
         return {name: file for file, name in names.items()}
-    files = {name: ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl" for name in names.values()}
+    files = {}
     for file, name in names.items():
         default = {"answer": "-" if name == "train" else None, "answer_number": 0, "equation_solution": ""}
         filled = ({**default, **{key: row[key] for key in COLUMNS if row.get(key) is not None}} for row in splits[file])
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in filled]
-        files[name].write_text("".join(lines), encoding="utf-8")
+        files[name] = write_rows(ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl", filled)
     return files
 
 

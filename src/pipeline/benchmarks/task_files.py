@@ -6,14 +6,13 @@ and the length of answers changed, so that a prompt equals the stock task's byte
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from pipeline.benchmarks.local_files import Row, path_of_split
-from pipeline.config.harness_tasks import load_plain
+from pipeline.config.harness_tasks import load_plain, shipped_folder
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -61,12 +60,11 @@ def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
     `wordless`: English's file of a benchmark whose prompts differ in nothing but the rows; with rows of one's own it
     serves each language that the harness has no file for.
     """
-    spec = importlib.util.find_spec("lm_eval")
-    if spec is None or not spec.submodule_search_locations:
+    tasks = shipped_folder()
+    if tasks is None:
         raise PipelineError("lm_eval is not installed: install the package with its requirements")
     if ask.language.constructed and not ask.data_root:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
-    tasks = Path(spec.submodule_search_locations[0]) / "tasks"
     file = tasks / name
     if file.is_file():
         return file

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks.local_files import write_rows
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 
@@ -71,7 +71,6 @@ def write_union(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], 
         counts[expert] = {"taken": train + validation, "left_out": left_out[expert]}
         lines.append(f"| {expert} | {sets[expert].name} | {side} | {train} | {validation} | {left_out[expert]} |")
     for part, rows in united.items():
-        with open(work / f"{part}.jsonl", "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_rows(work / f"{part}.jsonl", rows)
     (work / "data_card.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return counts

@@ -13,8 +13,6 @@ from typing import Any
 from pipeline.evaluate.metrics import share_in
 from pipeline.languages import MGSM, language
 
-LETTERS = 10  # an answer of fewer letters has no language
-
 
 @lru_cache(maxsize=1)
 def language_identifier() -> Any:
@@ -41,10 +39,8 @@ def languages_of_script(code: str) -> list[str]:
 def in_language(text: str, code: str) -> bool | None:
     """Whether an answer is in this language; None where it has too few letters to have one."""
     share = share_in(language(code).scripts, text)
-    if share is None or sum(mark.isalpha() for mark in text) < LETTERS:
-        return None
-    if share < 0.5 or told_by(code) == "script":
-        return share >= 0.5
+    if share is None or share < 0.5 or told_by(code) == "script":
+        return None if share is None else share >= 0.5
     return language_identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", text))[0] == code
 
 

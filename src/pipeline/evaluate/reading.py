@@ -6,13 +6,13 @@ Competition), here of worked calculations. Imports nothing heavy.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks import benchmark_of
+from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
 from pipeline.evaluate.records import ScoreRow
 
@@ -43,10 +43,6 @@ def reading_rows(files: Iterable[Path], rows: Sequence[ScoreRow]) -> list[ScoreR
             for metric, task in benchmark_of(TASK).differences.items():
                 pair = [stored.get(f"{name}.{row.language}") for name in (TASK, task)]
                 if pair[0] and pair[1]:
-                    value, stderr, count = reading(*(_read(path) for path in pair if path))
+                    value, stderr, count = reading(*(read_jsonl(path) for path in pair if path))
                     further_rows.append(replace(row, metric=metric, value=value, stderr=stderr, n=count))
     return further_rows
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
+from pipeline.benchmarks.local_files import write_rows
 from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
@@ -275,9 +276,7 @@ def write_evaluation(result: EvaluationResult, definitions: Sequence[Definition]
     """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name for the manifest."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
     for definition in definitions:
-        lines = (json.dumps(sample, ensure_ascii=False) + "\n" for sample in result.samples[definition.name])
-        file = work / "samples" / f"{definition.task}.{definition.where}.jsonl"
-        file.write_text("".join(lines), encoding="utf-8")
+        write_rows(work / "samples" / f"{definition.task}.{definition.where}.jsonl", result.samples[definition.name])
     write_scores(result, work)
     return named_scores(result)
 
