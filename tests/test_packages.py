@@ -6,6 +6,8 @@ Reads every import, those inside functions and under TYPE_CHECKING included: an 
 from __future__ import annotations
 
 import ast
+import os
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +20,16 @@ PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
     "errors files text languages progress stats papers config benchmarks models hub runs data merge train "
     "evaluate analyze stages tables estimate launch report commands api __main__"
 ).split()
+
+
+NODES = {  # syntax nodes of each package when its size was last decided on; one more file or feature is a decision
+}
+GROWTH = 1.05
+
+
+def nodes(source: str) -> int:
+    """Statements and expressions, which do not depend on how lines are broken."""
+    return sum(isinstance(node, ast.stmt | ast.expr) for node in ast.walk(ast.parse(source)))
 
 
 def imports(source: str, module: str) -> set[str]:
@@ -69,6 +81,18 @@ def cycle(sources: dict[str, str]) -> list[str]:
 
 def test_every_file_is_in_a_package() -> None:
     assert {name.partition(".")[0] for name in modules() if name != "__init__"} <= set(PACKAGES)
+
+
+def test_packages_stay_as_large_as_decided() -> None:
+    """After a decision for growth, or a redesign: PIPELINE_WRITE_SIZES=1 prints the numbers for NODES."""
+    sizes = Counter({name: 0 for name in PACKAGES})
+    for name, source in modules().items():
+        sizes[name.partition(".")[0]] += nodes(source)
+    found = {name: size for name, size in sizes.items() if size > 200}
+    if os.environ.get("PIPELINE_WRITE_SIZES"):
+        print(found)
+    grown = {name: (NODES.get(name, 0), size) for name, size in found.items() if size > GROWTH * NODES.get(name, 0)}
+    assert not grown, f"package: (decided, today): {grown}"
 
 
 def test_imports_point_one_way() -> None:

@@ -62,10 +62,10 @@ def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict
     available = steps_of_turns(sft, min(rows.values()))
     if available == 0 or (sft.steps or 0) > available:
         row_counts = " and ".join(f"{rows[side]} {side}" for side in SIDES)
+        what = f"sft.steps={sft.steps}" if sft.steps else f"a turn of sft.steps_per_switch={sft.steps_per_switch} steps"
         raise PipelineError(
-            f"sft.steps={sft.steps or len(SIDES) * sft.steps_per_switch} of sft.batch_size={sft.batch_size}, "
-            f"sft.steps_per_switch={sft.steps_per_switch}, need more than the {row_counts} rows in each of "
-            f"sft.epochs={sft.epochs}: ask for fewer"
+            f"{what} of sft.batch_size={sft.batch_size} needs more than the {row_counts} rows in each of "
+            f"sft.epochs={sft.epochs}: {'ask for fewer' if sft.steps else 'lower one of them'}"
         )
     turns_taken = Counter(side_of_step(step, sft.steps_per_switch) for step in range(sft.steps or available))
     steps = {side: turns_taken[side] for side in SIDES}
