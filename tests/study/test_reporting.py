@@ -28,6 +28,7 @@ from pipeline.config.compose import compose
 from pipeline.files import ADDED_CONF
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
+from pipeline.report.report_state import Reported
 from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.tables.planned_runs import Planning
@@ -510,3 +511,13 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
     assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
     assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)
     assert any(line.startswith("pipeline ") for line in lines), lines
+
+
+def test_a_report_of_another_table_of_that_name_is_not_replaced_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = Reported(table="one.yaml")
+    held.write_state(tmp_path)
+    for table, told in (("./one.yaml", ""), (f"{Path.cwd()}/one.yaml", ""), ("a/one.yaml", "table=one.yaml, which")):
+        Reported.read_state(tmp_path).warn_of_another(table, tmp_path)
+        assert told in (err := capsys.readouterr().err) and bool(err) == bool(told)

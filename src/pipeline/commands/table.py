@@ -51,7 +51,9 @@ def make_table(config: TableStage) -> Path:
     prompts = config.launcher.retry_failed or slurm_job() is None
     if causes := not_planned(planning) or evaluation_problems([*order_runs(targets), *waiting], prompts):
         raise PipelineError("\nerror: ".join(causes))
-    reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
+    reported = Reported.of(config)
+    reported.warn_of_another(config.table, report_folder(planning))
+    reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
     reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
+from pipeline.progress import warn
 
 FILE = "report.json"
 Asking = TypeVar("Asking", bound=TableStage)
@@ -20,8 +21,9 @@ Asking = TypeVar("Asking", bound=TableStage)
 
 @dataclass
 class Reported:
-    """data_root, every: as in the last stage=table; failed: run -> reason; finished: cells that the page shows."""
+    """table, data_root, every: as in the last stage=table; failed: run -> reason; finished: cells that are shown."""
 
+    table: str = ""
     data_root: str | None = None
     every: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -50,6 +52,11 @@ class Reported:
         overrides += [f"every.{key}={value}" for key, value in self.every.items()]
         print(f"as stage=table was asked: {' '.join(overrides)}", file=sys.stderr)
         return replace(config, data_root=self.data_root, every=dict(self.every))
+
+    def warn_of_another(self, table: str, folder: Path) -> None:
+        """Warn where the folder holds the report of another file, as two tables may have one name."""
+        if self.table and Path(self.table).resolve() != Path(table).resolve():
+            warn(f"{folder} held the report of table={self.table}, which table={table} replaces: give one another name")
 
     def refuse_fewer(self, folder: Path, finished: int, fewer: bool) -> None:
         """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`."""
