@@ -279,9 +279,7 @@ def test_what_mergekit_wrote_becomes_the_merge(
     theirs = load_file(language / "model.safetensors")
     assert all(torch.equal(as_torch(merge, name), theirs[name]) for name in merge.names)
     write(Path(config.file), {**config_of("sce", ROLES), "out_dtype": "float16"})
-    with pytest.raises(
-        PipelineError, match="gives .* as BF16, of these models it is .* as F16: give out_dtype"
-    ):
+    with pytest.raises(PipelineError, match="gives .* as BF16, of these models it is .* as F16: give out_dtype"):
         open_merge(config, sources, Checkpoint.open(base)).ready(None)
 
 
