@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from as_torch import as_torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_models import stacked
 from torch import Tensor
 
@@ -42,8 +42,6 @@ def model(place: Path, seed: int, rows: int, base: Path | None = None, added: in
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed)
     for name in (EMBEDDING, HEAD):
         tensors[name] = torch.cat([tensors[name], torch.randn(10, 4, generator=generator)])[:rows].contiguous()
-    from safetensors.torch import save_file
-
     save_file(tensors, folder / "model.safetensors")
     tokenizer(folder, added)
     return folder
@@ -162,3 +160,10 @@ def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_pat
     model = model_of(open_merge(Soup(**TWO), sources), "auto", "cpu").model
     assert model.config.vocab_size == rows
     assert all(torch.equal(parameter, found[name]) for name, parameter in model.named_parameters())
+    file = tmp_path / "1/adapter_model.safetensors"
+    narrow = {
+        name: (one[:, :-1].contiguous() if "embed_tokens" in name else one) for name, one in load_file(file).items()
+    }
+    save_file(narrow, file)
+    with pytest.raises(PipelineError, match=r"embed_tokens.weight is \[67, .*its base's is \[64, .*of another base"):
+        open_source(tmp_path / "1", models["llama"][0])
