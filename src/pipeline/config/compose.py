@@ -59,7 +59,8 @@ def compose(words: Sequence[str]) -> Stage:
 def compose_given(words: Words) -> Stage:
     """The stage of a command, which may set no knob without an effect."""
     stage = stage_of(words)
-    for key, remedy in unread_knobs(stage, (given := {key.lstrip("+"): words[key] for key in words})).items():
+    given = {key.lstrip("+"): value for key, value in words.items()}
+    for key, remedy in unread_knobs(stage, given).items():
         raise PipelineError(f"{key}={given[key]} is read with {remedy} alone: give that, or leave it out")
     return stage
 
@@ -107,7 +108,9 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     kind = conf.STAGES.get(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    tree: dict[str, Any] = {"stage": name, **({"sft": {"packing": True}} if name == "cpt" else {}), "every": {}}
+    tree: dict[str, Any] = {"stage": name, "every": {}}
+    if name == "cpt":
+        tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
     values = merge_options(tree, name, words)
     for key, value in values.items():
         conf.refuse_interpolation(key.lstrip("+"), str(value))
