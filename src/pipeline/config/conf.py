@@ -15,7 +15,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
@@ -149,29 +149,46 @@ def option(group: str, name: str) -> dict[str, Any]:
     """
     if group == "merge" and option_file(group, name) is None:
         return {group: {"method": name}}  # of another installed package
-    return _option(f"{group}={name}", tuple(folders()))
+    return _option(group, name, tuple(folders()))
 
 
 @cache
-def _option(place: str, searched: tuple[Path, ...]) -> dict[str, Any]:
+def _option(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
+    try:
+        return _alone(group, name) or _composed(group, name, searched)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+        raise PipelineError(f"{group}={name} cannot be read ({reason}): correct its file") from error
+    except UnicodeDecodeError as error:
+        raise PipelineError(
+            f"a file below {' or '.join(map(str, searched))} is not UTF-8 ({error}): save it as UTF-8"
+        ) from error
+
+
+def _alone(group: str, name: str) -> dict[str, Any] | None:
+    """What an option sets that starts from no other, as most do: a tenth of the time that Hydra takes."""
+    path = option_file(group, name)
+    assert path is not None
+    content = OmegaConf.load(path)
+    header = re.match(r"# *@package +(\S+)", path.read_text(encoding="utf-8"))
+    package = header[1] if header else group
+    if not isinstance(content, DictConfig) or "defaults" in content or not package.isidentifier():
+        return None
+    values: Any = OmegaConf.to_container(content)
+    return values if package == "_global_" else {package: values}
+
+
+def _composed(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
     quoted = ",".join("'file://" + str(path).replace("'", r"\'") + "'" for path in searched[1:])
     instance = GlobalHydra.instance()
     outer, instance.hydra = instance.hydra, None  # of a program that uses Hydra itself
     try:
         with initialize_config_dir(str(searched[0]), version_base="1.3"):
-            composed = compose(overrides=[f"+{place}", *([f"hydra.searchpath=[{quoted}]"] if quoted else [])])
-        found = OmegaConf.to_container(composed)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-        raise PipelineError(f"{place} cannot be read ({reason}): correct its file") from error
-    except UnicodeDecodeError as error:
-        raise PipelineError(
-            f"a file below {' or '.join(map(str, searched))} is not UTF-8 ({error}): save it as UTF-8"
-        ) from error
+            composed = compose(overrides=[f"+{group}={name}", *([f"hydra.searchpath=[{quoted}]"] if quoted else [])])
     finally:
         instance.hydra = outer
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    values: Any = OmegaConf.to_container(composed)
+    return values
 
 
 def method_of(name: str | None) -> type[Merge] | None:
