@@ -63,6 +63,9 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
         for one in read_source("own", config.expert.sources["own"], None)
     ]
     assert found == [("None", "007"), ("NA", "5"), "empty"]
+    config.expert.sources["own"].split = "dev"
+    with pytest.raises(PipelineError, match=r"has no split dev: there are \['train'\]; give expert.sources.own.split"):
+        read_source("own", config.expert.sources["own"], None)
 
 
 @pytest.mark.parametrize(

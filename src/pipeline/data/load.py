@@ -186,7 +186,10 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
         manager = (datasets.StreamingDownloadManager if source.stream else datasets.DownloadManager)(
             download_config=config
         )
-        files = manager.download_and_extract(builder.config.data_files)[source.split]
+        splits = builder.config.data_files
+        if source.split not in splits:
+            raise ValueError(f'Unknown split "{source.split}". Should be one of {list(map(str, splits))}')
+        files = manager.download_and_extract(splits[source.split])
         shards = [manager.iter_files(file) for file in files]
         return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, limit, seed)
     available: int | None = None
