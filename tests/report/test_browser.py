@@ -174,7 +174,7 @@ def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -
         browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
         cells = browser.find_elements("css selector", "[aria-label='The table'] td")
         assert len([cell for cell in cells if cell.text]) == len(results.cells)
-        assert "layer swap" in browser.find_element("css selector", "[aria-label='Contrasts']").text
+        assert "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 

@@ -119,6 +119,8 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
                 raise PipelineError(f"stage={name} has no table of runs for {plain}: leave it out")
             tree["every"][plain.removeprefix("every.")] = value
         else:
+            if plain == "merge.method" and "merge" in tree:
+                raise PipelineError(f"merge.method={value}: merge={words['merge']} sets it, leave it out")
             if plain == "table" and not issubclass(kind, TableStage):
                 raise PipelineError(not_read(f"table={value}", name))
             plain = plain.removeprefix("table.") if plain == "table.free_snapshots" else plain

@@ -39,8 +39,6 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
     Raises:
         PipelineError: too few experts, a duplicate, different bases, or no base where one is needed.
     """
-    if merge.method != type(merge).method:
-        raise PipelineError(f"merge.method={merge.method}: merge={type(merge).method} sets it, leave it out")
     experts, named_base = merge.references(), merge.base_reference()
     if len(experts) < merge.fewest:
         raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
