@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny_words import FEW
@@ -88,3 +89,22 @@ def test_a_folder_of_options_is_given_as_on_the_command_line(tmp_path: Path, mon
             train("math", recipe="mine", model="sandbox", data_root="./no-such-data", config_dir=tmp_path / "conf")
     with pytest.raises(PipelineError, match="does not exist"):
         train("math", config_dir=tmp_path / "none")
+
+
+def test_an_option_that_was_changed_between_two_calls_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, which is one process for many calls."""
+    monkeypatch.setenv(ADDED_CONF, "")
+    rates: list[float] = []
+
+    def told(config: Any, options: Any) -> str:
+        rates.append(config.sft.learning_rate)
+        return str(tmp_path)
+
+    monkeypatch.setattr("pipeline.api.stage_output", told)
+    (tmp_path / "recipe").mkdir()
+    for rate in ("3.0e-6", "5.0e-6"):
+        (tmp_path / "recipe/mine.yaml").write_text(f"# @package sft\nlearning_rate: {rate}\n")
+        train(expert="math", recipe="mine", config_dir=str(tmp_path))
+    assert rates == [3e-6, 5e-6]

@@ -92,6 +92,7 @@ def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
     quiet()
     if (folder := words.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
         conf.add_folder(str(folder))
+    conf.forget_options()
     given = {"stage": stage, **spelled(stage, group, words)}
     return stage_output(compose_given(given), {**given, **left_open(given)})
 

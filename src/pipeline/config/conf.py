@@ -152,6 +152,11 @@ def option(group: str, name: str) -> dict[str, Any]:
     return _option(group, name, tuple(folders()))
 
 
+def forget_options() -> None:
+    """Read the files of options again: in a session of Python they may have changed since."""
+    _option.cache_clear()
+
+
 @cache
 def _option(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
     try:
