@@ -108,7 +108,7 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     kind = conf.STAGES.get(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    tree: dict[str, Any] = {"stage": name, "every": {}}
+    tree: dict[str, Any] = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
     values = merge_options(tree, name, words)
@@ -117,7 +117,7 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
         if (plain := key.lstrip("+")).startswith("every."):
             if not issubclass(kind, TableStage):
                 raise PipelineError(f"stage={name} has no table of runs for {plain}: leave it out")
-            tree["every"][plain.removeprefix("every.")] = value
+            tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
             if plain == "merge.method" and "merge" in tree:
                 raise PipelineError(f"merge.method={value}: merge={words['merge']} sets it, leave it out")
@@ -125,8 +125,6 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
                 raise PipelineError(not_read(f"table={value}", name))
             plain = plain.removeprefix("table.") if plain == "table.free_snapshots" else plain
             put(tree, kind, plain, plain.split("."), value, key.startswith("+"), name)
-    if not issubclass(kind, TableStage):
-        del tree["every"]
     if "${" in str(tree):
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
     left_out = drop_missing(tree)

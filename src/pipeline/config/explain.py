@@ -76,9 +76,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
 
 def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     """Message for pydantic's error about a value of a dataclass `kind`, whose keys begin with `prefix`."""
-    *path, last = error["loc"]
     holder = kind
-    for name in path:
+    for name in error["loc"][:-1]:
         holder = type_inside(holder, str(name))
     key, value = prefix + ".".join(map(str, error["loc"])), error["input"]
     if error["type"] == "unexpected_keyword_argument":
