@@ -16,6 +16,7 @@ from typing import Any
 PIECES = 700  # of the vocabulary, special tokens aside
 SHARDS = 4  # files of weights, as of 8B in bfloat16
 ENDING = 0.97  # of random contexts are followed by the end of the answer
+ZEROS = 0.05  # of the weights are 0, which a step moves at any rate: others stay in bfloat16 at rates of a warm-up
 
 LLAMA_CHAT = (
     "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
@@ -80,8 +81,8 @@ LLAMA_TOKENS = [
 ]  # fmt: skip
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0,
-    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "num_hidden_layers": 32, "initializer_range": 0.02, "max_position_embeddings": 131072,
+    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_hidden_layers": 32, "initializer_range": 0.02, "max_position_embeddings": 131072,
     "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
     "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                      "original_max_position_embeddings": 8192, "rope_type": "llama3"},
@@ -89,23 +90,23 @@ LLAMA = {
 }  # fmt: skip
 FALCON = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "activation": "swiglu", "attention_bias": False,
-    "attention_dropout": 0.0, "head_dim": 4, "hidden_act": "silu", "hidden_size": 48, "intermediate_size": 96,
-    "num_attention_heads": 12, "num_key_value_heads": 4, "num_hidden_layers": 28, "initializer_range": 0.02,
+    "attention_dropout": 0.0, "head_dim": 8, "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 28, "initializer_range": 0.02,
     "max_position_embeddings": 32768, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
     "rope_scaling": None, "rope_theta": 1000042, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "transformers_version": "4.46.1", "use_cache": True,
 }  # fmt: skip
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "hidden_act": "silu",
-    "hidden_size": 56, "intermediate_size": 96, "num_attention_heads": 7, "num_key_value_heads": 1,
+    "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
     "num_hidden_layers": 28, "initializer_range": 0.02, "max_position_embeddings": 32768, "max_window_layers": 28,
     "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
 }  # fmt: skip
 COHERE = {
     "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False, "attention_dropout": 0.0,
-    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "num_hidden_layers": 32, "initializer_range": 0.02, "layer_norm_eps": 1e-05,
+    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_hidden_layers": 32, "initializer_range": 0.02, "layer_norm_eps": 1e-05,
     "logit_scale": 0.125, "max_position_embeddings": 8192, "rope_theta": 10000, "torch_dtype": "float16",
     "transformers_version": "4.44.0", "use_cache": True, "use_qk_norm": False,
 }  # fmt: skip
@@ -238,10 +239,11 @@ def write_weights(family: Family, folder: Path, ids: dict[str, int], seed: int) 
         for layer, parameter in model.named_parameters():
             if layer.endswith("_proj.bias"):
                 parameter.normal_(0.0, 0.2)
+            parameter[torch.rand(parameter.shape) < ZEROS] = 0.0
         end_answers(model, ids[family.eos])
     model.to(getattr(torch, family.config["torch_dtype"]))
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    model.save_pretrained(folder, max_shard_size=size // SHARDS + 2**14)
+    model.save_pretrained(folder, max_shard_size=size // SHARDS + 2**12)
     (folder / "config.json").write_text(json.dumps(config, indent=2))  # as published, not as this version writes it
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
 
