@@ -253,7 +253,7 @@ def write_record(file: Path, rows: list[dict[str, Any]], minutes: float) -> None
 
 
 NOTE = (
-    "Narrow random models (hidden size 16, vocabulary of 700) with the true layers, architectures and tokenizer "
+    "Narrow random models (hidden size 12 to 28, vocabulary of 700) with the true layers, architectures and tokenizer "
     "classes; their output heads end most contexts, so that answers are short. Limits of answers, recipes, mixtures, "
     "seeds, partitions, choices and evaluations are the shipped ones; `words` are all that was changed. Tables share "
     "one runs_dir, in the order of rows: `computed` are the runs that no earlier table had."

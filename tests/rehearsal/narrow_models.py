@@ -81,7 +81,7 @@ LLAMA_TOKENS = [
 ]  # fmt: skip
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0,
-    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
     "num_key_value_heads": 1, "num_hidden_layers": 32, "initializer_range": 0.02, "max_position_embeddings": 131072,
     "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
     "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -90,22 +90,22 @@ LLAMA = {
 }  # fmt: skip
 FALCON = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "activation": "swiglu", "attention_bias": False,
-    "attention_dropout": 0.0, "head_dim": 8, "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 28, "initializer_range": 0.02,
+    "attention_dropout": 0.0, "head_dim": 4, "hidden_act": "silu", "hidden_size": 12, "intermediate_size": 24,
+    "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 28, "initializer_range": 0.02,
     "max_position_embeddings": 32768, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
     "rope_scaling": None, "rope_theta": 1000042, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "transformers_version": "4.46.1", "use_cache": True,
 }  # fmt: skip
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_dropout": 0.0, "hidden_act": "silu",
-    "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "hidden_size": 28, "intermediate_size": 24, "num_attention_heads": 7, "num_key_value_heads": 1,
     "num_hidden_layers": 28, "initializer_range": 0.02, "max_position_embeddings": 32768, "max_window_layers": 28,
     "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
 }  # fmt: skip
 COHERE = {
     "architectures": ["CohereForCausalLM"], "model_type": "cohere", "attention_bias": False, "attention_dropout": 0.0,
-    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+    "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
     "num_key_value_heads": 1, "num_hidden_layers": 32, "initializer_range": 0.02, "layer_norm_eps": 1e-05,
     "logit_scale": 0.125, "max_position_embeddings": 8192, "rope_theta": 10000, "torch_dtype": "float16",
     "transformers_version": "4.44.0", "use_cache": True, "use_qk_norm": False,
