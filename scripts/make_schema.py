@@ -16,8 +16,6 @@ from typing import Any
 from pipeline.config import conf
 from pipeline.config.explain import type_inside
 from pipeline.config.manual import default_of, knob_comment
-from pipeline.config.stages import GROUPS
-from pipeline.merge.methods import METHODS
 from pipeline.stages.rows import CONFIGS, RUN_STAGES
 from pipeline.tables import schema, study
 
@@ -46,12 +44,13 @@ def words() -> dict[str, Any]:
     """The words of a run or of `every`: groups with their options, knobs with a dot."""
     found: dict[str, Any] = {}
     for stage in RUN_STAGES:
-        for group in GROUPS.get(stage, {}):
+        for group in CONFIGS[stage].groups:
             known = {"enum": conf.options(group)}
             found[group] = {"anyOf": [known, {"type": ["string", "null", "object"]}], "description": f"{group}=OPTION"}
         for item in fields(CONFIGS[stage]):
             inside = type_inside(CONFIGS[stage], item.name)
-            kinds = [*METHODS.values()] if item.name == "merge" else [inside] if is_dataclass(inside) else []
+            methods = filter(None, dict.fromkeys(map(conf.method_of, conf.options("merge"))))
+            kinds = [*methods] if item.name == "merge" else [inside] if is_dataclass(inside) else []
             for kind in kinds:
                 found |= {f"{item.name}.{one.name}": knob(kind, one) for one in fields(kind) if one.name != "name"}
             if not kinds and item.name not in ONE_FOR_ALL:

@@ -26,10 +26,10 @@ from pipeline.config import conf
 from pipeline.config.compose import compose_given
 from pipeline.config.defaults import left_open
 from pipeline.config.evaluation import Eval
+from pipeline.config.stages import Stage
 from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
 from pipeline.progress import quiet
-from pipeline.stages.rows import CONFIGS
 from pipeline.tables.schema import dotted
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
 def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords as words of the command line: those that are neither a group nor a key of the command are knobs of
     `group`, or of the merge that is evaluated; what a mapping holds are dotted keys."""
-    known = {*conf.groups_read(stage), *(item.name for item in fields(CONFIGS[stage])), "every", "hardware"}
+    of_stage = [item.name for item in fields(conf.stage_class(stage) or Stage)]
+    known = {*conf.groups_read(stage), *of_stage, "every", "hardware"}
     method = conf.method_of(words.get("merge"))
     of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)} if method else set()
     named: dict[str, Any] = {}

@@ -19,12 +19,11 @@ from tiny_words import WORLD
 from pipeline.__main__ import main
 from pipeline.config import conf
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.conf import STAGES
 from pipeline.config.data import Source
 from pipeline.config.knob import check
 from pipeline.config.overrides import sweep_jobs
-from pipeline.config.stages import GROUPS
 from pipeline.errors import PipelineError
+from pipeline.extras.mergekit import Mergekit
 from pipeline.merge.methods import METHODS
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
@@ -89,11 +88,11 @@ def test_every_dataset_is_a_source(option: str) -> None:
 @pytest.mark.parametrize("stage", conf.options("stage"))
 def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
     found = compose([f"stage={stage}", *STAGE_WORDS[stage].split()])
-    assert type(found) is STAGES[stage] and found.stage == stage
+    assert type(found) is conf.stage_class(stage) and found.stage == stage
 
 
 def test_every_merge_method_has_an_option() -> None:
-    assert {conf.method_of(option) for option in conf.options("merge")} == set(METHODS.values())
+    assert {conf.method_of(option) for option in conf.options("merge")} == {*METHODS.values(), Mergekit}
 
 
 def test_no_words_are_the_demo() -> None:
@@ -318,7 +317,7 @@ def test_help_names_every_stage_and_option(call: Callable[..., SimpleNamespace])
     told = call("--help").out
     assert call("-h").out == told
     lines = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.startswith("  stage=")}
-    assert {f"stage={stage}": list(GROUPS.get(stage, ())) for stage in STAGES} == lines
+    assert {f"stage={stage}": list(conf.stage_class(stage).groups) for stage in conf.options("stage")} == lines
     for group in conf.groups():
         assert group in ("stage", "data") or all(option in told for option in conf.options(group)), group
     assert max(map(len, told.splitlines())) <= 120

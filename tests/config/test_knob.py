@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from pipeline.config import stages
-from pipeline.config.conf import STAGES
+from pipeline.config.conf import OWN_STAGES
 from pipeline.config.data import Expert, World
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.knob import check, identity
@@ -122,4 +122,4 @@ def test_a_part_that_is_there_differs_from_none() -> None:
 
 
 def test_each_stage_that_makes_a_run_has_a_row() -> None:
-    assert {name for name, kind in STAGES.items() if issubclass(kind, stages.RunStage)} == RUN_STAGES.keys()
+    assert {name for name, kind in OWN_STAGES.items() if issubclass(kind, stages.RunStage)} == RUN_STAGES.keys()

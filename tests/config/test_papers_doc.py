@@ -13,7 +13,6 @@ from planned import TABLES, shipped
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.config.stages import GROUPS
 from pipeline.tables.schema import read_table
 
 PAGE = Path(__file__).parents[2] / "docs/papers.md"
@@ -57,7 +56,7 @@ def test_the_page_names_many_knobs() -> None:
 @pytest.mark.parametrize(("row", "key", "value", "options"), [one for one in knobs() if "every." not in one[1]])
 def test_a_knob_has_the_default_that_the_page_says(row: str, key: str, value: Any, options: dict[str, str]) -> None:
     stage = STAGES.get(key.partition(".")[0], "sft")
-    allowed = set(GROUPS.get(stage, ())) | {"checkpoint", "checkpoints"}
+    allowed = set(conf.groups_read(stage)) | {"checkpoint", "checkpoints"}
     asked = {name: of for name, of in {**NEEDED[stage], **options}.items() if name in allowed}
     if asked.get("expert", "").startswith("math_") and "sft" not in options:
         asked["sft"] = "mixed"

@@ -22,12 +22,12 @@ from test_adapters import lora  # noqa: F401
 from pipeline.__main__ import main
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.extras import mergekit
+from pipeline.extras.mergekit import Mergekit
 from pipeline.launch.in_process import make_single_run
 from pipeline.launch.run_json import element_of, run_of
 from pipeline.merge.live import model_of
 from pipeline.merge.merge import open_merge
-from pipeline.merge.methods import mergekit
-from pipeline.merge.methods.mergekit import Mergekit
 from pipeline.merge.stage import merge_of
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
@@ -250,7 +250,7 @@ def test_what_mergekit_wrote_becomes_the_merge(
     installed: Callable[[str], None], models: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process is played: it is asked for the file's merge of these folders, and gives language's weights."""
-    from pipeline.merge import by_mergekit
+    from pipeline.extras import by_mergekit
 
     base, math, language = models["llama"]
     asked: list[dict[str, Any]] = []

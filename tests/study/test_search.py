@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import search, study
-from pipeline.commands.study import (
+from pipeline.config.compose import compose
+from pipeline.errors import Held, PipelineError
+from pipeline.extras import optuna_study as study
+from pipeline.extras import search
+from pipeline.extras.optuna_study import (
     Choices,
     Invalid,
     Range,
@@ -30,8 +33,6 @@ from pipeline.commands.study import (
     run_study,
     sampler_of,
 )
-from pipeline.config.compose import compose
-from pipeline.errors import Held, PipelineError
 from pipeline.report.sweep import scores_in
 
 optuna = pytest.importorskip("optuna")

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark
-from pipeline.commands.export_adapter import open_as_adapter
+from pipeline.config.extensions import EXPORTS, outside_core
 from pipeline.config.stages import ExportStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
@@ -60,7 +60,8 @@ def export_model(config: ExportStage) -> str:
         check_target(Path(target))
     model = Resolver(Path(config.runs_dir), build).model(config.checkpoint, "checkpoint")
     check_unchanged(model.folder)
-    merge = open_as_adapter(model, config) if config.export.adapter else open_as_merge(model, config)
+    opened = outside_core(EXPORTS, "adapter") if config.export.adapter else open_as_merge
+    merge = opened(model, config)
     check_files_and_space(merge, model, config)
     origin = origin_of(model, Path(config.runs_dir), ask=True)
     licence = licence_of(origin, config)

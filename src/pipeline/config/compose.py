@@ -23,7 +23,6 @@ from pipeline.config.harness_tasks import spell_out_tasks
 from pipeline.config.knob import check, nested_configs, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
-    GROUPS,
     OF_ALL_STAGES,
     CheckStage,
     EvalStage,
@@ -105,13 +104,13 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     if conf.is_checkpoint(str(words.get("model", ""))):
         words |= {"model": "trained", "model.path": words["model"]}
     name = str(words.pop("stage", "table"))
-    kind = conf.STAGES.get(name)
+    kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
     tree: dict[str, Any] = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
-    values = merge_options(tree, name, words)
+    values = merge_options(tree, kind, name, words)
     for key, value in values.items():
         conf.refuse_interpolation(key.lstrip("+"), str(value))
         if (plain := key.lstrip("+")).startswith("every."):
@@ -132,13 +131,13 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     return stage, sorted({*left_out, *missing_keys(stage)})
 
 
-def merge_options(tree: dict[str, Any], stage: str, words: Words) -> dict[str, Any]:
+def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Words) -> dict[str, Any]:
     """Merge the options that words choose, or leave to the stage, into the tree; returns the other words.
 
     Raises:
         PipelineError: a group that the stage does not read, an unknown option, or none where one is needed.
     """
-    groups = {**GROUPS.get(stage, {}), **OF_ALL_STAGES}
+    groups = {**kind.groups, **OF_ALL_STAGES}
     for key in words:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:

@@ -1,6 +1,6 @@
 """Contents of conf/: its groups, their options, and the groups that each stage reads.
 
-`STAGES` and `METHODS` are filled by `register`, so that the configuration imports neither.
+`OWN_STAGES` and `METHODS` are filled by `register`, so that the configuration imports neither.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
-from pipeline.config.extensions import MERGE_METHODS, extensions, merge_method
+from pipeline.config.extensions import MERGE_METHODS, STAGES, extensions, merge_method, stage_of_package
 from pipeline.config.merging import Merge
-from pipeline.config.stages import GROUPS, OF_ALL_STAGES, Stage
+from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
 
@@ -30,13 +30,13 @@ TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: claims of papers, by table
 INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
 FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of options that are read as files, not Hydra groups
-STAGES: dict[str, type[Stage]] = {}
+OWN_STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
 
 
 def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge]]) -> None:
     """Make the stages and the merge methods known, by name."""
-    STAGES.update(stages)
+    OWN_STAGES.update(stages)
     METHODS.update(methods)
 
 
@@ -94,8 +94,10 @@ def option_file(group: str, option: str) -> Path | None:
 
 def options(group: str) -> list[str]:
     """Names of the options; of merge= also the methods of other installed packages."""
-    if group in ("stage", languages.GROUP):
-        return sorted(STAGES if group == "stage" else {*languages.shipped_languages(), *languages.own_files()})
+    if group == "stage":
+        return sorted({*OWN_STAGES, *extensions(STAGES)})
+    if group == languages.GROUP:
+        return sorted({*languages.shipped_languages(), *languages.own_files()})
     files = {path.stem for root in folders() for path in (root / group).glob("*.yaml")}
     return sorted(files.union(extensions(MERGE_METHODS) if group == "merge" else ()))
 
@@ -196,6 +198,11 @@ def _composed(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, An
     return values
 
 
+def stage_class(name: str) -> type[Stage] | None:
+    """The configuration of a stage, ours or of another package; None where there is none of that name."""
+    return OWN_STAGES.get(name) or stage_of_package(name)
+
+
 def method_of(name: str | None) -> type[Merge] | None:
     """The method of an option of merge=, which its file names, or of another package; None where there is none."""
     if name is None or name in METHODS or option_file("merge", name) is None:
@@ -211,6 +218,7 @@ def method_of_knobs(knobs: Mapping[str, Any]) -> type[Merge] | None:
 
 def groups_read(stage: str) -> list[str]:
     """The groups that a stage reads."""
-    names = list(GROUPS.get(stage, ()))
-    names += ["hardware"] if "sft" in names else []
-    return [*names, *OF_ALL_STAGES] if stage in STAGES else []
+    kind = stage_class(stage)
+    if kind is None:
+        return []
+    return [*kind.groups, *(["hardware"] if "sft" in kind.groups else []), *OF_ALL_STAGES]

@@ -13,7 +13,7 @@ import yaml
 
 from pipeline.config import conf
 from pipeline.config.knob import check_value
-from pipeline.config.stages import GROUPS, RUN_STAGES, Launcher, Plan, TableStage
+from pipeline.config.stages import RUN_STAGES, Launcher, Plan, Stage, TableStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError, suggest
 
@@ -54,12 +54,12 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     """What an option of hardware sets in a command: knobs of its training, its jobs and its plan. A table passes it on
     to its runs, by their own methods."""
     values, stage = read_hardware(name), str(words.get("stage", "table"))
-    kind = conf.STAGES.get(stage)
+    kind = conf.stage_class(stage)
     if kind is not None and issubclass(kind, TableStage):
         passed: dict[str, Any] = {f"every.{HARDWARE}": name}
         parts = ["plan"] if stage == "plan" else []
     elif reads_hardware(stage) or kind is None:  # None: an unknown stage, which is refused later
-        passed, parts = {}, ["sft", "model"] if "sft" in GROUPS.get(stage, ()) else []
+        passed, parts = {}, ["sft", "model"] if kind and "sft" in kind.groups else []
     else:
         raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
     parts += ["launcher"] if option_of("launcher", words, "name", "local") == "slurm" else []
@@ -86,7 +86,7 @@ def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
 
 def reads_hardware(stage: str) -> bool:
     """Whether a stage has trainings, a plan or jobs that a machine decides about."""
-    return stage in (*RUN_STAGES, "check") or issubclass(conf.STAGES[stage], TableStage)
+    return stage in (*RUN_STAGES, "check") or issubclass(conf.stage_class(stage) or Stage, TableStage)
 
 
 def option_of(group: str, words: Mapping[str, Any], knob: str, default: str) -> str:

@@ -66,10 +66,11 @@ def not_read(word: str, stage: str) -> str:
 def explain_key(key: str, holder: Any, stage: str) -> str:
     """Message for a key that does not exist. holder: the type in which its last name was looked up."""
     group = key.partition(".")[0]
-    of_stage = getattr(conf.STAGES[stage], "__dataclass_fields__", ())
+    kind = conf.stage_class(stage)
+    of_stage = getattr(kind, "__dataclass_fields__", ())
     if group in conf.groups() and group not in (*conf.groups_read(stage), *of_stage):
         return not_read(key, stage)
-    if is_dataclass(holder) and (holder is not conf.STAGES[stage] or "." not in key):
+    if is_dataclass(holder) and (holder is not kind or "." not in key):
         return unknown_key(key, sorted(holder.__dataclass_fields__))
     return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
 

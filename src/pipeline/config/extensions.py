@@ -1,4 +1,5 @@
-"""Merge methods and benchmarks of other installed packages, found by their entry points.
+"""Stages, merge methods, backends and benchmarks outside of the core, found by the entry points of installed packages:
+of others, and of extras/ in this one.
 
 Names are read from the metadata of installed distributions; a package is imported when one of its names is used, and
 its errors become one sentence with its name.
@@ -16,22 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.merging import Merge, check_method
+from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 
 MERGE_METHODS = "cross_lingual_merging.merge_methods"
 BENCHMARKS = "cross_lingual_merging.benchmarks"
+STAGES = "cross_lingual_merging.stages"
+EXPORTS = "cross_lingual_merging.exports"
+OURS = "cross-lingual-merging"
 
 
 @dataclass(frozen=True)
 class Extension:
-    """One entry point. package: name and version of the distribution that declares it."""
+    """One entry point. package: name and version of the distribution that declares it; ours: whether that is this
+    one."""
 
     name: str
     entry: metadata.EntryPoint
     package: str
+    ours: bool
 
     def load(self) -> Any:
         """What the entry point names. Raises PipelineError where the import fails."""
+        file = Path(__file__).parents[1].joinpath(*self.entry.module.split(".")[1:]).with_suffix(".py")
+        if self.ours and not file.is_file():
+            raise PipelineError(f"{self.name} is in {file}, which is not there: install {self.package} again")
         return guarded(self.entry.load, f"{self.name} of package {self.package}: {self.entry.value}")()
 
 
@@ -43,8 +53,15 @@ def extensions(group: str) -> dict[str, Extension]:
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
         if entry.name in found and found[entry.name].package != package:
             raise PipelineError(f"{entry.name} is of package {found[entry.name].package} and {package}: uninstall one")
-        found[entry.name] = Extension(entry.name, entry, package)
+        found[entry.name] = Extension(entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS)
     return found
+
+
+def outside_core(group: str, name: str) -> Any:
+    """What the entry point of this name gives. Raises PipelineError where no installed package has it."""
+    if name not in extensions(group):
+        raise PipelineError(f"{name} of {group} is declared by no installed package: install {OURS} again")
+    return extensions(group)[name].load()
 
 
 @cache
@@ -66,7 +83,25 @@ def merge_method(name: str) -> type[Merge] | None:
         if key == "__post_init__" or not key.startswith("__"):
             _check_signature(kind, key, function, place)
             setattr(kind, key, guarded(function, f"{place}: {key}()"))
-    kind.package = extension.package
+    kind.package = "" if extension.ours else extension.package
+    return kind
+
+
+@cache
+def stage_of_package(name: str) -> type[Stage] | None:
+    """The configuration of a stage outside of the core, whose `answer()` runs it; None where none is installed.
+
+    Raises:
+        PipelineError: it cannot be imported, or is none.
+    """
+    if (extension := extensions(STAGES).get(name)) is None:
+        return None
+    kind = extension.load()
+    if not (isinstance(kind, type) and issubclass(kind, Stage) and hasattr(kind, "answer")):
+        raise PipelineError(
+            f"stage={name} of package {extension.package}: {extension.entry.value} is not a dataclass of "
+            "pipeline.config.stages.Stage with answer()"
+        )
     return kind
 
 

@@ -21,7 +21,7 @@ from pipeline.config.defaults import HARDWARE, left_open, reads_hardware
 from pipeline.config.explain import type_inside
 from pipeline.config.knob import format_value
 from pipeline.config.overrides import chosen_options, split_command, typed_in, values_of
-from pipeline.config.stages import GROUPS, Stage, TrainStage
+from pipeline.config.stages import Stage, TrainStage
 from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 
@@ -37,11 +37,12 @@ def manual_text(words: list[str]) -> str:
     """
     options = typed_in(words)
     stage = options.get("stage", "table")
-    if stage not in conf.STAGES:
-        raise PipelineError(f"stage={stage} is not an option: there are {', '.join(sorted(conf.STAGES))}")
+    stage_class = conf.stage_class(stage)
+    if stage_class is None:
+        raise PipelineError(f"stage={stage} is not an option: there are {', '.join(conf.options('stage'))}")
     lines = [f"stage={stage} reads", ""]
     chosen = chosen_options(words)
-    for group, option in GROUPS.get(stage, {}).items():
+    for group, option in stage_class.groups.items():
         if conf.options(group):
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
             default = f"here {chosen[group]}" if group in chosen else default
@@ -50,10 +51,10 @@ def manual_text(words: list[str]) -> str:
         default = f"here {options[HARDWARE]}" if HARDWARE in options else "none unless given"
         lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} ({default})")
     lines += ["", "knobs, with their values in this command; of groups that are needed and not given, their defaults"]
-    config, unnamed = values_in_effect(words, stage)
-    for title, kind in stage_parts(stage, options.get("merge")):
+    config, unnamed = values_in_effect(words, stage_class)
+    for title, kind in stage_parts(stage_class, options.get("merge")):
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
-        part_names = {name for name, _ in stage_parts(stage, None)}
+        part_names = {name for name, _ in stage_parts(stage_class, None)}
         for item in fields(kind):
             if item.name == "name" or (title == TOP_LEVEL and item.name in ("stage", *part_names)):
                 continue
@@ -67,7 +68,8 @@ def manual_text(words: list[str]) -> str:
 
 def usage_text() -> str:
     """Text of --help: the stages with the groups that they read, the groups with their options."""
-    stage_groups = {f"stage={stage}": " ".join(GROUPS.get(stage, ())) for stage in conf.STAGES}
+    kinds = {stage: conf.stage_class(stage) or Stage for stage in conf.options("stage")}
+    stage_groups = {f"stage={stage}": " ".join(kind.groups) for stage, kind in kinds.items()}
     options = {f"{group}=": ", ".join(conf.options(group)) for group in conf.groups() if group not in ("stage", "data")}
     options["table="] = ", ".join(conf.options(conf.TABLES))
     lines = [
@@ -97,13 +99,13 @@ def command_text(words: list[str]) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).rstrip()
 
 
-def values_in_effect(words: list[str], stage: str) -> tuple[Stage, list[str]]:
+def values_in_effect(words: list[str], kind: type[Stage]) -> tuple[Stage, list[str]]:
     """What a command composes to, and the groups that it needs and does not name: any of their options is put there.
 
     Raises:
         PipelineError: a wrong key or option.
     """
-    given, groups = values_of(split_command(words)[0]), GROUPS.get(stage, {})
+    given, groups = values_of(split_command(words)[0]), kind.groups
     given |= left_open(given)
     unnamed = [group for group, option in groups.items() if option == MISSING and group not in given]
     defaults = {group: option for group, option in groups.items() if option not in (MISSING, None)}
@@ -127,9 +129,8 @@ def class_summary(kind: type) -> str:
     return "" if text.startswith(f"{kind.__name__}(") else text
 
 
-def stage_parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:
+def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[str, type]]:
     """(title, dataclass) of a stage's knobs: its own, and those of its parts."""
-    stage_class = conf.STAGES[stage]
     yield TOP_LEVEL, stage_class
     for item in fields(stage_class):
         kind: Any = type_inside(stage_class, item.name)

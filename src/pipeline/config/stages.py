@@ -10,7 +10,7 @@ and a field at its declared default adds nothing, so a new knob leaves old runs 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -18,7 +18,6 @@ from pipeline.config.data import Data, Expert, Source, World
 from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
 from pipeline.config.knob import Knobs, knob, part
 from pipeline.config.merging import Analyze, Merge
-from pipeline.config.search import Search
 from pipeline.config.training import Model, Partition, Sft
 
 __all__ = [
@@ -50,8 +49,6 @@ __all__ = [
     "Report",
     "ReportStage",
     "RunStage",
-    "Search",
-    "SearchStage",
     "Select",
     "SelectStage",
     "Sft",
@@ -70,16 +67,6 @@ __all__ = [
 
 MOST_SEED = 2**32 - 1  # numpy's bound
 
-# The groups that stages read, each with its option where none is given. MISSING: one is needed; None: none is chosen
-OF_TRAINING = {
-    "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default", "mixture": "all",
-}  # fmt: skip
-OF_POINTS = {"merge": MISSING, "partition": None, "eval": MISSING}
-GROUPS: dict[str, dict[str, str | None]] = {
-    "data": {"expert": MISSING, "mixture": "all"}, "cpt": OF_TRAINING, "sft": OF_TRAINING,
-    "merge": {"merge": MISSING, "partition": None}, "eval": {"merge": None, "partition": None, "eval": MISSING},
-    "select": {"select": MISSING}, "sweep": OF_POINTS, "search": OF_POINTS,
-}  # fmt: skip
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
@@ -139,6 +126,11 @@ class Clean(Knobs):
 
 @dataclass
 class Stage(Knobs):
+    """groups: those that it reads, each with its option where none is given. MISSING: one is needed; None: no option
+    is chosen."""
+
+    groups: ClassVar[dict[str, str | None]] = {}
+
     stage: str = MISSING
     runs_dir: str = knob("runs", hashed=False)  # the folder of all runs and reports
     tracking: Tracking = part(Tracking, hashed=False)
@@ -169,6 +161,8 @@ class RunStage(Stage):
 
 @dataclass
 class DataStage(RunStage):
+    groups = {"expert": MISSING, "mixture": "all"}
+
     expert: Expert = MISSING
     data: Data = part(Data)
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
@@ -177,6 +171,11 @@ class DataStage(RunStage):
 @dataclass
 class TrainStage(RunStage):
     """sft and cpt. Expert and data are hashed by the data run, which is a parent."""
+
+    groups = {
+        "model": "llama3.1_8b", "expert": MISSING, "sft": "full", "partition": None, "recipe": "default",
+        "mixture": "all",
+    }  # fmt: skip
 
     model: Model = MISSING
     expert: Expert = field(default=MISSING, metadata={"hashed": False})
@@ -188,6 +187,8 @@ class TrainStage(RunStage):
 
 @dataclass
 class MergeStage(RunStage):
+    groups = {"merge": MISSING, "partition": None}
+
     merge: Merge = MISSING
     partition: Partition | None = None  # layer_swap: in place of counts; reset: the partition of merge.side
 
@@ -195,6 +196,8 @@ class MergeStage(RunStage):
 @dataclass
 class EvalStage(RunStage):
     """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
+
+    groups = {"merge": None, "partition": None, "eval": MISSING}
 
     checkpoint: str | None = knob(None, run=True)  # RUN, a folder with a model, or package:folder
     merge: Merge | None = None
@@ -208,6 +211,8 @@ class EvalStage(RunStage):
 
 @dataclass
 class SelectStage(RunStage):
+    groups = {"select": MISSING}
+
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
@@ -225,6 +230,8 @@ class AnalyzeStage(RunStage):
 class PointsStage(Stage):
     """One merge with several values of its knobs, scored on one loaded model: each a run of stage=eval merge=..."""
 
+    groups = {"merge": MISSING, "partition": None, "eval": MISSING}
+
     merge: Merge = MISSING
     partition: Partition | None = None
     eval: Eval = MISSING
@@ -241,13 +248,6 @@ class SweepStage(PointsStage):
     """One merge over a grid of its knobs. The knobs that can be swept are added in stages/rows.py."""
 
     sweep: Any = MISSING
-
-
-@dataclass
-class SearchStage(PointsStage):
-    """A merge's configuration that scores best on development questions, looked for by Optuna; its test score."""
-
-    search: Search = part(Search)
 
 
 @dataclass

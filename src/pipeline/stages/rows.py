@@ -24,7 +24,6 @@ from pipeline.config.stages import (
     PrefetchStage,
     ReportStage,
     RunStage,
-    SearchStage,
     SelectStage,
     ShowStage,
     Stage,
@@ -103,7 +102,6 @@ RUN_STAGES = {
 }
 STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
-    "search": Row(SearchStage, "pipeline.commands.search:make_search"),
     "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
     "report": Row(ReportStage, "pipeline.commands.table:report_table"),

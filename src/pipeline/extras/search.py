@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks import benchmark_of
-from pipeline.commands.study import (
+from pipeline.commands.sweep import evaluation_at, refuse_unfinished
+from pipeline.config.evaluation import Measure
+from pipeline.config.knob import Knobs, identity, knob, part
+from pipeline.config.stages import PointsStage
+from pipeline.errors import PipelineError
+from pipeline.evaluate.selection import label
+from pipeline.extras.optuna_study import (
     Invalid,
     Point,
     Scores,
@@ -29,12 +35,6 @@ from pipeline.commands.study import (
     run_study,
     sampler_of,
 )
-from pipeline.commands.sweep import evaluation_at, refuse_unfinished
-from pipeline.config.evaluation import Measure
-from pipeline.config.knob import identity
-from pipeline.config.stages import SearchStage
-from pipeline.errors import PipelineError
-from pipeline.evaluate.selection import label
 from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
 from pipeline.report.page import Frame, environment
@@ -43,6 +43,34 @@ from pipeline.report.sweep import point_name, point_scores, scores_in, split_hal
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.text import align_columns
+
+
+@dataclass
+class Search(Knobs):
+    """The best configuration of a merge by its development questions."""
+
+    # knob of the merge -> its values, [2,3,4], or its range, {low: 0.2, high: 1.5} (log: true for its logarithm)
+    space: Any = None
+    objectives: list[Measure] | None = None  # scores to maximise, one or two; null: the mean over tasks and languages
+    trials: int = knob(20, low=1)  # configurations, repeated ones counted; more continue an earlier search
+    sampler: str | None = knob(None, options=("tpe", "nsga2", "random"))  # null: tpe, with two objectives nsga2
+    population: int = knob(10, low=2)  # of a generation of nsga2
+    # questions that choose; test: of benchmarks without development questions, and the split-half score is what counts
+    split: str = knob("dev", options=("dev", "test"))
+    # these questions per task: a trial that is worse on the first so many ends there; null: eval.limit
+    questions: list[int] | None = knob(None, low=1)
+    stop_at: float = knob(2.0, above=0)  # standard errors of the paired difference from the best that count as worse
+    grid: bool = False  # also score a grid of at most as many configurations, and its best one
+
+
+@dataclass
+class SearchStage(PointsStage):
+    """A merge's configuration that scores best on development questions, looked for by Optuna; its test score."""
+
+    search: Search = part(Search)
+
+    def answer(self) -> Path:
+        return make_search(self)
 
 
 @dataclass

@@ -129,7 +129,7 @@ class Mergekit(Merge):
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Computed:
-        from pipeline.merge.by_mergekit import Result
+        from pipeline.extras.by_mergekit import Result
         from pipeline.merge.merge import Computed
 
         result = Result(self, {**sources, **({"base": base} if base is not None and self.needs_base() else {})})
