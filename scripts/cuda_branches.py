@@ -104,7 +104,7 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "train/recipe.py::fsdp_arguments": 2,
 }
 LIBRARIES = (  # of what is in no branch of ours
-    "NCCL: collectives are gloo's in tests, and none at all in scripts/bench_shapes.py",
+    "NCCL: collectives are gloo's in tests, and none at all in tests/train/shapes_on_fake_tensors.py",
     "the fused AdamW of CUDA: that of the CPU is tested",
     "flash and memory-efficient attention of CUDA: sdpa is the CPU's in tests",
     "TRL's Triton kernels of the loss: their stand-ins in torch are tested",

@@ -1,4 +1,4 @@
-"""The gates of docs/small_world.md: of the shipped base measured anew, of its experts as scripts/small_world_gates.py
+"""The gates of docs/small_world.md: of the shipped base measured anew, of its experts as scripts/small_world/gates.py
 recorded them on 500 development items."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def rows(hits: int) -> list[dict[str, Any]]:
 
 
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("small_world_gates", ROOT / "scripts/small_world_gates.py")
+    spec = importlib.util.spec_from_file_location("small_world_gates", ROOT / "scripts/small_world/gates.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -22,7 +22,7 @@ from pipeline.stats.statistics import contrast
 
 
 def studies() -> ModuleType:
-    file = Path(__file__).parents[2] / "scripts/null_studies.py"
+    file = Path(__file__).parents[2] / "tests/simulations/null_studies.py"
     spec = importlib.util.spec_from_file_location("null_studies", file)
     assert spec is not None and spec.loader is not None
     module = sys.modules["null_studies"] = importlib.util.module_from_spec(spec)  # where its dataclasses look

@@ -30,7 +30,7 @@ from pipeline.stats.statistics import (
 
 
 def simulations() -> ModuleType:
-    file = Path(__file__).parents[2] / "scripts/simulate_statistics.py"
+    file = Path(__file__).parents[2] / "tests/simulations/simulate_statistics.py"
     spec = importlib.util.spec_from_file_location("simulate_statistics", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -146,7 +146,7 @@ def test_the_minimum_detectable_difference_is_not_below_the_rule_of_three():
 
 
 def test_error_rates_of_two_models_of_few_questions():
-    """Exact; scripts/simulate_statistics.py has all n from 2 to 30: at most 5.4 %; 94.6 %, 85.1 % and 97.5 %."""
+    """Exact; simulations/simulate_statistics.py has all n from 2 to 30: at most 5.4 %; 94.6 %, 85.1 % and 97.5 %."""
     found = simulate.paired((2, 3, 4, 8, 9, 16))
     alike = [line for line in found if line[1] == line[2]]
     assert max(line[4] for line in alike) <= 0.06
@@ -339,7 +339,7 @@ def test_the_best_of_equals_is_no_better_on_other_problems():
 
 @pytest.mark.parametrize("n, spread", [(250, 0.1), (20, 0.1)])
 def test_a_best_configurations_estimate_is_not_too_high_and_its_interval_covers(n, spread):
-    """Of 100 worlds; scripts/simulate_statistics.py cells has more of them, and of fewer and more candidates."""
+    """Of 100 worlds; simulations/simulate_statistics.py cells has more of them, and of fewer and more candidates."""
     found = simulate.cell(candidates=9, spread=spread, n=n, worlds=100)
     assert found.maximum > 1 and found.split_half < 1, found  # points too high
     assert found.covered >= 0.9 and found.covered_by_maximum < 0.8, found
@@ -358,6 +358,6 @@ def test_the_interval_of_a_share_is_wilsons_where_answers_are_single():
 def test_claims_on_ranks_are_not_accepted_without_an_effect():
     """Of 8 worlds at most 2 (1 % of tests at 6 % would be above); chosen and scored on the same questions 60 to 73 %
     were, by split halves 26 to 30 %, as the best of three trainings is better than one. 300 worlds are in
-    scripts/simulate_statistics.py."""
+    simulations/simulate_statistics.py."""
     found = simulate.ranks(worlds=8, spread=0.3)
     assert len(found) == 7 and max(found.values()) <= 2 / 8, found

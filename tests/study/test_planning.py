@@ -47,7 +47,7 @@ def test_a_shipped_table_plans_without_a_problem(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["layer_swapping_table1", "unreasonable_table3"])
 def test_the_largest_tables_plan(name: str, tmp_path: Path) -> None:
-    """Table 1 with all 81 configurations of the swap. How long it takes: scripts/bench_plan.py.
+    """Table 1 with all 81 configurations of the swap. How long it takes: scripts/bench.py plan.
 
     To select, the eight snapshots of 3 math trainings are scored in ten languages, those of 12 language trainings on
     four tasks, and the base in four languages on these: each with a run that holds the averages. The base's MGSM of

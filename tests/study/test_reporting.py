@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from made_up_runs import finish
 from safetensors.torch import save_file
-from script_modules import load_script
 
 from pipeline.config.compose import compose
 from pipeline.files import ADDED_CONF
@@ -60,7 +60,7 @@ def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
     """Finish what a table asks for, choices included, as far as `most` runs go; gives its runs."""
     planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
     while left := [run for run in order_runs(planning.targets()) if read_manifest(run.folder) is None][:most]:
-        load_script("bench_report").finish(left, 20, **fields)
+        finish(left, 20, **fields)
         if most < 10**9:
             break
     return order_runs(planning.targets())

@@ -1,6 +1,6 @@
 """Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
 
-scripts/bench_shapes.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
+shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
 several. Some are always run; all recipes on all hardware with PIPELINE_TEST_SHAPES=1, in six minutes of a core.
 """
 
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shapes_on_fake_tensors as script
 import yaml
-from script_modules import load_script
 
 from pipeline.models.shape import SHAPES
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts/bench_shapes.py"
 RECORD = ROOT / "results/bench/shapes.json"
 SHARDS = "a100_80x8, sft.processes=8: "
 ALWAYS = [  # eight ranks; sides whose shards are frozen in turns; one GPU's bfloat16
@@ -36,7 +35,7 @@ WITHIN = 0.1
 def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Rows of these trainings, name -> row, by the script."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), "--record", str(file), "--only", *names]
+    command = [sys.executable, script.__file__, "--record", str(file), "--only", *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return {row["name"]: row for row in json.loads(file.read_text())["rows"]}
@@ -44,7 +43,7 @@ def rows_of(file: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 def check(row: dict[str, Any]) -> None:
     """Dtypes of the recipe; weights, and moments but for the scales of eight bits; the peak, and what it is made of."""
-    knobs = load_script("bench_shapes").cases()[row["name"]][2]
+    knobs = script.cases()[row["name"]][2]
     adapters = "lora" in row["name"]
     weights = knobs.get("weights", "float32")
     dtypes = row["dtypes"]
@@ -79,7 +78,7 @@ def test_true_shapes(tmp_path: Path) -> None:
 
 def test_the_record_has_each_recipe_on_each_hardware() -> None:
     rows = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
-    assert sorted(rows) == sorted(load_script("bench_shapes").cases())
+    assert sorted(rows) == sorted(script.cases())
     for row in rows.values():
         check(row)
         assert row["measured_gb"]["peak"] < 78 * 2**30 / 1e9 - 1  # what a card of 80 GB has, less its context
@@ -87,7 +86,6 @@ def test_the_record_has_each_recipe_on_each_hardware() -> None:
 
 def test_hardware_is_that_of_conf() -> None:
     """The knobs that the script takes for a node are those of its file."""
-    script = load_script("bench_shapes")
     for name, knobs in script.HARDWARE.items():
         for card in ("a100_80", "h100_80"):
             file = ROOT / "conf/hardware" / f"{name.partition(',')[0].replace('a100_80', card)}.yaml"
@@ -99,7 +97,6 @@ def test_hardware_is_that_of_conf() -> None:
 
 def test_shapes_are_those_of_transformers() -> None:
     """The names of sizes, and which models tie their embeddings."""
-    script = load_script("bench_shapes")
     for model in script.MODELS:
         assert script.shape_of(script.config_of(SHAPES[model], model).to_dict()) == SHAPES[model]
 
@@ -107,7 +104,7 @@ def test_shapes_are_those_of_transformers() -> None:
 @pytest.mark.shapes
 @pytest.mark.parametrize("quarter", range(4))  # so that two workers share them
 def test_all_recipes_on_all_hardware(quarter: int, tmp_path: Path) -> None:
-    names = sorted(load_script("bench_shapes").cases())
+    names = sorted(script.cases())
     stored = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]}
     assert names == sorted(stored)
     rows = rows_of(tmp_path / "rows.json", names[quarter::4])

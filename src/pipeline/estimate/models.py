@@ -13,21 +13,36 @@ from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
 
+_shapes: dict[str, Shape] = {}  # by the hash of what has it
+
+
 def shape_for(run: Run) -> Shape:
     """The shape of the model that a run trains or scores, by its base: a folder that is here, or a known one."""
-    behind = list(ancestors(run))
-    if here := next((one.folder for one in behind if (one.folder / "config.json").is_file()), None):
-        return shape_in(here)
-    for ancestor in behind:
-        if isinstance(ancestor, Run) and isinstance(ancestor.config, TrainStage):
-            model = ancestor.config.model
-            if model.init == "random":
-                return shape_of({"vocab_size": model.vocab_size, **model.architecture})
-            if model.name in SHAPES:
-                return SHAPES[model.name]
-        if isinstance(ancestor, External) and ancestor.hub and by_hub(ancestor.hub) in SHAPES:
-            return SHAPES[by_hub(ancestor.hub)]
+    if shape := shape_of_parent(run):
+        return shape
     raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
+
+
+def shape_of_parent(run: Parent) -> Shape | None:
+    """That of its folder, of what it is derived from, or of the model that it names; None where it is not known."""
+    if run.hash not in _shapes:
+        shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
+        shape = shape or next(filter(None, map(shape_of_parent, models_of(run))), None) or named_shape(run)
+        if shape is None:
+            return None
+        _shapes[run.hash] = shape
+    return _shapes[run.hash]
+
+
+def named_shape(run: Parent) -> Shape | None:
+    if isinstance(run, External) and run.hub:
+        return SHAPES.get(by_hub(run.hub))
+    if not isinstance(run, Run) or not isinstance(run.config, TrainStage):
+        return None
+    model = run.config.model
+    if model.init == "random":
+        return shape_of({"vocab_size": model.vocab_size, **model.architecture})
+    return SHAPES.get(model.name)
 
 
 def ancestors(run: Parent, visited: set[str] | None = None) -> Iterator[Parent]:

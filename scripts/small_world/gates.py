@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """The gates of docs/small_world.md, measured on development items: base, experts and controls, and no merge.
 
-    python scripts/small_world_gates.py                                  # the shipped base; about a quarter of an hour
-    python scripts/small_world_gates.py --base RUN --record ''           # a candidate
+    python scripts/small_world/gates.py                                  # the shipped base; about a quarter of an hour
+    python scripts/small_world/gates.py --base RUN --record ''           # a candidate
 
 Trains the math and the language expert by their recipes, and one control: the base on qac problems, which no training
 set of the pipeline holds. Scores 500 items a language and benchmark by stage=eval, and lets base and language expert
@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from scipy.stats import binomtest
-from small_world.text import lookup_text, make_lookup
-from small_world.world import POOL, ConstructedWorld, draw_problem, draw_reading
 
 from pipeline.config.compose import compose
 from pipeline.launch.in_process import make_single_run
 from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import RUN_STAGES
+from small_world.text import lookup_text, make_lookup
+from small_world.world import POOL, ConstructedWorld, draw_problem, draw_reading
 
 LANGUAGES = ("en", "qaa", "qab", "qac")
 SCORED = {"math": ("en", "qac"), "language": ("en", "qac"), "control": ("qac",)}  # the base in all

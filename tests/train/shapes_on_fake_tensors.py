@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Memory of the papers' trainings at their true shapes, against the plan's estimate, without a GPU.
 
-    python scripts/bench_shapes.py           # all, six minutes of a core, into results/bench/shapes.json
-    python scripts/bench_shapes.py --only NAME [NAME ...] --record ''
+    python tests/train/shapes_on_fake_tensors.py           # all, six minutes of a core, into results/bench/shapes.json
+    python tests/train/shapes_on_fake_tensors.py --only NAME [NAME ...] --record ''
 
 The pipeline's own Trainer takes two optimizer steps of at most two micro-batches on fake tensors, which have shapes and
 dtypes but no data, as the first process of a fake group of sft.processes. Every row has the recipe's seq_length. What
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 import weakref
 from collections import defaultdict
@@ -31,6 +32,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # small_world
 
 import torch
 import trl.kernels.chunked_logprob
@@ -50,7 +53,7 @@ from pipeline.train.memory import micro_batches, training_memory
 from pipeline.train.trainable import choose_parameters
 
 aten = torch.ops.aten
-RECORD = Path(__file__).parents[1] / "results/bench/shapes.json"
+RECORD = Path(__file__).parents[2] / "results/bench/shapes.json"
 
 HARDWARE: dict[str, dict[str, Any]] = {  # as conf/hardware; of an A100 and an H100 of 80 GB alike
     "a100_80x1": {

@@ -1,7 +1,7 @@
 """Random files, numbers, adapters and command lines against what is known of them: how many were read right, refused
 in one sentence, or read wrong. A wrong one is printed with the seed that makes it again.
 
-    python scripts/fuzz_inputs.py [--seed 0] [--count 200] [--kinds csv json numbers adapters commands] [--out FILE]
+    python tests/fuzz_inputs.py [--seed 0] [--count 200] [--kinds csv json numbers adapters commands] [--out FILE]
 
 csv, json: tables of random cells, written by rules of their own here, some damaged (a cell more or less, an open
 quotation mark, half a line). numbers: a number in a random spelling, in a sentence. adapters: a random LoraConfig,

@@ -1,12 +1,12 @@
-"""How often a report claims a difference where there is none: python scripts/null_studies.py
+"""How often a report claims a difference where there is none: python tests/simulations/null_studies.py
 
 Draws answers for shipped tables in which all models are equally good, and reads the sentences that their pages begin
 with. An answer is right if a sum of normal numbers is positive: the level of its task and language, its question's
 difficulty, which all models share, what its model's trainings add by chance (`spread`), and its own. Cells,
 comparisons, claims and sentences are those of the program; only the answers are drawn instead of read.
 
-    python scripts/null_studies.py --record results/bench/null_studies.json
-    python scripts/null_studies.py --seeds --record results/bench/null_seeds.json
+    python tests/simulations/null_studies.py --record results/bench/null_studies.json
+    python tests/simulations/null_studies.py --seeds --record results/bench/null_seeds.json
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Error rates of the report's statistics in worlds whose truth is known: python scripts/simulate_statistics.py
+"""Error rates of the report's statistics in worlds whose truth is known.
 
 Prints rejection of true null hypotheses and coverage of 95 % intervals. `paired` is exact (every outcome with its
 probability), the others are simulated. The tests of tests/report hold small versions to the same bounds.
