@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import re
 import statistics
 from pathlib import Path
@@ -159,8 +161,9 @@ def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: s
 
 
 def committed(name: str, file: str) -> list[dict[str, str]]:
-    with open(RESULTS / name / file, encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+    path = RESULTS / name / file
+    text = path.read_text() if path.is_file() else gzip.decompress(path.with_name(f"{file}.gz").read_bytes()).decode()
+    return list(csv.DictReader(io.StringIO(text)))
 
 
 def meant(made: TablePlan, row: str, column: str) -> tuple[str, str, str]:
