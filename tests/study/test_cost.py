@@ -18,8 +18,6 @@ from pipeline.train.memory import (
     full_model,
     layer_bytes,
     one_side,
-    remedies,
-    states,
     trained_parameters,
     training_memory,
 )
@@ -196,28 +194,26 @@ def test_memory_of_the_choices() -> None:
         return training_memory(LLAMA_8B, [full_model(LLAMA_8B)], 1024, recipe(**knobs))
 
     def held(**knobs: Any) -> float:
-        found = states(whole, whole, recipe(**knobs))
-        memory = bytes_of(**knobs)
-        assert {part: memory[part] for part in found} == found
-        return sum(found.values())
+        found = training_memory(LLAMA_8B, [full_model(LLAMA_8B)], 0, recipe(batch_size=8, micro_batch_size=1, **knobs))
+        return sum(found[part] for part in ("weights", "gradients", "moments"))
 
     full = bytes_of()
-    assert held() == 16 * whole and sum(full.values()) > H100.memory and full["casts"] < whole
+    assert held() == 16 * whole and sum(full.values()) > H100.memory
     assert bytes_of(micro_batch_size=2)["casts"] == 2 * whole  # held besides gradients of the pass before
     eight = {"weights": "bfloat16", "optimizer": "adamw_8bit"}
     assert held(**eight) == 6 * whole and sum(bytes_of(**eight).values()) < H100.memory
     assert held(weights="bfloat16", optimizer="adamw_bf16") == 8 * whole
     assert held(parallel="fsdp2", processes=4) == 4 * whole and held(processes=4) == 16 * whole
-    # whole at a time under fsdp2, at the end of a step: the gradient of the embeddings, 128,256 x 4,096, in bf16, and
-    # its copy in fp32; no copies of all weights
-    for dtypes in ({}, eight):
+    for dtypes in ({}, eight):  # no copies of all weights under fsdp2
         shards = bytes_of(parallel="fsdp2", processes=4, **dtypes)
-        assert shards["gathered"] == 6 * 128256 * 4096
+        assert 6 * 128256 * 4096 < shards["gathered"] < whole / 2
         assert "casts" not in shards and sum(shards.values()) < H100.memory
     assert "gathered" not in full and "gathered" not in bytes_of(parallel="fsdp2")
     of_adapters = trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64)
-    lora = states(whole, of_adapters, recipe(adapter="lora"))
-    assert sum(lora.values()) == 4 * whole + 16 * of_adapters
+    assert held(adapter="lora") == 4 * whole + 16 * of_adapters
+    assert bytes_of(adapter="lora")["context"] == 1e9
+    on_cpu = training_memory(LLAMA_8B, [full_model(LLAMA_8B)], 1024, recipe(precision="fp32"), on_gpu=False)
+    assert on_cpu["activations"] > 4 * 4 * 1024 * LLAMA_8B.vocabulary  # all logits
 
 
 def test_sides_that_take_turns_have_gradients_one_at_a_time() -> None:
@@ -226,19 +222,6 @@ def test_sides_that_take_turns_have_gradients_one_at_a_time() -> None:
     turns = training_memory(LLAMA_8B, sides, 1024, recipe(micro_batch_size=2))
     assert counts[0] > counts[1]
     assert turns["gradients"] == 4 * counts[0] and turns["moments"] == 8 * sum(counts)
-
-
-def test_what_makes_it_fit_is_tried_in_order() -> None:
-    """Smaller passes alone where these do; else more GPUs, and fewer bytes; what is not needed is left out."""
-    small = {"micro_batch_size": 1, "gradient_checkpointing": True}
-    fewer = {"weights": "bfloat16", "optimizer": "adamw_8bit"}
-    assert remedies(lambda knobs: "gradient_checkpointing" in knobs) == [{"gradient_checkpointing": True}]
-    assert remedies(lambda knobs: knobs.items() >= small.items()) == [small]
-    shards = {"parallel": "fsdp2", "processes": 4}
-    assert remedies(lambda knobs: knobs.get("processes", 1) >= 4 or "weights" in knobs) == [shards, fewer]
-    both = {**fewer, "parallel": "fsdp2", "processes": 8}
-    assert remedies(lambda knobs: knobs.get("processes") == 8 and "weights" in knobs) == [both]
-    assert remedies(lambda knobs: False) == []
 
 
 def test_disk_of_a_training() -> None:

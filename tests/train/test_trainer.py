@@ -19,7 +19,7 @@ from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
 from pipeline.train.examples import check_lengths, count_tokens, cut_rows, make_dataset
 from pipeline.train.load import make_bpe
-from pipeline.train.memory import micro_batches, refuse_without_room
+from pipeline.train.memory import micro_batches
 from pipeline.train.optim import trainer_schedule
 from pipeline.train.recipe import plan_steps, trainer_arguments
 from pipeline.train.save import measure_cast, save_model
@@ -227,30 +227,6 @@ def test_rows_of_a_micro_batch_that_is_left_open():
 
 
 OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4): 1, (24, 2): 4, (10, 1): 2}
-
-
-def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
-    """Llama 3.1 8B on 80 GB: 8 bytes a parameter fit, 10 (80.3 GB) do not, 16 do in shards of two processes (64.2)."""
-    count, room = 8_030_261_248, 80 * 10**9
-
-    def refuse(room: int | None = room, trained: int = count, **knobs: object) -> None:
-        refuse_without_room(count, trained, room, sft(**knobs))
-
-    refuse(weights="bfloat16", optimizer="adamw_bf16")
-    refuse(parallel="fsdp2", processes=2)
-    refuse(None)  # a CPU
-    refuse(trained=42_000_000, adapter="lora")  # 32.1 GB, and 16 bytes for each of the adapters' parameters
-    refuse_without_room(count, count, room, sft(optimizer="adamw_8bit"), count // 2)  # two sides in turns: 64.2 GB
-    shards, fewer = "sft.parallel=fsdp2 sft.processes=2", "sft.weights=bfloat16 sft.optimizer=adamw_8bit"
-    with pytest.raises(PipelineError, match="optimizer=adamw_8bit takes 80.3 GB .* which has 80.0: ") as error:
-        refuse(optimizer="adamw_8bit")
-    assert str(error.value).endswith(f"80.0: {shards} or {fewer} or an adapter, sft=lora, would fit")
-    with pytest.raises(PipelineError, match="takes 128.5 GB"):
-        refuse(processes=2)
-    with pytest.raises(PipelineError, match=f"0: {fewer} or an adapter") as error:  # 32.1 and 64.2 GB do not
-        refuse(50 * 10**9, batch_size=3)  # which two processes do not share
-    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 sft.processes=8 would fit$"):
-        refuse(7 * 10**9, batch_size=8, weights="bfloat16", optimizer="adamw_8bit")  # 48.2 GB, an eighth of it 6.0
 
 
 def test_schedules(tmp_path: Path):

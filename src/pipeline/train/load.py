@@ -138,14 +138,6 @@ def texts_of(example: Example) -> list[str]:
     return [example[key] for key in ("prompt", "completion", "text") if key in example]
 
 
-def load_skeleton(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
-    """The model that will be trained, without memory for its weights."""
-    if base is not None:
-        return build_skeleton(base, "model.path")
-    with torch.device("meta"):
-        return load_model(run, tokenizer, None)
-
-
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
     weights = run.config.sft.weights

@@ -23,7 +23,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say
 from pipeline.runs import resume
-from pipeline.train import card, examples, load, memory, processes, recipe
+from pipeline.train import card, examples, load, processes, recipe
 from pipeline.train.checkpoints import own_shard, supervised
 from pipeline.train.progress import Progress
 from pipeline.train.save import save_model
@@ -123,15 +123,6 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
     examples.check_rows(rows, tokenizer, config.sft, base)
     with examples.naming_the_template(tokenizer):
         truncated = examples.check_lengths(rows, tokenizer, config.sft)
-    if (room := gpu_memory()) is None:
-        return truncated
-    model, parts = choose_parameters(load.load_skeleton(run, tokenizer, base), config.sft, config.partition)
-    numbers, parameters = recipe.size_of(model, config.sft), dict(model.named_parameters())
-    adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
-    at_once = max(sum(parameters[name].numel() for name in names) for names in parts.values())
-    memory.refuse_without_room(
-        numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft, at_once
-    )
     return truncated
 
 
@@ -162,8 +153,3 @@ def peak_bytes() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def gpu_memory() -> int | None:
-    """Bytes of memory of this process' GPU; None on a CPU."""
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
