@@ -38,9 +38,10 @@ from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.runs.provenance import machine_facts, package_versions
+from pipeline.train.order import pass_order, sort_by_length
 from pipeline.train.recipe import plan_steps, trainer_arguments
 from pipeline.train.stage import silence_warnings
-from pipeline.train.trainer import Trainer, pass_order, sort_by_length
+from pipeline.train.trainer import Trainer
 
 ROWS, VOCABULARY = 2048, 1024
 RECORD = Path(__file__).parents[1] / "results/bench/padding.json"
@@ -116,7 +117,8 @@ def trainer(lengths: list[int], sft: Sft, folder: Path, bare: bool = False) -> A
         rows = [rows[n] for n in sort_by_length(pass_order(len(rows), sft, 0), lengths, sft.batch_size)]
         made: Any = SFTTrainer(train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}), **shared)
     else:
-        made = Trainer(train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}), sft=sft, **shared)
+        sets = {"all": Dataset.from_dict({"input_ids": rows, "labels": rows})}
+        made = Trainer(train_dataset=sets, sft=sft, parts={"all": []}, **shared)
     made.data_collator.padding_free = sft.padding_free
     made.remove_callback(PrinterCallback)
     return made

@@ -46,7 +46,6 @@ from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES
 from pipeline.train.optim import torchao_optimizer
 from pipeline.train.recipe import plan_steps, trainer_arguments
-from pipeline.train.simultaneous import Alternating
 from pipeline.train.stage import silence_warnings
 from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer
@@ -207,11 +206,8 @@ def one(
         trainer: Any
         if name == "bare":
             trainer = SFTTrainer(train_dataset=rows, **shared)
-        elif sft.method == "simultaneous":
-            both = {"math": rows, "language": rows}
-            trainer = Alternating(train_dataset=both, sft=sft, parts=parts, **shared)
         else:
-            trainer = Trainer(train_dataset=rows, sft=sft, **shared)
+            trainer = Trainer(train_dataset=dict.fromkeys(parts, rows), sft=sft, parts=parts, **shared)
         plan_steps(args, sft, steps)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(clock)

@@ -43,7 +43,9 @@ STAND_INS = {
     "commands/check.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
     ),
-    "commands/check.py::Checking.planned_memory": StandIn(CHECK + "test_a_gpu_that_others_use", "return training_memory"),
+    "commands/check.py::Checking.planned_memory": StandIn(
+        CHECK + "test_a_gpu_that_others_use", "return training_memory"
+    ),
     "commands/check.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
     "commands/check.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
     "estimate/durations.py::visible_gpus": StandIn(
@@ -67,10 +69,8 @@ STAND_INS = {
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
     "train/optim.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
     "train/processes.py::init_process_group": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
-    "train/simultaneous.py::refuse_flat_shards": SHARDS,
-    "train/simultaneous.py::Toggle.on_train_begin": StandIn(
-        PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
-    ),
+    "train/recipe.py::refuse_flat_shards": SHARDS,
+    "train/trainer.py::Toggle.on_train_begin": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",

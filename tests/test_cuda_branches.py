@@ -24,7 +24,7 @@ from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
-from pipeline.train import load, optim, processes, recipe, stage
+from pipeline.train import load, optim, processes, recipe
 
 CARD = "NVIDIA A100-SXM4-80GB"
 

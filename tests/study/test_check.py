@@ -288,7 +288,10 @@ def test_killed_as_soon_as_there_is_a_resume_point(ends: bool, tmp_path: Path) -
         ("eval.backend=vlm", "eval.backend must be one of hf, vllm, got 'vlm'"),
         ("check.methods=[fall]", "sft=fall is not an option: did you mean full"),
         ("hardware=a100", "hardware=a100 is not an option"),
-        ("sft.batch_size=5 sft.processes=2", "sft.batch_size=5 is not a multiple of sft.micro_batch_size=1 x sft.processes=2"),
+        (
+            "sft.batch_size=5 sft.processes=2",
+            "sft.batch_size=5 is not a multiple of sft.micro_batch_size=1 x sft.processes=2",
+        ),
         (
             "model=gemma3_270m",
             "model=hub:google/gemma-3-270m is not on this disk, and its shape is not known: fetch it",

@@ -21,7 +21,7 @@ from pipeline.train.memory import (
     trained_parameters,
     training_memory,
 )
-from pipeline.train.steps import snapshots_at_once
+from pipeline.train.steps import snapshot_steps
 
 H100, A100 = GPUS["h100_80"], GPUS["a100_80"]
 PARTITIONS = {
@@ -228,10 +228,10 @@ def test_disk_of_a_training() -> None:
     """layer_swapping A.2: a snapshot each 5,000 of 40,000 samples; 144 of 32.1 GB are 4.6 TB."""
     options = {"batch_size": 8, "snapshot_every": 5000}
     kept = [
-        snapshots_at_once(recipe(**options), 5000),
-        snapshots_at_once(recipe(**options, snapshot_keep=2), 5000),
+        len(snapshot_steps(recipe(**options), 5000)),
+        len(snapshot_steps(recipe(**options, snapshot_keep=2), 5000)),
     ]
-    assert kept == [8, 3] and snapshots_at_once(recipe(batch_size=8), 5000) == 0
+    assert kept == [8, 2] and snapshot_steps(recipe(batch_size=8), 5000) == []
     whole = LLAMA_8B.parameters
     needs = written_bytes(recipe(**options), whole, whole, snapshots=8, points=2)
     assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole

@@ -209,7 +209,7 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
 def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
     rank = int(os.environ["RANK"])
-    checkpoints.MOST = 1  # look at each step
+    checkpoints.LOOK = 1  # look at each step
     found = [stage.train(run, run.work, Relay(None))]
     other = replace(run, config=replace(run.config, runs_dir=str(work)))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:

@@ -21,10 +21,11 @@ from pipeline.train.examples import check_lengths, count_tokens, cut_rows, make_
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches
 from pipeline.train.optim import trainer_schedule
+from pipeline.train.order import pass_order, sort_by_length
 from pipeline.train.recipe import plan_steps, trainer_arguments
 from pipeline.train.save import measure_cast, save_model
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer, pass_order, sort_by_length
+from pipeline.train.trainer import Trainer
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -43,8 +44,10 @@ def stage(recipe: Sft) -> TrainStage:
 def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
     args = trainer_arguments(stage(recipe), "text" in rows[0], False, tmp_path)
     tokenizer = sandbox_tokenizer()
-    rows = make_dataset(rows, recipe)
-    made = Trainer(model=tiny(), args=args, train_dataset=rows, processing_class=tokenizer, sft=recipe)
+    sets = {"all": make_dataset(rows, recipe)}
+    made = Trainer(
+        model=tiny(), args=args, train_dataset=sets, processing_class=tokenizer, sft=recipe, parts={"all": []}
+    )
     plan_steps(made.args, recipe, steps)
     return made
 
@@ -128,13 +131,15 @@ def test_a_curriculum_keeps_its_order(tmp_path: Path):
 
 
 def test_steps_by_hand():
-    assert steps_of(sft(batch_size=4), 11) == 2  # two full batches; the last, incomplete one is left out
-    assert steps_of(sft(batch_size=4, epochs=2), 11) == 5
-    assert steps_of(sft(batch_size=4, steps=1), 11) == 1
-    with pytest.raises(PipelineError, match="sft.steps=3 of sft.batch_size=4 need more rows than there are"):
-        steps_of(sft(batch_size=4, steps=3), 11)
-    with pytest.raises(PipelineError, match="a step of sft.batch_size=4 needs more rows .* lower sft.batch_size"):
-        steps_of(sft(batch_size=4), 3)
+    rows = {"all": 11}
+    # two full batches; the last, incomplete one is left out
+    assert steps_of(sft(batch_size=4), rows) == ({"all": 2}, {"all": 3})
+    assert steps_of(sft(batch_size=4, epochs=2), rows) == ({"all": 5}, {"all": 2})
+    assert steps_of(sft(batch_size=4, steps=1), rows) == ({"all": 1}, {"all": 7})
+    with pytest.raises(PipelineError, match=r"sft.steps=3 of sft.batch_size=4 needs more rows than there are \(11 in"):
+        steps_of(sft(batch_size=4, steps=3), rows)
+    with pytest.raises(PipelineError, match="1 steps of sft.batch_size=4 needs more rows .* lower sft.batch_size"):
+        steps_of(sft(batch_size=4), {"all": 3})
 
 
 def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
@@ -282,7 +287,6 @@ def test_what_a_cast_leaves_of_a_small_movement(tmp_path: Path):
     name = "model.layers.0.mlp.up_proj.weight"
     found = measure_cast({name: weight}, {name: weight.detach().to(torch.bfloat16)}, tmp_path / "base")
     assert found["moved_entries_lost"] == pytest.approx(0.5, abs=0.02)
-    assert found["task_vector_projection"] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
@@ -296,7 +300,8 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
     args = trainer_arguments(stage(recipe), False, False, tmp_path)
-    made = Trainer(model=tiny(), args=args, train_dataset=make_dataset(rows, recipe), processing_class=ours, sft=recipe)
+    sets = {"all": make_dataset(rows, recipe)}
+    made = Trainer(model=tiny(), args=args, train_dataset=sets, processing_class=ours, sft=recipe, parts={"all": []})
     found = count_tokens(3, {"all": made.train_dataset}, recipe)
     assert found["dropped"] == 1 and cut_rows(rows, ours, recipe) == (2, [2])
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64

@@ -37,7 +37,7 @@ REFUSED = {
     "expert=math sft.optimizer=adamw_bf16": "sft.weights=float32 with sft.optimizer=adamw_bf16 is not supported",
     "expert=math sft.weights=bfloat16 sft.optimizer=adamw_bf16 sft.adam_beta2=0.999": "sft.adam_beta2=0.999: the",
     "expert=math sft.batch_size=6 sft.micro_batch_size=4": "is not a multiple of sft.micro_batch_size=4",
-    "expert=math sft.batch_size=6 sft.processes=4": "sft.batch_size=6 is not a multiple of sft.micro_batch_size=1 x sft.processes=4: give",
+    "expert=math sft.batch_size=6 sft.processes=4": "sft.micro_batch_size=1 x sft.processes=4: give",
     "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": "sft.processes=3: give sft.batch_size=36",
     "expert=math sft.batch_size=8 sft.processes=4 sft.micro_batch_size=4": "sft.micro_batch_size=4 x sft.processes=4",
     f"expert=math_sw sft=simultaneous {C} sft.steps=1": "sft.steps=1 with sft.steps_per_switch=1 ends before the lang",

@@ -44,7 +44,7 @@ from pipeline.train.memory import (
     trained_parameters,
     training_memory,
 )
-from pipeline.train.steps import snapshots_at_once
+from pipeline.train.steps import snapshot_steps
 
 
 @dataclass
@@ -166,7 +166,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
     sft, shape = run.config.sft, shape_for(run)
     steps, seconds = training_work(run, shape, gpu, sft.processes)
-    files = written_bytes(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
+    files = written_bytes(sft, shape.parameters, moved(run, shape), len(snapshot_steps(sft, steps)), points=0)
     return Cost(
         run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
@@ -191,7 +191,7 @@ def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
         shape = shape_for(run)
     except PipelineError:
         return {}
-    snapshots = snapshots_at_once(sft, expected_steps(run) or 0)
+    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
     points = 1 if sft.resume_minutes is None else 2
     return written_bytes(sft, shape.parameters, moved(run, shape), snapshots, points)
 
@@ -247,9 +247,7 @@ def moved_by_part(run: Run[TrainStage], shape: Shape) -> list[int]:
     return [trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape)]
 
 
-def memory_of(
-    run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None
-) -> float:
+def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None) -> float:
     """Bytes of a process. row: tokens of the longest row of a micro-batch; None: twice the mean, where it is known."""
     if row is None:
         row = sft.seq_length

@@ -60,7 +60,6 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
 
     report(f"{run.name}: loading {base or 'a model from random weights'}")
     model, parts = choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
-    numbers = recipe.size_of(model, sft)
     report(f"{run.name}: tokenizing {len(rows):,} rows")
     trainer, counts = recipe.trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
     first, record = trainer.is_world_process_zero(), resume.usable_resume_point(run)
@@ -68,7 +67,7 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     progress = Progress(run, tracker, trainer.args.max_steps, resumed) if first else None
     if progress:
         trainer.add_callback(progress)
-        examples.write_rows(recipe.sets_of(trainer), work / examples.ROWS)
+        examples.write_rows(trainer.sets, work / examples.ROWS)
 
     def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
         """Save the model; called by all processes together, the first writes."""
@@ -84,9 +83,10 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     shutil.rmtree(work / "trainer", ignore_errors=True)
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
-        "tokens": int(progress.tokens), "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
+        "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
-        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts, **numbers, **checkpoints.facts(),
+        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts, **checkpoints.facts(),
     }  # fmt: skip
 
 
