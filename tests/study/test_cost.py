@@ -206,7 +206,7 @@ def test_memory_of_the_choices() -> None:
     assert held(parallel="fsdp2", processes=4) == 4 * whole and held(processes=4) == 16 * whole
     for dtypes in ({}, eight):  # no copies of all weights under fsdp2
         shards = bytes_of(parallel="fsdp2", processes=4, **dtypes)
-        assert 6 * 128256 * 4096 < shards["gathered"] < whole / 2
+        assert 4 * 128256 * 4096 < shards["gathered"] < whole / 2
         assert "casts" not in shards and sum(shards.values()) < H100.memory
     assert "gathered" not in full and "gathered" not in bytes_of(parallel="fsdp2")
     of_adapters = trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64)

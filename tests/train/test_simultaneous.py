@@ -150,13 +150,6 @@ def test_validation_losses_are_told_of_each_side(tmp_path: Path) -> None:
     assert {side: len(rows) for side, rows in made.eval_dataset.items()} == {"math": 4, "language": 4}
 
 
-def test_validation_rows_that_are_not_half_of_each_side(tmp_path: Path) -> None:
-    """As data runs hold them that were made before they were halved."""
-    for rows, expected in ((tiny.joint(5)[:-1], "5 of math and 4 of language"), (tiny.joint(1)[:1], "1 of math and 0")):
-        with pytest.raises(PipelineError, match=f"holds {expected}.*stage=data redo=true"):
-            tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=rows)
-
-
 def test_turns_are_a_function_of_seed_and_step() -> None:
     recipe = tiny.recipe(method="simultaneous", steps_per_switch=2)
     rows = {"math": 9, "language": 8}

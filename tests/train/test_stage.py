@@ -84,7 +84,7 @@ def test_no_response_left_after_truncation(make_run: Callable[..., Path], start:
 
 
 def test_rows_that_do_not_say_their_side() -> None:
-    with pytest.raises(PipelineError, match="needs rows with a side, and row 2 has none"):
+    with pytest.raises(PipelineError, match="needs rows with a side, and some have none"):
         datasets_of(
             [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}],
             tiny.recipe(),

@@ -64,13 +64,6 @@ class Checkpoints(TrainerCallback):
         """Seconds of training, including earlier attempts."""
         return self.earlier_seconds + time.monotonic() - self.begun
 
-    def facts(self) -> dict[str, Any]:
-        """For the manifest: the kept snapshots, and the steps after which the training was resumed."""
-        return {
-            **({"snapshots": self.snapshots} if self.steps else {}),
-            **({"resumed": self.resumed} if self.resumed else {}),
-        }
-
     def beat(self) -> None:
         """Sign of life: where no other comes within sft.stall_minutes, the stacks of all threads are written, and the
         process ends with status 1."""
@@ -178,9 +171,6 @@ def supervised(trainer: Any, run: Run[TrainStage], record: dict[str, Any] | None
         raise PipelineError(f"{error}; the resume point after step {usable['step']} stays in {run.work}") from error
     finally:
         faulthandler.cancel_dump_traceback_later()
-        for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
-            if bar is not None:
-                bar.close()  # so that the next message begins a line
 
 
 def refuse_broken(model: Any, step: int) -> None:

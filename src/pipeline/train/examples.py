@@ -16,7 +16,6 @@ from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
-from pipeline.train.steps import SIDES
 
 CHECKED = 20  # rows that a chat template is tried on before the base is loaded
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
@@ -54,28 +53,14 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
     if len(parts) == 1:
         return {parts[0]: make_dataset(examples, sft)}
     by_side = {part: [row for row in examples if row.get("side") == part] for part in parts}
-    if sum(map(len, by_side.values())) < len(examples):
-        number = next(number for number, row in enumerate(examples, 1) if row.get("side") not in by_side)
+    if any(row.get("side") not in by_side for row in examples):
         raise PipelineError(
-            f"sft={sft.name} needs rows with a side, and row {number} has none: create the data again with a "
-            "joint expert, such as expert=math_sw"
+            f"sft={sft.name} needs rows with a side, and some have none: create the data again with a joint expert, "
+            "such as expert=math_sw"
         )
     if empty := [side for side, rows in by_side.items() if not rows]:
         raise PipelineError(f"sft={sft.name} found no row of side {empty[0]}: give data.size room for both sets")
     return {side: make_dataset(rows, sft) for side, rows in by_side.items()}
-
-
-def validation_sets(validation: Sequence[Example], sft: Sft) -> Any:
-    """The validation set; of joint experts side -> its set. Raises PipelineError where they are not equally large."""
-    if sft.method not in ("mixed", "simultaneous"):
-        return make_dataset(validation, sft)
-    counts = Counter(row.get("side") for row in validation)
-    if counts["math"] != counts["language"]:  # a data run from before they were halved keeps its hash
-        raise PipelineError(
-            f"sft={sft.name} validates on equally many rows of each side, and the data run holds {counts['math']} of "
-            f"math and {counts['language']} of language: rerun it with stage=data redo=true"
-        )
-    return datasets_of(validation, sft, SIDES)
 
 
 # ---------------------------------------------------------------------------------------------------- before loading
@@ -144,7 +129,8 @@ def fault_of(row: dict[str, Any], number: int, tokenizer: Any, sft: Sft, ends: s
 def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
     """Number of rows that sft.seq_length cuts, with a warning. Raises PipelineError where no row of a side keeps a
     loss."""
-    cut, lost = cut_rows(examples, tokenizer, sft)
+    with naming_the_template(tokenizer):
+        cut, lost = cut_rows(examples, tokenizer, sft)
     sides = [row["side"] if sft.method == "simultaneous" else "" for row in examples]
     left = Counter(sides) - Counter(sides[number] for number in lost)
     if empty := sorted(set(sides) - left.keys()):
@@ -266,13 +252,6 @@ def template_file(tokenizer: Any) -> Path | str:
 
 
 # ---------------------------------------------------------------------------------------------------- as tokenized
-
-
-def count_tokens(count: int, sets: dict[str, Any], sft: Sft) -> dict[str, int]:
-    """Tokens of the trainer's sets (side, or any name -> rows), and how many of `count` rows TRL dropped, as
-    sft.seq_length leaves them no loss."""
-    lengths = [len(ids) for rows in sets.values() for ids in rows["input_ids"]]
-    return {"dataset_tokens": sum(lengths), "dropped": 0 if sft.packing else count - len(lengths)}
 
 
 def write_rows(sets: dict[str, Any], file: Path) -> None:

@@ -24,22 +24,25 @@ def trainer_of(
     config: TrainStage, model: Any, parts: Parts, tokenizer: Any, rows: Any, validation: Any, output: Path
 ) -> tuple[Trainer, dict[str, Any]]:
     """The trainer of this method, its steps planned, and facts about its rows."""
-    sft = config.sft
+    sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
+    held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     with examples.naming_the_template(tokenizer):
         trainer = Trainer(
             model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
             train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
-            eval_dataset=examples.validation_sets(validation, sft) if validation else None, processing_class=tokenizer,
+            eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
             optimizer_cls_and_kwargs=None if sft.optimizer == "adamw" else optim.torchao_optimizer(sft),
         )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
     if config.partition is not None:
         refuse_flat_shards(trainer)
-    turns, unused = steps.steps_of(sft, {part: len(rows) for part, rows in trainer.sets.items()})
+    lengths = {part: len(rows) for part, rows in trainer.sets.items()}
+    turns, unused = steps.steps_of(sft, lengths)
     plan_steps(trainer.args, sft, sum(turns.values()))
-    counts = examples.count_tokens(len(rows), trainer.sets, sft)
-    return trainer, {**counts, "steps_a_side": turns, "rows_left_out": unused}
+    tokens = sum(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
+    dropped = 0 if sft.packing else len(rows) - sum(lengths.values())  # by TRL, as sft.seq_length leaves no loss
+    return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
 
 
 def refuse_flat_shards(trainer: Trainer) -> None:

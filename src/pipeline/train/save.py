@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,9 @@ def save_model(
     digests = digests_in(folder / ADAPTER_WEIGHTS) if adapters else digest_tensors(folder)
     facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
     if is_cast:
-        facts["cast"] = {"to": dtype, **measure_cast(weights, saved, None if adapters else base)}
+        facts["cast"] = {"to": dtype}
+        if base and not adapters:
+            facts["cast"]["moved_entries_lost"] = lost_movements(weights, saved, base)
     return facts
 
 
@@ -75,22 +76,14 @@ def check_headers(folder: Path, saved: Tensors) -> None:
         )
 
 
-def measure_cast(weights: Tensors, cast: Tensors, base: Path | None) -> dict[str, float]:
-    """The relative error of a cast; with the folder of the base's weights also the share of entries that moved in
-    training and are equal to the base's, cast likewise, afterwards."""
-    start = Checkpoint.open(base) if base else None
-    names = {name_in_memory(name): name for name in start.names} if start else {}
-    sums = torch.zeros(
-        4, dtype=torch.float64
-    )  # squares of errors and of weights, entries that moved, and that are lost
+def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
+    """Of the entries that moved in training, away from those of a folder, the share that a cast gives back: equal to
+    the base's, cast likewise."""
+    start, moves, lost = Checkpoint.open(base), 0, 0
+    names = {name_in_memory(name): name for name in start.names}
     for name, weight in weights.items():
-        now, stored = weight.detach().cpu(), cast[name]
-        was = now
-        if start:
-            rows = start.rows(names[name_in_memory(name)], 0, matrix(tuple(weight.shape))[0])
-            was = torch.from_numpy(rows).view(weight.shape)
-        moved = now != was
-        squares = [part.double().square().sum() for part in (stored.double() - now.double(), now)]
-        sums += torch.stack([*squares, moved.sum(), (moved & (stored == was.to(stored.dtype))).sum()])
-    error, size, moves, lost = sums.tolist()
-    return {"relative_error": math.sqrt(error / size), **({"moved_entries_lost": lost / moves} if moves else {})}
+        rows = start.rows(names[name_in_memory(name)], 0, matrix(tuple(weight.shape))[0])
+        was, stored = torch.from_numpy(rows).view(weight.shape), cast[name]
+        moved = weight.detach().cpu() != was
+        moves, lost = moves + int(moved.sum()), lost + int((moved & (stored == was.to(stored.dtype))).sum())
+    return lost / max(moves, 1)

@@ -12,6 +12,7 @@ import os
 import resource
 import shutil
 import warnings
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,13 @@ def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Facts of the stage in one of its processes (empty but in the first), with the warnings."""
+    """Train in one of the stage's processes; the first saves and returns the facts, the others none."""
     with recorded_warnings() as told:
         facts = train_in_process(run, work, tracker)
-    return {**facts, "warnings": told} if facts and told else facts
+    return facts | ({"warnings": told} if facts and told else {})
 
 
 def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Train in one of the stage's processes; the first saves and returns the facts."""
     config, sft = run.config, run.config.sft
     prepare_process(config)
     base = load.local_base(run)
@@ -74,7 +74,8 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
         whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
         return save_model(model, tokenizer, folder, sft.save_dtype, whole, measured_on) if first else {}
 
-    with supervised(trainer, run, record, save_to) as checkpoints:
+    bar = closing(progress.bar) if progress else nullcontext()  # so that a message about its end begins a line
+    with supervised(trainer, run, record, save_to) as checkpoints, bar:
         trainer.args.eval_on_start = sft.validate_at_start and record is None
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     weights = save_to(work, base)
@@ -86,7 +87,9 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
         "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
-        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts, **checkpoints.facts(),
+        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts,
+        **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
+        **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
     }  # fmt: skip
 
 
@@ -121,9 +124,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
     if base is not None:
         load.check_base(base, tokenizer)
     examples.check_rows(rows, tokenizer, config.sft, base)
-    with examples.naming_the_template(tokenizer):
-        truncated = examples.check_lengths(rows, tokenizer, config.sft)
-    return truncated
+    return examples.check_lengths(rows, tokenizer, config.sft)
 
 
 def report(line: str) -> None:
@@ -137,14 +138,15 @@ def report(line: str) -> None:
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
     """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
-    weights = {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}
-    states = (value for state in trainer.optimizer.state.values() for value in state.values())
-    moments = {
-        str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
-        for value in states
-        if isinstance(value, torch.Tensor) and value.ndim
+    moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    found = {
+        "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
+        "moments": {
+            str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
+            for value in moments
+            if torch.is_tensor(value) and value.ndim
+        },
     }
-    found = {"weights": weights, "moments": moments}
     return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
 
 

@@ -39,10 +39,9 @@ def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, 
     available = available_steps(sft, [*rows.values()])
     if available < (sft.steps or 1):
         there = " and ".join(f"{count} {side}".removesuffix(" all") for side, count in rows.items())
-        what = f"sft.steps={sft.steps}" if sft.steps else f"a turn of {sft.steps_per_switch} steps"
         raise PipelineError(
-            f"{what} of sft.batch_size={sft.batch_size} needs more rows than there are ({there} in each of "
-            f"sft.epochs={sft.epochs}): {'ask for fewer' if available else 'lower sft.batch_size'}, or raise sft.epochs"
+            f"sft.steps={sft.steps or 'null'} of sft.batch_size={sft.batch_size} needs more rows than there are "
+            f"({there} in each of sft.epochs={sft.epochs}): lower one of them, or raise sft.epochs"
         )
     turns = Counter(side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(sft.steps or available))
     unused = {side: max(0, count * sft.epochs - turns[side] * sft.batch_size) for side, count in rows.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from statistics import fmean
 from typing import Any, cast
 
 import torch
@@ -70,9 +71,8 @@ class Trainer(SFTTrainer):
         """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
         metrics = super().evaluate(eval_dataset, *args, **keywords)
         if eval_dataset is None and isinstance(self.eval_dataset, dict):
-            losses = {f"eval_{side}_loss": metrics[f"eval_{side}_loss"] for side in self.eval_dataset}
-            metrics["eval_loss"] = sum(losses.values()) / len(losses)
-            self.log(losses | {"eval_loss": metrics["eval_loss"]})
+            metrics["eval_loss"] = fmean(metrics[f"eval_{side}_loss"] for side in self.eval_dataset)
+            self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
     def create_optimizer(self, model: Any = None) -> Any:
