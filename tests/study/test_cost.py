@@ -149,9 +149,9 @@ def test_savings_of_sides_and_adapters() -> None:
 
 
 def test_bytes_of_a_step_by_hand() -> None:
-    assert flops.optimizer_bytes("float32", "adamw") == 28
-    assert flops.optimizer_bytes("bfloat16", "adamw_bf16") == 14
-    assert flops.optimizer_bytes("bfloat16", "adamw_8bit") == 2 * 2 + 2 + 2 * 2
+    assert flops.optimizer_bytes(recipe()) == 28
+    assert flops.optimizer_bytes(recipe(weights="bfloat16", optimizer="adamw_bf16")) == 14
+    assert flops.optimizer_bytes(recipe(weights="bfloat16", optimizer="adamw_8bit")) == 2 * 2 + 2 + 2 * 2
 
 
 @pytest.mark.parametrize(("weights", "autocast"), [("float32", True), ("bfloat16", False)])
@@ -242,7 +242,7 @@ def test_disk_of_a_training() -> None:
 
 
 def hours(shape: Shape, trained: Trained, rows: int, tokens: float, batch: int, gpu: flops.Gpu, **knobs: Any) -> float:
-    return flops.training_seconds(shape, trained, rows, tokens, batch, gpu, **knobs) / 3600
+    return flops.training_seconds(shape, trained, rows, tokens, recipe(batch_size=batch, **knobs), gpu) / 3600
 
 
 @pytest.mark.parametrize(("data", "expected"), [("math", 1.13), ("sw", 0.73), ("bn", 1.48), ("te", 2.09)])

@@ -40,9 +40,7 @@ def test_scores_take_as_long_as_was_measured(shape: Shape, kind: QuestionSet, me
 
 @pytest.mark.parametrize(("shape", "steps", "measured"), [(SMOL, 4, 70.4), (GEMMA, 2, 79.9)])
 def test_trainings_take_as_long_as_was_measured(shape: Shape, steps: int, measured: float) -> None:
-    found = training_seconds(
-        shape, full_model(shape), 4 * steps, 232, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
-    )
+    found = training_seconds(shape, full_model(shape), 4 * steps, 232, Sft(name="x", batch_size=4), cpu.cpu(shape, 1))
     assert measured / 2 < found < 2 * measured
 
 

@@ -75,9 +75,7 @@ def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_e
     lengths = [len(tokenizer.encode("\n".join(json.loads(row).values())).ids) for row in rows]
     draws = random.Random(0)
     padded = statistics.fmean(max(draws.choices(lengths, k=4)) for _ in range(20_000))
-    by_hand = training_seconds(
-        shape, full_model(shape), 50 * 4, padded, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
-    )
+    by_hand = training_seconds(shape, full_model(shape), 50 * 4, padded, run.config.sft, cpu.cpu(shape, 1))
     fixed = 1 + FILES * 4 * shape.parameters
     assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)
     more = seconds(training("sft.steps=100")) - seconds(training("sft.steps=50"))

@@ -244,11 +244,9 @@ class Checking:
         start, rate, machine = START[self.on_gpu], write_speed(self.folder.parent), self.machine()
         base = WIDTH["bfloat16"] * self.shape.parameters
         read = (base if not self.local else 4 * self.shape.parameters) / rate
-        steps = training_seconds(
-            self.shape, full_model(self.shape), STEPS * self.sft.batch_size, self.sft.seq_length, self.sft.batch_size,
-            machine, gpus=self.sft.processes if self.on_gpu else 1, checkpointing=self.sft.gradient_checkpointing,
-            weights=self.sft.weights, precision=self.sft.precision,
-        )  # fmt: skip
+        rows, gpus = STEPS * self.sft.batch_size, self.sft.processes if self.on_gpu else 1
+        full = replace(self.sft, adapter="none")
+        steps = training_seconds(self.shape, full_model(self.shape), rows, full.seq_length, full, machine, gpus)
         seconds = {"devices": start, "base": 1.0 if self.local else 5 + base / rate}
         for method in self.methods:
             saved = self.written(method)["weights"] / rate

@@ -248,37 +248,27 @@ def cores() -> int:
 
 
 @lru_cache(maxsize=1)
-def listed_gpus() -> int:
-    """How many GPUs nvidia-smi lists."""
-    try:
-        process = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
+def listed_gpus() -> list[tuple[str, str]]:
+    """The driver's version and the MiB of memory of each GPU that nvidia-smi lists, which may take seconds."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+        return [(driver, memory) for driver, memory in (line.split(", ") for line in listed.splitlines())]
+    return []
 
 
 @lru_cache(maxsize=1)
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi, which may take seconds; None without."""
+    """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi; None without."""
     with suppress(OSError):
         if match := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8")):
             return match[1]
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
-        return process.stdout.partition("\n")[0].strip() or None
-    return None
+    return next((driver for driver, _ in listed_gpus()), None)
 
 
-@lru_cache(maxsize=1)
 def gpu_memory() -> int | None:
     """Bytes of the smallest GPU that nvidia-smi lists; None where it lists none, or not its memory."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]  # MiB
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        return min(int(line) for line in process.stdout.splitlines()) * 2**20
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return None
+    return min((int(memory) * 2**20 for _, memory in listed_gpus() if memory.isdigit()), default=None)
 
 
 def visible_gpus() -> list[str]:
@@ -286,4 +276,4 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [gpu for gpu in listed.split(",") if gpu]
-    return [str(index) for index in range(listed_gpus())]
+    return [str(index) for index in range(len(listed_gpus()))]

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.benchmarks import benchmark_of
+from pipeline.config.training import Sft
 from pipeline.models.shape import Shape
-from pipeline.train.memory import BYTES, WIDTH, Trained, adapter_parameters, trained_parameters
+from pipeline.train.memory import WIDTH, Trained, adapter_parameters, bytes_per_parameter, trained_parameters
 
 # ---------------------------------------------------------------------------------------------------- cards
 
@@ -84,42 +85,29 @@ def training_flops(
     return total
 
 
-def optimizer_bytes(weights: str, optimizer: str) -> int:
+def optimizer_bytes(sft: Sft) -> int:
     """Bytes that a step moves for each trained parameter: weight and moments are read and written, gradients read.
 
     28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
     """
-    of_weight = WIDTH[weights]
-    moments = BYTES[weights, optimizer] - 2 * of_weight
-    return 3 * of_weight + 2 * moments
+    of_weight = 4 if sft.adapter == "lora" else WIDTH[sft.weights]  # adapters stay fp32
+    return 3 * of_weight + 2 * (bytes_per_parameter(sft) - 2 * of_weight)
 
 
 def training_seconds(
-    shape: Shape,
-    trained: Trained,
-    rows: int,
-    tokens: float,
-    batch_size: int,
-    gpu: Gpu,
-    *,
-    gpus: int = 1,
-    checkpointing: bool = True,
-    lora_rank: int = 0,
-    weights: str = "float32",
-    optimizer: str = "adamw",
-    precision: str = "bf16",
+    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, gpu: Gpu, gpus: int = 1
 ) -> float:
     """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, then the optimizer at its memory's.
 
     Simultaneous training is the sum of its two sides. With several GPUs the products are shared, the optimizer's work
     is done on each (ddp).
     """
-    flops = rows * tokens * training_flops(shape, trained, tokens, checkpointing, lora_rank)
-    steps = rows // batch_size
-    moved = steps * trained_parameters(shape, trained, lora_rank)
-    step_bytes = optimizer_bytes("float32" if lora_rank else weights, optimizer)  # adapters stay fp32
-    dtype = {"fp32": "float32", "tf32": "tf32"}.get(precision, "bfloat16") if weights == "float32" else "bfloat16"
-    return flops / (gpu.rate(dtype) * gpus) + moved * step_bytes / gpu.bandwidth
+    rank = sft.lora_rank if sft.adapter == "lora" else 0
+    flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
+    moved = rows // sft.batch_size * trained_parameters(shape, trained, rank)
+    precision = sft.precision if sft.weights == "float32" else "bf16"
+    rate = gpu.rate({"fp32": "float32", "bf16": "bfloat16"}.get(precision, precision))
+    return flops / (rate * gpus) + moved * optimizer_bytes(sft) / gpu.bandwidth
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:

@@ -216,14 +216,8 @@ def seconds_of_parts(
     """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
     tokens: side -> positions of a row."""
     sft, parts = run.config.sft, trained_parts(run, shape)
-    return sum(
-        training_seconds(
-            shape, part, steps // len(parts) * sft.batch_size, tokens(side), sft.batch_size, gpu, gpus=gpus,
-            checkpointing=sft.gradient_checkpointing, lora_rank=sft.lora_rank if sft.adapter == "lora" else 0,
-            weights=sft.weights, optimizer=sft.optimizer, precision=sft.precision,
-        )
-        for side, part in parts
-    )  # fmt: skip
+    rows = steps // len(parts) * sft.batch_size
+    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus) for side, part in parts)
 
 
 def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained]]:
@@ -237,14 +231,9 @@ def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained
 
 
 def moved(run: Run[TrainStage], shape: Shape) -> int:
-    return sum(moved_by_part(run, shape))
-
-
-def moved_by_part(run: Run[TrainStage], shape: Shape) -> list[int]:
-    """Numbers of trained parameters of each of `trained_parts`, which have gradients one part at a time."""
-    sft = run.config.sft
-    lora = sft.lora_rank if sft.adapter == "lora" else 0
-    return [trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape)]
+    """Number of trained parameters."""
+    lora = run.config.sft.lora_rank if run.config.sft.adapter == "lora" else 0
+    return sum(trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape))
 
 
 def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None) -> float:

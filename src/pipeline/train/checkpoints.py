@@ -46,7 +46,6 @@ class Checkpoints(TrainerCallback):
     def __init__(self, trainer: Any, run: Run[TrainStage], record: dict[str, Any] | None, save: Save) -> None:
         self.trainer, self.run, self.save, self.sft = trainer, run, save, run.config.sft
         self.first = trainer.args.process_index == 0
-        self.validated = trainer.eval_dataset is not None
         self.steps = snapshot_steps(self.sft, trainer.args.max_steps)
         record = record or {"snapshots": {}, "seconds": 0.0, "resumed": [], "step": 0}
         self.snapshots: dict[str, dict[str, Any]] = record["snapshots"]
@@ -59,11 +58,6 @@ class Checkpoints(TrainerCallback):
         """Request a stop after the current step, with a resume point."""
         self.asked_to_stop = signal_name
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, including earlier attempts."""
-        return self.earlier_seconds + time.monotonic() - self.begun
-
     def beat(self) -> None:
         """Sign of life: where no other comes within sft.stall_minutes, the stacks of all threads are written, and the
         process ends with status 1."""
@@ -73,7 +67,6 @@ class Checkpoints(TrainerCallback):
     # ------------------------------------------------------------------------------------------ the trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.begun = self.saved = time.monotonic()
         self.beat()
         if self.first and state.global_step:
             say(f"{self.run.name}: resumes after step {state.global_step}")
@@ -87,7 +80,7 @@ class Checkpoints(TrainerCallback):
         self.beat()
         step = state.global_step
         if step in self.steps:
-            if self.validated:
+            if self.trainer.eval_dataset is not None:
                 control.should_evaluate = True  # the snapshot is taken with its loss
             else:
                 self._save_snapshot(step)
@@ -107,7 +100,11 @@ class Checkpoints(TrainerCallback):
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / "training_args.bin").unlink(missing_ok=True)
             shutil.copyfile(self.run.work / LOG, checkpoint / LOG)
-            facts = {"snapshots": self.snapshots, "seconds": self.seconds, "resumed": self.resumed}
+            facts = {
+                "snapshots": self.snapshots,
+                "seconds": self.earlier_seconds + time.monotonic() - self.begun,
+                "resumed": self.resumed,
+            }
             resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()

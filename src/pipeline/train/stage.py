@@ -58,9 +58,9 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     tokenizer = load.load_tokenizer(run, rows, base)
     truncated = check_early(run, rows, tokenizer, base)
 
-    report(f"{run.name}: loading {base or 'a model from random weights'}")
+    if not processes.is_follower():  # what happens before the first step can take a minute
+        say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
     model, parts = choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
-    report(f"{run.name}: tokenizing {len(rows):,} rows")
     trainer, counts = recipe.trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
     first, record = trainer.is_world_process_zero(), resume.usable_resume_point(run)
     resumed = resume.resume_folder(run.work, record) if record else None
@@ -125,12 +125,6 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
         load.check_base(base, tokenizer)
     examples.check_rows(rows, tokenizer, config.sft, base)
     return examples.check_lengths(rows, tokenizer, config.sft)
-
-
-def report(line: str) -> None:
-    """Print, in the first process, what happens before the first step, which can take a minute."""
-    if not processes.is_follower():
-        say(line)
 
 
 # ---------------------------------------------------------------------------------------------------- facts

@@ -55,9 +55,7 @@ def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
         raise PipelineError(f"sft.lora_targets: {unknown[0]} matches nothing; there are {there}")
     trained = [name for name, own in layers.items() if own in sft.lora_targets and f"{name}.weight" in names]
     if not trained:
-        raise PipelineError(
-            f"sft.lora_targets={sft.lora_targets} match nothing that is trained: name others"
-        )
+        raise PipelineError(f"sft.lora_targets={sft.lora_targets} match nothing that is trained: name others")
     config = LoraConfig(
         r=sft.lora_rank, lora_alpha=sft.lora_alpha, lora_dropout=sft.lora_dropout, use_rslora=True,  # type: ignore[arg-type]
         task_type="CAUSAL_LM", target_modules="|".join(map(re.escape, trained)),  # a list would become a set, unordered
