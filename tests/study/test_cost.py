@@ -212,8 +212,9 @@ def test_memory_of_the_choices() -> None:
     of_adapters = trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64)
     assert held(adapter="lora") == 4 * whole + 16 * of_adapters
     assert bytes_of(adapter="lora")["context"] == 1e9
-    on_cpu = training_memory(LLAMA_8B, [full_model(LLAMA_8B)], 1024, recipe(precision="fp32"), on_gpu=False)
-    assert on_cpu["activations"] > 4 * 4 * 1024 * LLAMA_8B.vocabulary  # all logits
+    twice = recipe(precision="fp32", batch_size=8)
+    on_cpu = training_memory(LLAMA_8B, [full_model(LLAMA_8B)], 4096, twice, on_gpu=False)
+    assert on_cpu["context"] == 0.7e9 and on_cpu["activations"] > 4 * 4 * 4096 * LLAMA_8B.vocabulary  # all logits
 
 
 def test_sides_that_take_turns_have_gradients_one_at_a_time() -> None:

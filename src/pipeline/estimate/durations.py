@@ -181,15 +181,16 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
     hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
-    sft, steps, count, tokens = run.config.sft, expected_steps(run), "?", "?"
-    names = f"recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
+    sft, steps, rows = run.config.sft, expected_steps(run), "? rows in ? steps, ? tokens"
     of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
     gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run)
     if steps is not None:
-        count = f"{steps * sft.batch_size:,}"
+        count, tokens = steps * sft.batch_size, "?"
         with suppress(PipelineError):
-            tokens = f"{steps * sft.batch_size * min(row_tokens(run), sft.seq_length):,.0f}"
-    about = f"{run.label}: {names}, {count} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} tokens"
+            tokens = f"{count * min(row_tokens(run), sft.seq_length):,.0f}"
+        rows = f"{count:,} rows in {steps:,} steps, {tokens} tokens"
+    recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
+    about = f"{run.label}: recipe={recipe} mixture={mixture}, {rows}"
     if gpu is None and not visible_gpus() and (HARDWARE in options or here is None or here <= cpu.memory()):
         seconds = guess(run, on_gpu=False)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"

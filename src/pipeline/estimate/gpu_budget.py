@@ -86,7 +86,7 @@ class Bill:
         return text + (f", not including {omitted}" if missing else "")
 
     def lines(self) -> list[str]:
-        """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk; number of runs without an estimate."""
+        """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk."""
         plan = self.plan
         if not self.kinds:
             return []
@@ -97,9 +97,7 @@ class Bill:
             largest = max(costs, key=lambda cost: cost.memory)
             lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})")
         host = max(cost.host for costs in self.kinds.values() for cost in costs)
-        lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB")
-        reasons = Counter(reason for _, reason in self.unknown.values())
-        return [*lines, *(f"not included: {count} runs, ? ({reason})" for reason, count in reasons.items())]
+        return [*lines, f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB"]
 
 
 def estimate_costs(
