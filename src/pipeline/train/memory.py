@@ -1,6 +1,6 @@
 """Memory and micro-batches of a recipe by arithmetic, before anything is loaded: bytes per parameter and per GPU.
 
-The plan and the training itself use these formulas to reject what does not fit.
+Plans, and commands before they fetch anything, reject by these formulas what does not fit.
 
 Bytes per trained parameter, of weight, gradient and the two moments:
 
