@@ -135,7 +135,6 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from pipeline.config.stages import TrainStage
     from pipeline.config.training import Model, Partition, Sft
     from pipeline.train.recipe import plan_steps, trainer_arguments
-    from pipeline.train.simultaneous import Alternating
     from pipeline.train.stage import silence_warnings
     from pipeline.train.trainable import choose_parameters
     from pipeline.train.trainer import Trainer
@@ -177,10 +176,8 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         trainer: Any
         if name == "bare":
             trainer = SFTTrainer(train_dataset=rows, **given)
-        elif sft.method == "simultaneous":
-            trainer = Alternating(train_dataset={"math": rows, "language": rows}, sft=sft, parts=parts, **given)
         else:
-            trainer = Trainer(train_dataset=rows, sft=sft, **given)
+            trainer = Trainer(train_dataset=dict.fromkeys(parts, rows), sft=sft, parts=parts, **given)
         plan_steps(args, sft, steps)
         Clock.ends = []
         trainer.remove_callback(PrinterCallback)

@@ -43,7 +43,9 @@ STAND_INS = {
     "commands/check.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
     ),
-    "commands/check.py::Checking.planned_memory": StandIn(CHECK + "test_a_gpu_that_others_use", "return parts"),
+    "commands/check.py::Checking.planned_memory": StandIn(
+        CHECK + "test_a_gpu_that_others_use", "return training_memory"
+    ),
     "commands/check.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
     "commands/check.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
     "estimate/durations.py::visible_gpus": StandIn(
@@ -64,21 +66,16 @@ STAND_INS = {
     "runs/run.py::decided_beyond_knobs": StandIn(
         "tests/runs/test_run.py::test_only_trainings_in_shards_are_others_than_before", 'return {"shards"'
     ),
-    "train/memory.py::states": StandIn(MEMORY, "shards = sft.processes"),
-    "train/memory.py::training_memory": StandIn(MEMORY, "sharded = sft.parallel"),
-    "train/memory.py::step_moments": StandIn(MEMORY, "cast = 2 if"),
+    "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
     "train/optim.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
     "train/processes.py::init_process_group": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
-    "train/simultaneous.py::refuse_flat_shards": SHARDS,
-    "train/simultaneous.py::Toggle.on_train_begin": StandIn(
-        PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
-    ),
+    "train/recipe.py::refuse_flat_shards": SHARDS,
+    "train/trainer.py::Toggle.on_train_begin": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",
     ),
     "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
-    "train/stage.py::gpu_memory": StandIn(HERE + "test_a_training_asks_the_card_for_its_memory", "total_memory"),
     "train/recipe.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
     "train/recipe.py::fsdp_arguments": StandIn(TRAINER, 'return {"fsdp": True'),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
@@ -95,6 +92,7 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
     "commands/check.py::Checking.check_devices": 2,
     "commands/check.py::check_sum": 2,
+    "commands/check.py::Checking.compared": 2,
     "commands/check_processes.py::probe": 8,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,

@@ -24,7 +24,7 @@ from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
-from pipeline.train import load, optim, processes, recipe, stage
+from pipeline.train import load, optim, processes, recipe
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -47,9 +47,9 @@ def test_every_branch_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
     script = load_script("cuda_branches")
     assert script.problems() == []
-    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/stage.py::gpu_memory": 2})
+    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/processes.py::init_process_group": 2})
     [more] = script.problems()
-    assert more.startswith("train/stage.py::gpu_memory: CUDA decides in lines [")
+    assert more.startswith("train/processes.py::init_process_group: CUDA decides in lines [")
     (tmp_path / "new.py").write_text(
         '"""cuda"""\ndef pick():\n    return "cuda" if torch.cuda.is_available() else "cpu"\n'
     )
@@ -70,12 +70,6 @@ def stage_of(**knobs: Any) -> TrainStage:
     sft = Sft(name="full", batch_size=8, **knobs)
     model, expert = Model(name="m", path="hub:org/m"), Expert(name="e", side="math")
     return TrainStage(stage="sft", model=model, expert=expert, data=Data(), sft=sft, partition=None)
-
-
-def test_a_training_asks_the_card_for_its_memory(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stage.gpu_memory() == 80 * 2**30
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert stage.gpu_memory() is None
 
 
 def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -112,16 +112,6 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.validate_at_start": Change("sft.validate_at_start=true", given=VALIDATED),
     "sft.snapshot_every": Change("sft.snapshot_every=4"),
     "sft.snapshot_keep": Change("sft.snapshot_keep=1", given=SNAPSHOTS),
-    "sft.snapshot_keep_by": [
-        Change(
-            "sft.snapshot_keep_by=validation_loss",
-            given=f"{SNAPSHOTS} sft.snapshot_keep=1 sft.learning_rate=3 sft.warmup_steps=2",
-        ),
-        Change(
-            "sft.snapshot_keep_by=validation_loss", given="sft.snapshot_every=4 sft.snapshot_keep=1",
-            refused="sft.snapshot_keep_by=validation_loss needs a validation set",
-        ),
-    ],
     "partition.bottom_layers": Change("partition.bottom_layers=2", given=PARTIAL),
     "partition.top_layers": Change("partition.top_layers=2", given=PARTIAL),
     "partition.all_attention": Change("partition.all_attention=true", given=PARTIAL),

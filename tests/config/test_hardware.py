@@ -120,7 +120,7 @@ def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
         (["stage=clean", "hardware=cpu"], "stage=clean does not read hardware: leave hardware=cpu out"),
         (
             ["stage=sft", "expert=math", "hardware=a100_80x8", "sft.processes=8"],
-            "sft.batch_size=4 is not a multiple of sft.processes=8: give sft.batch_size=8, or sft.processes=4",
+            "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x sft.processes=8: give sft.batch_size=8",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_cannot_fit_is_one_sentence_of_the_plan() -> None:
     with pytest.raises(PipelineError) as error:
         show_plan(compose(words))  # type: ignore[arg-type]
     told = str(error.value)
-    assert told.startswith("1 run of sft needs up to ") and "sft.parallel=fsdp2" in told
+    assert told.startswith("1 run of sft needs up to ") and "hardware=a100_80x8" in told
     assert "hardware=a100_80x1" not in told  # what is typed is kept
 
 
@@ -175,7 +175,7 @@ def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
     monkeypatch.setattr(preflight, "visible_gpus", lambda: ["0"])
     monkeypatch.setattr(preflight, "gpu_memory", lambda: 80 * 2**30)
     told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and "on each GPU, which has 85.9: " in told.err.splitlines()[1]
+    assert told.status == 1 and "on each GPU, and these have 86: give hardware=" in told.err.splitlines()[1]
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/manifest.json"))
 
 

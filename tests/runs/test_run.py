@@ -147,7 +147,6 @@ def test_a_knob_at_its_default_adds_nothing() -> None:
         ("stage=sft expert=math", "sft.decay_share=0.5", "sft.schedule=wsd"),
         ("stage=sft expert=math", "sft.parallel=fsdp2", "sft.processes=4"),
         ("stage=sft expert=math sft.template=chat", "sft.separator=x", "sft.template=plain"),
-        ("stage=sft expert=math sft.snapshot_every=9", "sft.snapshot_keep_by=validation_loss", "sft.snapshot_keep=2"),
         ("stage=sft expert=math", "deterministic=true", ""),
         ("stage=data expert=math", "seed=3", ""),
     ],

@@ -288,7 +288,10 @@ def test_killed_as_soon_as_there_is_a_resume_point(ends: bool, tmp_path: Path) -
         ("eval.backend=vlm", "eval.backend must be one of hf, vllm, got 'vlm'"),
         ("check.methods=[fall]", "sft=fall is not an option: did you mean full"),
         ("hardware=a100", "hardware=a100 is not an option"),
-        ("sft.batch_size=5 sft.processes=2", "sft.batch_size=5 is not a multiple of sft.processes=2"),
+        (
+            "sft.batch_size=5 sft.processes=2",
+            "sft.batch_size=5 is not a multiple of sft.micro_batch_size=1 x sft.processes=2",
+        ),
         (
             "model=gemma3_270m",
             "model=hub:google/gemma-3-270m is not on this disk, and its shape is not known: fetch it",
@@ -493,10 +496,12 @@ def test_the_driver_by_nvidia_smi_or_its_module(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(durations, "MODULE", tmp_path / "version")
     version = durations.driver_version.__wrapped__
-    assert version() is None
-    (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nprint('470.82.01')\nprint('470.82.01')\n")
+    durations.listed_gpus.cache_clear()
+    assert version() is None and durations.gpu_memory() is None
+    (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nprint('470.82.01, 81559')\nprint('470.82.01, 81559')\n")
     os.chmod(tmp_path / "nvidia-smi", 0o755)
-    assert version() == "470.82.01"
+    durations.listed_gpus.cache_clear()
+    assert version() == "470.82.01" and durations.gpu_memory() == 81559 * 2**20
     open_module = "Open Kernel Module for x86_64  560.35.03  Release Build"
     for text, number in {
         "x86_64 Kernel Module  535.104.05  Sat Aug 19": "535.104.05",
@@ -504,3 +509,4 @@ def test_the_driver_by_nvidia_smi_or_its_module(tmp_path: Path, monkeypatch: pyt
     }.items():
         (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX {text}\nGCC version: gcc 12.2.0\n")
         assert version() == number
+    durations.listed_gpus.cache_clear()

@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.training import Sft
-from pipeline.estimate import cpu
-from pipeline.estimate.flops import QuestionSet, training_seconds
+from pipeline.estimate import cpu, flops
+from pipeline.estimate.flops import QuestionSet, scoring_seconds, training_seconds
 from pipeline.estimate.training_rows import positions
 from pipeline.models.shape import Shape, shape_of
 from pipeline.stages.lengths import padded_length
@@ -34,16 +34,18 @@ GEMMA = Shape(18, 640, 2048, 4, 1, 256, 262144, tied=True, norms=4, qk_norm=True
     ],
 )
 def test_scores_take_as_long_as_was_measured(shape: Shape, kind: QuestionSet, measured: float) -> None:
-    found = sum(cpu.scoring_seconds(shape, [kind], 1, "float32", 32, share_prefix=True))
+    found = sum(seconds_of(shape, kind, 32))
     assert measured / 2 < found < 2 * measured
 
 
 @pytest.mark.parametrize(("shape", "steps", "measured"), [(SMOL, 4, 70.4), (GEMMA, 2, 79.9)])
 def test_trainings_take_as_long_as_was_measured(shape: Shape, steps: int, measured: float) -> None:
-    found = training_seconds(
-        shape, full_model(shape), 4 * steps, 232, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
-    )
+    found = training_seconds(shape, full_model(shape), 4 * steps, 232, Sft(name="x", batch_size=4), cpu.cpu(shape, 1))
     assert measured / 2 < found < 2 * measured
+
+
+def seconds_of(shape: Shape, kind: QuestionSet, batch_size: int, share_prefix: bool = True) -> tuple[float, float]:
+    return scoring_seconds(shape, [kind], cpu.cpu(shape, 1), "float32", batch_size, share_prefix=share_prefix)
 
 
 def test_prefill_and_decoding_by_hand() -> None:
@@ -51,22 +53,26 @@ def test_prefill_and_decoding_by_hand() -> None:
     shape = Shape(layers=1, width=2, inner=2, heads=1, kv_heads=1, head_width=2, vocabulary=8)
     assert shape.attention + shape.mlp == 28 and shape.embedding == 16
     rate = cpu.PEAK * 2 / (2 + cpu.HALF)
-    prefill, decode = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=True)
-    flops = 10 * (56 + 8 * 10) + 15 * (56 + 8 * 15) + 3 * 32  # the exemplars once, each question, its last token's head
-    assert prefill == pytest.approx(flops / rate)
-    each_step = cpu.LAUNCH + 4 * (shape.layer + 16) / cpu.BANDWIDTH
-    each_token = (56 + 32) / rate + 8 * (15 + 2) / cpu.ATTENTION["float32"]
-    assert decode == pytest.approx(2 * 4 * each_step + 3 * 4 * each_token)  # two batches of four steps
-    alone, _ = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=False)
-    assert alone == pytest.approx((flops + 2 * 10 * (56 + 8 * 10)) / rate)
-    letters, none = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5)], 1, "float32", 2, share_prefix=False)
-    assert none == 0 and letters == pytest.approx(alone + 32 * (45 - 3) / rate)  # the logits of all 45 tokens
-    texts, _ = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5, logits=4)], 1, "float32", 2, share_prefix=True)
-    assert texts == pytest.approx((flops + 3 * 3 * 32) / rate)  # the head of four tokens each
-    windows = replace(shape, window=4)
-    assert cpu.scoring_seconds(windows, [QuestionSet(3, 10, 5)], 1, "float32", 2, share_prefix=True)[0] == prefill
-    generated, _ = cpu.scoring_seconds(windows, [QuestionSet(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=True)
-    assert generated == alone
+    asked = QuestionSet(3, 10, 5, 1, room=4)
+    with pytest.MonkeyPatch.context() as patch:  # so that prefilling waits for its products alone
+        patch.setattr(flops, "LAUNCH", 1e-12)
+        patch.setattr(cpu, "BANDWIDTH", 1e15)
+        prefill, decode = seconds_of(shape, asked, 2)
+        # the exemplars once, each question, its last token's head
+        operations = 10 * (56 + 8 * 10) + 15 * (56 + 8 * 15) + 3 * 32
+        assert prefill == pytest.approx(operations / rate)
+        each_step = 1e-12 + 4 * (shape.layer + 16) / cpu.BANDWIDTH
+        each_token = (56 + 32) / rate + 4 * 4 * (15 + 2) / cpu.BANDWIDTH
+        assert decode == pytest.approx(2 * 4 * each_step + 3 * 4 * each_token)  # two batches of four steps
+        alone, _ = seconds_of(shape, asked, 2, share_prefix=False)
+        assert alone == pytest.approx((operations + 2 * 10 * (56 + 8 * 10)) / rate)
+        letters, none = seconds_of(shape, QuestionSet(3, 10, 5), 2, share_prefix=False)
+        assert none == 0 and letters == pytest.approx(alone + 32 * (45 - 3) / rate)  # the logits of all 45 tokens
+        texts, _ = seconds_of(shape, QuestionSet(3, 10, 5, logits=4), 2)
+        assert texts == pytest.approx((operations + 3 * 3 * 32) / rate)  # the head of four tokens each
+        windows = replace(shape, window=4)
+        assert seconds_of(windows, QuestionSet(3, 10, 5), 2)[0] == prefill
+        assert seconds_of(windows, asked, 2)[0] == alone
 
 
 @pytest.mark.parametrize(("rows", "micro"), [(32, 4), (32, 1), (4, 4), (8, 2), (32, 32)])

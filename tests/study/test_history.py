@@ -34,7 +34,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.stages.steps import expected_rows, expected_steps, planned_steps
-from pipeline.train.memory import full_model
+from pipeline.train.memory import LIBRARIES, full_model
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +75,7 @@ def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_e
     lengths = [len(tokenizer.encode("\n".join(json.loads(row).values())).ids) for row in rows]
     draws = random.Random(0)
     padded = statistics.fmean(max(draws.choices(lengths, k=4)) for _ in range(20_000))
-    by_hand = training_seconds(
-        shape, full_model(shape), 50 * 4, padded, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
-    )
+    by_hand = training_seconds(shape, full_model(shape), 50 * 4, padded, run.config.sft, cpu.cpu(shape, 1))
     fixed = 1 + FILES * 4 * shape.parameters
     assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)
     more = seconds(training("sft.steps=100")) - seconds(training("sft.steps=50"))
@@ -175,7 +173,7 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     words = ["stage=sft", "expert=gsm8k", "model=trained", f"model.path={base}", f"data_root={tmp_path}", "threads=1"]
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
     assert expected_rows(run.parents["data"]) == 90 and expected_steps(run) == 22 and planned_steps(run) is None
-    assert seconds(run) > 0 and (memory_here(run) or 0) > cpu.LIBRARIES
+    assert seconds(run) > 0 and (memory_here(run) or 0) > LIBRARIES
     sized = of(*words, "sft.batch_size=4", "data.size=40", f"runs_dir={tmp_path}/runs")
     assert expected_steps(sized) == planned_steps(sized) == 10
     fewer = of(*words, "sft.batch_size=4", "data.size=400", "data.allow_fewer=true", f"runs_dir={tmp_path}/runs")

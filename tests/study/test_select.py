@@ -16,6 +16,7 @@ from tiny_words import FEW
 
 from pipeline.config.compose import compose
 from pipeline.config.evaluation import Measure
+from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.evaluate.selection import choose, ranked, value
 from pipeline.launch.in_process import make_single_run
@@ -26,7 +27,7 @@ from pipeline.runs.lease import hold_lease
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import parent_runs
 from pipeline.stages.rows import build
-from pipeline.train.steps import kept_snapshots, snapshot_steps
+from pipeline.train.steps import snapshot_steps
 
 
 def row(training: str, step: int, below: tuple[str, ...] = (), **values: float) -> dict[str, Any]:
@@ -37,16 +38,12 @@ def row(training: str, step: int, below: tuple[str, ...] = (), **values: float) 
 
 
 def test_snapshots_are_at_the_first_step_at_or_after_each_so_many_samples() -> None:
-    assert snapshot_steps(5000, 32, 1250) == [157, 313, 469, 625, 782, 938, 1094, 1250]  # 157 x 32 = 5,024
-    assert (
-        snapshot_steps(10, 4, 6) == [3, 5] and snapshot_steps(2, 4, 3) == [1, 2, 3] and snapshot_steps(None, 4, 9) == []
-    )
+    def found(every: int | None, batch_size: int, steps: int, keep: int | None = None) -> list[int]:
+        return snapshot_steps(Sft(name="x", batch_size=batch_size, snapshot_every=every, snapshot_keep=keep), steps)
 
-
-def test_which_snapshots_are_kept() -> None:
-    made = {str(step): {"validation_loss": loss} for step, loss in ((2, 1.0), (10, 0.5), (20, 0.7))}
-    assert kept_snapshots(made, None, "last") == {"2", "10", "20"}
-    assert kept_snapshots(made, 2, "last") == {"10", "20"} and kept_snapshots(made, 1, "validation_loss") == {"10"}
+    assert found(5000, 32, 1250) == [157, 313, 469, 625, 782, 938, 1094, 1250]  # 157 x 32 = 5,024
+    assert found(10, 4, 6) == [3, 5] and found(2, 4, 3) == [1, 2, 3] and found(None, 4, 9) == []
+    assert found(5000, 32, 1250, keep=2) == [1094, 1250] and found(10, 4, 6, keep=9) == [3, 5]
 
 
 def test_ranks_are_averaged_over_the_primary_measures_and_guards_come_first() -> None:

@@ -21,7 +21,7 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
-from pipeline.train.steps import SIDES, steps_of_sides
+from pipeline.train.steps import SIDES, steps_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
@@ -209,7 +209,7 @@ def test_all_rows_of_table_a3_train_for_the_same_steps_of_each_side() -> None:
     rows, found = dict.fromkeys(SIDES, 78_000), []
     for words in trained:
         sft = Sft(batch_size=64, epochs=1, steps=words["sft.steps"], steps_per_switch=words["sft.steps_per_switch"])
-        found.append(steps_of_sides(sft, rows)[0])
+        found.append(steps_of(sft, rows)[0])
     assert found == 4 * [{"math": 1000, "language": 1000}]
 
 

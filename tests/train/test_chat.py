@@ -63,7 +63,12 @@ def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any
     args = trainer_arguments(stage(sft), False, False, folder)
     of = model(vocab_size=len(made), attn_implementation="sdpa")
     return Trainer(
-        model=of, args=args, train_dataset=make_dataset(rows, sft), processing_class=made, sft=sft
+        model=of,
+        args=args,
+        train_dataset={"all": make_dataset(rows, sft)},
+        processing_class=made,
+        sft=sft,
+        parts={"all": []},
     ).train_dataset
 
 
@@ -194,7 +199,7 @@ def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
         check_rows(ROWS, made, recipe(), tmp_path)
     ends = [made.eos_token_id, made.convert_tokens_to_ids("<end_of_turn>")]
     (tmp_path / "generation_config.json").write_text("[1]")
-    with pytest.raises(PipelineError, match=r"generation_config.json is not a JSON object"):
+    with pytest.raises(PipelineError, match=r"generation_config.json holds a JSON list, not an object"):
         check_rows(ROWS, made, recipe(), tmp_path)
     for named in (ends, ends[1]):
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))

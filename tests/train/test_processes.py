@@ -20,7 +20,6 @@ from pipeline.train import recipe as recipes
 from pipeline.train import stage
 from pipeline.train.processes import Relay, train_together
 from pipeline.train.save import save_model
-from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,13 +41,9 @@ class PureTrainer(Trainer):
     compute_loss = loss
 
 
-class PureAlternating(Alternating):
-    compute_loss = loss
-
-
 def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """Train each way in float64, in these processes; rank 0 writes the weights and gives the logs."""
-    recipes.Trainer, recipes.Alternating = PureTrainer, PureAlternating  # type: ignore[misc]
+    recipes.Trainer = PureTrainer  # type: ignore[misc]
     stage.silence_warnings()
     logs: dict[str, Any] = {}
     for way, words in WAYS.items():
@@ -122,7 +117,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
     (folder / "one").mkdir()
     with pytest.MonkeyPatch.context() as kept:
-        kept.setattr(recipes, "Trainer", recipes.Trainer), kept.setattr(recipes, "Alternating", recipes.Alternating)
+        kept.setattr(recipes, "Trainer", recipes.Trainer)
         one = train_together(all_ways, run_of(1), folder / "one", tracker)
     assert one["world"] == 1
     told.clear()

@@ -18,10 +18,11 @@ from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides_of_all
 from pipeline.train import recipe as recipes
-from pipeline.train.simultaneous import Alternating, order_of_turns, refuse_flat_shards
-from pipeline.train.steps import side_of_step, steps_of_sides
+from pipeline.train.order import order_of_turns, pass_order
+from pipeline.train.recipe import refuse_flat_shards
+from pipeline.train.steps import side_of_step, steps_of
 from pipeline.train.trainable import choose_parameters
-from pipeline.train.trainer import pass_order
+from pipeline.train.trainer import Trainer
 
 RATE, WARMUP, CLIP = 1e-2, 2, 0.5
 WORDS = dict(
@@ -36,7 +37,7 @@ def pure_loss(model: Any, inputs: Any, tokens: Any) -> torch.Tensor:
     return cross_entropy(logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="sum") / tokens
 
 
-class Pure(Alternating):
+class Pure(Trainer):
     def compute_loss(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None) -> Any:
         return pure_loss(model, inputs, num_items_in_batch)
 
@@ -69,7 +70,7 @@ def sides_of(model: Any, partition: Partition) -> dict[str, list[torch.nn.Parame
 def test_equals_two_independent_optimizers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, turn: int
 ) -> None:
-    monkeypatch.setattr(recipes, "Alternating", Pure)
+    monkeypatch.setattr(recipes, "Trainer", Pure)
     recipe = tiny.recipe(**WORDS, steps_per_switch=turn, gradient_checkpointing=turn == 2)
     made = tiny.trainer(tmp_path, recipe, tiny.joint(16), tiny.B, of=tiny.model(kind, dtype=torch.float64))
     record = Record(made)
@@ -149,17 +150,10 @@ def test_validation_losses_are_told_of_each_side(tmp_path: Path) -> None:
     assert {side: len(rows) for side, rows in made.eval_dataset.items()} == {"math": 4, "language": 4}
 
 
-def test_validation_rows_that_are_not_half_of_each_side(tmp_path: Path) -> None:
-    """As data runs hold them that were made before they were halved."""
-    for rows, expected in ((tiny.joint(5)[:-1], "5 of math and 4 of language"), (tiny.joint(1)[:1], "1 of math and 0")):
-        with pytest.raises(PipelineError, match=f"holds {expected}.*stage=data redo=true"):
-            tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=rows)
-
-
 def test_turns_are_a_function_of_seed_and_step() -> None:
     recipe = tiny.recipe(method="simultaneous", steps_per_switch=2)
     rows = {"math": 9, "language": 8}
-    assert steps_of_sides(recipe, rows) == ({"math": 2, "language": 2}, {"math": 1, "language": 0})
+    assert steps_of(recipe, rows) == ({"math": 2, "language": 2}, {"math": 1, "language": 0})
     steps = 4
     flat = order_of_turns(rows, recipe, steps, seed=3)
     assert flat == order_of_turns(rows, recipe, steps, seed=3) != order_of_turns(rows, recipe, steps, seed=4)
@@ -173,15 +167,15 @@ def test_turns_are_a_function_of_seed_and_step() -> None:
 
 def test_steps_stop_with_the_shorter_set() -> None:
     recipe = tiny.recipe(method="simultaneous")
-    assert steps_of_sides(recipe, {"math": 40, "language": 11}) == (
+    assert steps_of(recipe, {"math": 40, "language": 11}) == (
         {"math": 2, "language": 2}, {"math": 32, "language": 3},
     )  # fmt: skip
     some = tiny.recipe(method="simultaneous", steps=3)
-    assert steps_of_sides(some, {"math": 40, "language": 40}) == (
+    assert steps_of(some, {"math": 40, "language": 40}) == (
         {"math": 2, "language": 1}, {"math": 32, "language": 36},
     )  # fmt: skip
-    with pytest.raises(PipelineError, match="sft.steps=6 of sft.batch_size=4.*the 40 math and 11 language rows"):
-        steps_of_sides(tiny.recipe(method="simultaneous", steps=6), {"math": 40, "language": 11})
+    with pytest.raises(PipelineError, match="sft.steps=6 of sft.batch_size=4.*40 math and 11 language in each"):
+        steps_of(tiny.recipe(method="simultaneous", steps=6), {"math": 40, "language": 11})
 
 
 def test_steps_of_each_side_are_counted_and_not_halved(tmp_path: Path) -> None:

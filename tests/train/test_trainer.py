@@ -17,14 +17,15 @@ from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
-from pipeline.train.examples import check_lengths, count_tokens, cut_rows, make_dataset
+from pipeline.train.examples import check_lengths, cut_rows, make_dataset
 from pipeline.train.load import make_bpe
-from pipeline.train.memory import micro_batches, refuse_without_room
+from pipeline.train.memory import micro_batches
 from pipeline.train.optim import trainer_schedule
+from pipeline.train.order import pass_order, sort_by_length
 from pipeline.train.recipe import plan_steps, trainer_arguments
-from pipeline.train.save import measure_cast, save_model
+from pipeline.train.save import lost_movements, save_model
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer, pass_order, sort_by_length
+from pipeline.train.trainer import Trainer
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -43,8 +44,10 @@ def stage(recipe: Sft) -> TrainStage:
 def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
     args = trainer_arguments(stage(recipe), "text" in rows[0], False, tmp_path)
     tokenizer = sandbox_tokenizer()
-    rows = make_dataset(rows, recipe)
-    made = Trainer(model=tiny(), args=args, train_dataset=rows, processing_class=tokenizer, sft=recipe)
+    sets = {"all": make_dataset(rows, recipe)}
+    made = Trainer(
+        model=tiny(), args=args, train_dataset=sets, processing_class=tokenizer, sft=recipe, parts={"all": []}
+    )
     plan_steps(made.args, recipe, steps)
     return made
 
@@ -78,7 +81,7 @@ def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_pat
     rows = [{"text": "Mia has 3 cups."}] * 40  # 6 tokens with beginning and period, 7 with the end
     recipe = sft(seq_length=14, packing=True)
     made = trainer(tmp_path, rows, recipe)
-    assert count_tokens(40, {"all": made.train_dataset}, recipe)["dataset_tokens"] == 40 * 7
+    assert sum(map(len, made.train_dataset["input_ids"])) == 40 * 7
     batch = made.get_train_dataloader().__iter__().__next__()
     assert batch["input_ids"].shape == (2, 14)
     assert batch["input_ids"][0].tolist()[:7] == batch["input_ids"][0].tolist()[7:]
@@ -95,7 +98,7 @@ def test_truncated_and_dropped_rows_are_counted(tmp_path: Path, capsys: pytest.C
         lengths = [len(ids) for ids in trainer(tmp_path, examples, uncut).train_dataset["input_ids"]]
         trained = trainer(tmp_path, examples, recipe).train_dataset
         assert 0 < cut == sum(length > 64 for length in lengths) < len(rows)
-        assert count_tokens(len(rows), {"all": trained}, recipe)["dropped"] == len(lost)
+        assert len(rows) - len(trained) == len(lost)
         assert bool(lost) == (knobs == {} and examples is rows)
         assert check_lengths(examples, sandbox_tokenizer(), recipe) == cut
         told = capsys.readouterr().err
@@ -106,7 +109,7 @@ def test_truncated_and_dropped_rows_are_counted(tmp_path: Path, capsys: pytest.C
         recipe = sft(packing=packing, seq_length=32)
         assert cut_rows(short, sandbox_tokenizer(), recipe) == (cut, [])
         made = trainer(tmp_path, short, recipe).train_dataset
-        assert count_tokens(2, {"all": made}, recipe)["dataset_tokens"] == tokens
+        assert sum(map(len, made["input_ids"])) == tokens
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
         check_lengths(rows[-2:], sandbox_tokenizer(), sft())
     sides = [{**ROW, "side": "language"}, {**rows[-1], "side": "math"}]
@@ -128,13 +131,15 @@ def test_a_curriculum_keeps_its_order(tmp_path: Path):
 
 
 def test_steps_by_hand():
-    assert steps_of(sft(batch_size=4), 11) == 2  # two full batches; the last, incomplete one is left out
-    assert steps_of(sft(batch_size=4, epochs=2), 11) == 5
-    assert steps_of(sft(batch_size=4, steps=1), 11) == 1
-    with pytest.raises(PipelineError, match="sft.steps=3 of sft.batch_size=4 need more rows than there are"):
-        steps_of(sft(batch_size=4, steps=3), 11)
-    with pytest.raises(PipelineError, match="a step of sft.batch_size=4 needs more rows .* lower sft.batch_size"):
-        steps_of(sft(batch_size=4), 3)
+    rows = {"all": 11}
+    # two full batches; the last, incomplete one is left out
+    assert steps_of(sft(batch_size=4), rows) == ({"all": 2}, {"all": 3})
+    assert steps_of(sft(batch_size=4, epochs=2), rows) == ({"all": 5}, {"all": 2})
+    assert steps_of(sft(batch_size=4, steps=1), rows) == ({"all": 1}, {"all": 7})
+    with pytest.raises(PipelineError, match=r"sft.steps=3 of sft.batch_size=4 needs more rows than there are \(11 in"):
+        steps_of(sft(batch_size=4, steps=3), rows)
+    with pytest.raises(PipelineError, match="sft.steps=null of sft.batch_size=4 needs more rows .* lower one of"):
+        steps_of(sft(batch_size=4), {"all": 3})
 
 
 def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
@@ -229,30 +234,6 @@ def test_rows_of_a_micro_batch_that_is_left_open():
 OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4): 1, (24, 2): 4, (10, 1): 2}
 
 
-def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
-    """Llama 3.1 8B on 80 GB: 8 bytes a parameter fit, 10 (80.3 GB) do not, 16 do in shards of two processes (64.2)."""
-    count, room = 8_030_261_248, 80 * 10**9
-
-    def refuse(room: int | None = room, trained: int = count, **knobs: object) -> None:
-        refuse_without_room(count, trained, room, sft(**knobs))
-
-    refuse(weights="bfloat16", optimizer="adamw_bf16")
-    refuse(parallel="fsdp2", processes=2)
-    refuse(None)  # a CPU
-    refuse(trained=42_000_000, adapter="lora")  # 32.1 GB, and 16 bytes for each of the adapters' parameters
-    refuse_without_room(count, count, room, sft(optimizer="adamw_8bit"), count // 2)  # two sides in turns: 64.2 GB
-    shards, fewer = "sft.parallel=fsdp2 sft.processes=2", "sft.weights=bfloat16 sft.optimizer=adamw_8bit"
-    with pytest.raises(PipelineError, match="optimizer=adamw_8bit takes 80.3 GB .* which has 80.0: ") as error:
-        refuse(optimizer="adamw_8bit")
-    assert str(error.value).endswith(f"80.0: {shards} or {fewer} or an adapter, sft=lora, would fit")
-    with pytest.raises(PipelineError, match="takes 128.5 GB"):
-        refuse(processes=2)
-    with pytest.raises(PipelineError, match=f"0: {fewer} or an adapter") as error:  # 32.1 and 64.2 GB do not
-        refuse(50 * 10**9, batch_size=3)  # which two processes do not share
-    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 sft.processes=8 would fit$"):
-        refuse(7 * 10**9, batch_size=8, weights="bfloat16", optimizer="adamw_8bit")  # 48.2 GB, an eighth of it 6.0
-
-
 def test_schedules(tmp_path: Path):
     assert trainer_schedule("wsd", 200, 0.1) == ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "linear"})
     recipe = sft(schedule="wsd", decay_share=0.5, learning_rate=1.0, batch_size=2)
@@ -304,9 +285,8 @@ def test_what_a_cast_leaves_of_a_small_movement(tmp_path: Path):
         weight[:16] += 1e-7
         weight[16:] += 1.0
     name = "model.layers.0.mlp.up_proj.weight"
-    found = measure_cast({name: weight}, {name: weight.detach().to(torch.bfloat16)}, tmp_path / "base")
-    assert found["moved_entries_lost"] == pytest.approx(0.5, abs=0.02)
-    assert found["task_vector_projection"] == pytest.approx(1.0, abs=1e-3)
+    found = lost_movements({name: weight}, {name: weight.detach().to(torch.bfloat16)}, tmp_path / "base")
+    assert found == pytest.approx(0.5, abs=0.02)
 
 
 def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
@@ -320,12 +300,10 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
     args = trainer_arguments(stage(recipe), False, False, tmp_path)
-    made = Trainer(model=tiny(), args=args, train_dataset=make_dataset(rows, recipe), processing_class=ours, sft=recipe)
-    found = count_tokens(3, {"all": made.train_dataset}, recipe)
-    assert found["dropped"] == 1 and cut_rows(rows, ours, recipe) == (2, [2])
+    sets = {"all": make_dataset(rows, recipe)}
+    made = Trainer(model=tiny(), args=args, train_dataset=sets, processing_class=ours, sft=recipe, parts={"all": []})
+    assert cut_rows(rows, ours, recipe) == (2, [2])
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
-    kept = sum(len(row) for row in made.train_dataset["input_ids"])
-    assert found["dataset_tokens"] == kept
     learnt = [token for token in made.train_dataset["labels"][0] if token != -100]
     words = ["▁3", "▁+", "▁1", "▁=", "▁4", ".", "▁The", "▁answer", "▁is", "▁4", ".", "</s>"]
     assert [word.lstrip("▁") for word in ours.convert_ids_to_tokens(learnt)] == [word.lstrip("▁") for word in words]
@@ -333,8 +311,10 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
 
 def test_saved_as_trained_or_cast_with_the_loss_stated(tmp_path: Path):
     model, expected = tiny(), tiny().to(torch.bfloat16)
-    facts = save_model(model, sandbox_tokenizer(), tmp_path, "bfloat16")
-    assert 1e-4 < facts["cast"]["relative_error"] < 2**-8  # bf16 keeps eight bits
+    (tmp_path / "base").mkdir()
+    save_model(tiny(), sandbox_tokenizer(), tmp_path / "base", None)
+    facts = save_model(model, sandbox_tokenizer(), tmp_path, "bfloat16", base=tmp_path / "base")
+    assert facts["cast"] == {"to": "bfloat16", "moved_entries_lost": 0.0}  # nothing has moved
     again = LlamaForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert again.dtype == torch.bfloat16
     for one, other in zip(again.parameters(), expected.parameters(), strict=True):

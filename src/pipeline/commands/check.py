@@ -244,11 +244,9 @@ class Checking:
         start, rate, machine = START[self.on_gpu], write_speed(self.folder.parent), self.machine()
         base = WIDTH["bfloat16"] * self.shape.parameters
         read = (base if not self.local else 4 * self.shape.parameters) / rate
-        steps = training_seconds(
-            self.shape, full_model(self.shape), STEPS * self.sft.batch_size, self.sft.seq_length, self.sft.batch_size,
-            machine, gpus=self.sft.processes if self.on_gpu else 1, checkpointing=self.sft.gradient_checkpointing,
-            weights=self.sft.weights, precision=self.sft.precision,
-        )  # fmt: skip
+        rows, gpus = STEPS * self.sft.batch_size, self.sft.processes if self.on_gpu else 1
+        full = replace(self.sft, adapter="none")
+        steps = training_seconds(self.shape, full_model(self.shape), rows, full.seq_length, full, machine, gpus)
         seconds = {"devices": start, "base": 1.0 if self.local else 5 + base / rate}
         for method in self.methods:
             saved = self.written(method)["weights"] / rate
@@ -375,21 +373,19 @@ class Checking:
             self.kept[side] = folder
         self.made[method] = manifest
         check_dtypes(manifest, run.config.sft)
-        return self.compared(run, manifest, needed - parts.get("context", 0.0))
+        return self.compared(run, manifest, parts)
 
     def planned_memory(self, run: Run[TrainStage]) -> dict[str, float]:
         """Purpose -> bytes a process, with rows of sft.seq_length."""
         sft = run.config.sft
-        parts = training_memory(self.shape, [part for _, part in trained_parts(run, self.shape)], sft.seq_length, sft)
-        if not self.devices["cuda"]:
-            logits = 4.0 * micro_batches(sft)[0] * sft.seq_length * self.shape.vocabulary
-            parts |= {"logits": logits, "context": 0.0, "libraries": cpu.LIBRARIES}
-        return parts
+        parts = [part for _, part in trained_parts(run, self.shape)]
+        return training_memory(self.shape, parts, sft.seq_length, sft, self.devices["cuda"])
 
-    def compared(self, run: Run[TrainStage], manifest: Manifest, needed: float) -> Found:
+    def compared(self, run: Run[TrainStage], manifest: Manifest, parts: dict[str, float]) -> Found:
         """Tokens a second and memory next to the plan's."""
         sft, facts = run.config.sft, manifest.facts
         gpus = sft.processes if self.devices["cuda"] else 1
+        needed = sum(parts.values()) - (parts["context"] if self.devices["cuda"] else 0)
         length = float(sft.seq_length)
         seconds = seconds_of_parts(run, self.shape, 2 * STEPS, lambda _: length, self.machine(), gpus)
         planned = 2 * STEPS * sft.batch_size * length / seconds

@@ -118,17 +118,9 @@ class Sft(Knobs):
     )
     validate_at_start: bool = False  # the validation loss before the first step, too
     snapshot_every: int | None = knob(None, low=1)  # keep a snapshot every N training samples (rounded up to a step)
-    # number of snapshots kept; null: all
+    # number of snapshots kept, the last; null: all
     snapshot_keep: int | None = knob(
         None, low=1, read=(lambda sft: sft.snapshot_every is not None, "sft.snapshot_every=N")
-    )
-    snapshot_keep_by: str = knob(  # which are kept: the last, or those of the lowest loss
-        "last",
-        options=("last", "validation_loss"),
-        read=(
-            lambda sft: bool(sft.snapshot_every and sft.snapshot_keep),
-            "sft.snapshot_every=N and sft.snapshot_keep=N",
-        ),
     )
     resume_minutes: float | None = knob(
         30.0, low=0, hashed=False

@@ -18,14 +18,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.config.defaults import HARDWARE, read_hardware
-from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.flops import GPUS, QuestionSet, merge_seconds, scoring_memory
-from pipeline.estimate.gpu_budget import dtype_of, scoring_work, trained_parts, training_cost, training_work
+from pipeline.estimate.flops import GPUS, Gpu, QuestionSet, merge_seconds, scoring_memory
+from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.training_rows import WORLD_ROW, padded_row, row_tokens
+from pipeline.estimate.training_rows import WORLD_ROW, row_tokens
+from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -34,7 +35,7 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.text import pluralize
-from pipeline.train.memory import WIDTH, micro_batches, training_memory
+from pipeline.train.memory import LIBRARIES, WIDTH
 
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
@@ -94,7 +95,7 @@ class History:
         if not isinstance(run.config, TrainStage | EvalStage) or runs_on_gpu(self.on_gpu):
             return False
         if run.hash not in self.too_large:
-            self.too_large[run.hash] = (memory_here(run, least=True) or 0.0) > cpu.memory()
+            self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
         return self.too_large[run.hash] or (self.predict(run) or 0.0) > DAY
 
     def sum(self, runs: Sequence[Run], workers: int = 1) -> str:
@@ -162,8 +163,8 @@ def runs_on_gpu(on_gpu: bool | None) -> bool:
     return bool(visible_gpus()) if on_gpu is None else on_gpu
 
 
-def threads_of(config: RunStage) -> int:
-    return config.threads or cores()
+def machine_of(run: Run, shape: Shape, on_gpu: bool) -> Gpu:
+    return ON_GPU if on_gpu else cpu.cpu(shape, run.config.threads or cores())
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -172,7 +173,7 @@ def threads_of(config: RunStage) -> int:
 def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
     """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
     sft, shape = run.config.sft, shape_for(run)
-    machine = ON_GPU if on_gpu else cpu.cpu(shape, threads_of(run.config))
+    machine = machine_of(run, shape, on_gpu)
     steps, seconds = training_work(run, shape, machine, sft.processes if on_gpu else 1)
     return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
 
@@ -180,15 +181,16 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
     hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
-    sft, steps, count, tokens = run.config.sft, expected_steps(run), "?", "?"
-    names = f"recipe={options.get('recipe', 'default')} mixture={options.get('mixture', 'all')}"
+    sft, steps, rows = run.config.sft, expected_steps(run), "? rows in ? steps, ? tokens"
     of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
-    gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run, least=True)
+    gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run)
     if steps is not None:
-        count = f"{steps * sft.batch_size:,}"
+        count, tokens = steps * sft.batch_size, "?"
         with suppress(PipelineError):
-            tokens = f"{steps * sft.batch_size * min(row_tokens(run), sft.seq_length):,.0f}"
-    about = f"{run.label}: {names}, {count} rows in {'?' if steps is None else f'{steps:,}'} steps, {tokens} tokens"
+            tokens = f"{count * min(row_tokens(run), sft.seq_length):,.0f}"
+        rows = f"{count:,} rows in {steps:,} steps, {tokens} tokens"
+    recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
+    about = f"{run.label}: recipe={recipe} mixture={mixture}, {rows}"
     if gpu is None and not visible_gpus() and (HARDWARE in options or here is None or here <= cpu.memory()):
         seconds = guess(run, on_gpu=False)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
@@ -201,25 +203,17 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
 
 
-def memory_here(run: Run, least: bool = False) -> float | None:
-    """Bytes that a training or a score takes of this machine's memory on a CPU; None for others and unknown models.
-    Where the lengths of rows are not known, they are sft.seq_length, or none at `least`."""
+def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> float | None:
+    """Bytes that a process of a training, with rows as in `memory_of`, or a score takes of this machine's memory, or of
+    its GPU's; None for others and unknown models."""
     try:
-        shape = shape_for(run)
         if isinstance(run.config, TrainStage):
-            sft, row = run.config.sft, 0.0 if least else run.config.sft.seq_length
-            with suppress(PipelineError):
-                row = padded_row(run)
-            parts = training_memory(shape, [part for _, part in trained_parts(run, shape)], row, sft)
-            parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
-            logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
-            return sum(parts.values()) - parts["context"] + logits + cpu.LIBRARIES
-        if not isinstance(run.config, EvalStage):
-            return None
-        kind = QuestionSet(1, 0, 0)
-        return scoring_memory(shape, kind, dtype_of(run), 1)["weights"] + cpu.LIBRARIES
+            return memory_of(run, shape_for(run), run.config.sft, on_gpu, row)
+        if isinstance(run.config, EvalStage):
+            return scoring_memory(shape_for(run), QuestionSet(1, 0, 0), dtype_of(run), 1)["weights"] + LIBRARIES
     except (PipelineError, KeyError, OSError, ValueError):
-        return None
+        pass
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- scores
@@ -231,7 +225,7 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float:
         return 0.2
     shape = shape_for(run)
     loading = 0.0 if on_gpu else FILES * shape.parameters
-    return 0.3 + loading + scoring_work(run, shape, ON_GPU if on_gpu else None, threads_of(run.config))
+    return 0.3 + loading + scoring_work(run, shape, machine_of(run, shape, on_gpu))
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
@@ -255,37 +249,27 @@ def cores() -> int:
 
 
 @lru_cache(maxsize=1)
-def listed_gpus() -> int:
-    """How many GPUs nvidia-smi lists."""
-    try:
-        process = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
+def listed_gpus() -> list[tuple[str, str]]:
+    """The driver's version and the MiB of memory of each GPU that nvidia-smi lists, which may take seconds."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+        return [(driver, memory) for driver, memory in (line.split(", ") for line in listed.splitlines())]
+    return []
 
 
 @lru_cache(maxsize=1)
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi, which may take seconds; None without."""
+    """Version of the NVIDIA driver, by its kernel module, else by nvidia-smi; None without."""
     with suppress(OSError):
         if match := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", MODULE.read_text(encoding="utf-8")):
             return match[1]
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        process = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
-        return process.stdout.partition("\n")[0].strip() or None
-    return None
+    return next((driver for driver, _ in listed_gpus()), None)
 
 
-@lru_cache(maxsize=1)
 def gpu_memory() -> int | None:
     """Bytes of the smallest GPU that nvidia-smi lists; None where it lists none, or not its memory."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]  # MiB
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        return min(int(line) for line in process.stdout.splitlines()) * 2**20
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return None
+    return min((int(memory) * 2**20 for _, memory in listed_gpus() if memory.isdigit()), default=None)
 
 
 def visible_gpus() -> list[str]:
@@ -293,4 +277,4 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [gpu for gpu in listed.split(",") if gpu]
-    return [str(index) for index in range(listed_gpus())]
+    return [str(index) for index in range(len(listed_gpus()))]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config import conf
@@ -17,7 +18,6 @@ from pipeline.config.defaults import HARDWARE, OF_ALL_WEIGHTS, read_hardware
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.estimate import cpu
 from pipeline.estimate.flops import (
     GPUS,
     Gpu,
@@ -40,17 +40,11 @@ from pipeline.train.memory import (
     Trained,
     bytes_per_parameter,
     full_model,
-    is_possible,
     one_side,
-    overrides,
-    remedies,
     trained_parameters,
     training_memory,
-    with_knobs,
 )
-from pipeline.train.steps import snapshots_at_once
-
-VLLM = 0.78  # of the torch backend's CPU seconds: what vLLM takes on a CPU (results/bench/vllm_cpu.json)
+from pipeline.train.steps import snapshot_steps
 
 
 @dataclass
@@ -92,7 +86,7 @@ class Bill:
         return text + (f", not including {omitted}" if missing else "")
 
     def lines(self) -> list[str]:
-        """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk; number of runs without an estimate."""
+        """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk."""
         plan = self.plan
         if not self.kinds:
             return []
@@ -103,9 +97,7 @@ class Bill:
             largest = max(costs, key=lambda cost: cost.memory)
             lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})")
         host = max(cost.host for costs in self.kinds.values() for cost in costs)
-        lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB")
-        reasons = Counter(reason for _, reason in self.unknown.values())
-        return [*lines, *(f"not included: {count} runs, ? ({reason})" for reason, count in reasons.items())]
+        return [*lines, f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB"]
 
 
 def estimate_costs(
@@ -172,7 +164,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
     sft, shape = run.config.sft, shape_for(run)
     steps, seconds = training_work(run, shape, gpu, sft.processes)
-    files = written_bytes(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
+    files = written_bytes(sft, shape.parameters, moved(run, shape), len(snapshot_steps(sft, steps)), points=0)
     return Cost(
         run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
@@ -197,7 +189,7 @@ def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
         shape = shape_for(run)
     except PipelineError:
         return {}
-    snapshots = snapshots_at_once(sft, expected_steps(run) or 0)
+    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
     points = 1 if sft.resume_minutes is None else 2
     return written_bytes(sft, shape.parameters, moved(run, shape), snapshots, points)
 
@@ -222,14 +214,8 @@ def seconds_of_parts(
     """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
     tokens: side -> positions of a row."""
     sft, parts = run.config.sft, trained_parts(run, shape)
-    return sum(
-        training_seconds(
-            shape, part, steps // len(parts) * sft.batch_size, tokens(side), sft.batch_size, gpu, gpus=gpus,
-            checkpointing=sft.gradient_checkpointing, lora_rank=sft.lora_rank if sft.adapter == "lora" else 0,
-            weights=sft.weights, optimizer=sft.optimizer, precision=sft.precision,
-        )
-        for side, part in parts
-    )  # fmt: skip
+    rows = steps // len(parts) * sft.batch_size
+    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus) for side, part in parts)
 
 
 def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained]]:
@@ -243,21 +229,19 @@ def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained
 
 
 def moved(run: Run[TrainStage], shape: Shape) -> int:
-    return sum(moved_by_part(run, shape))
+    """Number of trained parameters."""
+    lora = run.config.sft.lora_rank if run.config.sft.adapter == "lora" else 0
+    return sum(trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape))
 
 
-def moved_by_part(run: Run[TrainStage], shape: Shape) -> list[int]:
-    """Numbers of trained parameters of each of `trained_parts`, which have gradients one part at a time."""
-    sft = run.config.sft
-    lora = sft.lora_rank if sft.adapter == "lora" else 0
-    return [trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape)]
-
-
-def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
-    """Bytes a GPU; a micro-batch's longest row is taken to be of twice the mean."""
-    mean = row_tokens(run)
+def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None) -> float:
+    """Bytes of a process. row: tokens of the longest row of a micro-batch; None: twice the mean, where it is known."""
+    if row is None:
+        row = sft.seq_length
+        with suppress(PipelineError):
+            row = min(row, 2 * row_tokens(run))
     parts = [part for _, part in trained_parts(run, shape)]
-    return sum(training_memory(shape, parts, min(sft.seq_length, 2 * mean), sft).values())
+    return sum(training_memory(shape, parts, row, sft, on_gpu).values())
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -270,14 +254,13 @@ def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
 
 
-def scoring_work(run: Run[EvalStage], shape: Shape, gpu: Gpu | None, threads: int = 1) -> float:
+def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
     """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
-    config, kinds, dtype = run.config.eval, question_sets_of(run), dtype_of(run)
+    config, kinds = run.config.eval, question_sets_of(run)
     vllm = config.backend == "vllm"
-    if gpu is not None:
-        return sum(scoring_seconds(shape, kinds, gpu, dtype, config.batch_size, vllm))
-    passes = cpu.scoring_seconds(shape, kinds, threads, dtype, config.batch_size, config.share_prefix)
-    return sum(passes) * (VLLM if vllm else 1)
+    return sum(
+        scoring_seconds(shape, kinds, machine, dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix)
+    )
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
@@ -303,52 +286,34 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     if not large:
         return
     largest = max(large, key=lambda cost: cost.memory)
-    options = [f"{HARDWARE}={name}" for name in conf.options(HARDWARE) if hardware_fits(name, large, room, plan, typed)]
-    fitting = [*options, *overrides_that_fit(kind, large, room, plan)]
-    for name, card in GPUS.items():
-        if card.memory > room:
-            fitting += [
-                f"plan.gpu={name} {cost}".strip() for cost in overrides_that_fit(kind, large, card.memory, plan)[:1]
-            ]
+    models = [(cost.run, cost.shape) for cost in large]
+    fitting = hardware_that_fits(models, room, plan.gpu, typed) if trainings else []
+    if not trainings and all(least_memory(run, shape, "bfloat16") <= room for run, shape in models):
+        fitting.append(f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows")
+    fitting += [f"plan.gpu={name}" for name, card in GPUS.items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
     problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})"
     remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
     yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
 
 
-def hardware_fits(name: str, large: list[Cost], room: float, plan: Plan, typed: Container[str]) -> bool:
-    """Whether an option of hardware is of the plan's GPU, and makes all of these trainings fit, but for typed keys."""
-    values = read_hardware(name)
-    trainings = [cost for cost in large if isinstance(cost.run.config, TrainStage)]
-    if values.get("plan.gpu") != plan.gpu or len(trainings) < len(large):
-        return False
+def hardware_that_fits(
+    large: Sequence[tuple[Run, Shape]], room: float, gpu: str | None = None, typed: Container[str] = ()
+) -> list[str]:
+    """The options of hardware, of a GPU or all, that make these trainings fit into `room` bytes, but for typed keys."""
 
-    def fits(cost: Cost) -> bool:
-        sft = cost.run.config.sft
-        kept = OF_ALL_WEIGHTS if sft.adapter == "lora" else ()
-        changed = [key for key in values if key.startswith("sft.") and key not in kept and key not in typed]
-        knobs = {key.removeprefix("sft."): values[key] for key in changed}
-        return memory_of(cost.run, cost.shape, with_knobs(sft, knobs)) <= room
+    def fits(values: Mapping[str, Any]) -> bool:
+        for run, shape in large:
+            kept = [*typed, *(OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ())]
+            decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
+            knobs = {key[4:]: value for key, value in decided.items() if key.startswith("sft.") and key not in kept}
+            if memory_of(run, shape, replace(run.config.sft, **knobs)) > room:
+                return False
+        return True
 
-    return is_possible(lambda: all(map(fits, trainings)))
-
-
-def overrides_that_fit(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
-    """Overrides, each tested, that make all of these runs fit into `room` bytes per GPU; [""] if they already fit."""
-    if all(cost.memory <= room for cost in large):
-        return [""]
-    if not isinstance(large[0].run.config, TrainStage):
-        fit = all(least_memory(cost.run, cost.shape, "bfloat16") <= room for cost in large)
-        knob = "every.select.eval.dtype" if kind == "selection" else "every.eval.dtype"
-        return [f"{knob}=bfloat16 for all rows"] if fit else []
-    distinct = {repr((cost.shape, cost.memory, cost.run.config.sft)): cost for cost in large}.values()
-
-    def fits(knobs: Mapping[str, Any]) -> bool:
-        return is_possible(
-            lambda: all(
-                memory_of(cost.run, cost.shape, with_knobs(cost.run.config.sft, knobs)) <= room for cost in distinct
-            )
-        )
-
-    fitting = [(knobs, int(knobs.get("processes", 1))) for knobs in remedies(fits)]
-    return [overrides(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in fitting]
+    fitting = []
+    for name in conf.options(HARDWARE):
+        card = (values := read_hardware(name)).get("plan.gpu")
+        with suppress(PipelineError):  # a batch that so many processes do not share
+            fitting += [f"{HARDWARE}={name}"] if card and gpu in (None, card) and fits(values) else []
+    return fitting

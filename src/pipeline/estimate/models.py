@@ -12,7 +12,6 @@ from pipeline.errors import PipelineError
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
-
 _shapes: dict[str, Shape] = {}  # by the hash of what has it
 
 

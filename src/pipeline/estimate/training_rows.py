@@ -55,17 +55,16 @@ class Cut(NamedTuple):
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
     """The first training of each set of rows of which sft.seq_length cuts some."""
-    first: dict[Hashable, Run[TrainStage]] = {}
+    found: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
             kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
                     sft.loss_on, sft.separator)  # fmt: skip
-            first.setdefault(kind, run)
-    for key, run in first.items():
-        if key not in _counted:
-            _counted[key] = count_cut(run)
-    return [(run, _counted[key]) for key, run in first.items() if _counted[key].cut]
+            if kind not in found:
+                _counted[kind] = _counted.get(kind) or count_cut(run)
+                found[kind] = run, _counted[kind]
+    return [(run, cut) for run, cut in found.values() if cut.cut]
 
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -26,7 +25,7 @@ from pipeline.data.benchmarks import contaminated_since
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import moved_by_part
+from pipeline.estimate.gpu_budget import hardware_that_fits
 from pipeline.estimate.models import models_of, shape_for
 from pipeline.estimate.training_rows import cut_sets
 from pipeline.evaluate.before import (
@@ -44,7 +43,7 @@ from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
 from pipeline.train.examples import no_loss
-from pipeline.train.memory import refuse_without_room, refuse_without_torchao
+from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in problem_of_data
@@ -73,28 +72,27 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
 
 def refuse_too_large(runs: Sequence[Run]) -> None:
     """Raise PipelineError for runs that do not fit this machine's GPUs or, without one, its memory, before anything is
-    fetched. Those of models whose shape is not known before they are here are left to the training."""
-    if visible_gpus():
-        for run in runs:
-            shape = None
-            with suppress(PipelineError, KeyError, OSError, ValueError):
-                shape = shape_for(run)
-            if shape and isinstance(run.config, TrainStage):
-                parts = moved_by_part(run, shape)
-                refuse_without_room(shape.parameters, sum(parts), gpu_memory(), run.config.sft, max(parts))
+    fetched, by what they hold besides activations. Models whose shape is not known before they are here are left out,
+    and scores on GPUs."""
+    on_gpu = bool(visible_gpus())
+    room, largest, needed = gpu_memory() if on_gpu else cpu.memory(), None, 0.0
+    for run in runs:
+        is_training = isinstance(run.config, TrainStage)
+        if is_training or not on_gpu:
+            of_process = memory_here(run, on_gpu, row=0) or 0.0
+            size = of_process * run.config.sft.processes if is_training and not on_gpu else of_process
+            largest, needed = (run, size) if size > needed else (largest, needed)
+    if largest is None or room is None or needed <= room:
         return
-    computed = [run for run in runs if isinstance(run.config, TrainStage | EvalStage)]
-    sizes = [
-        (needed * (run.config.sft.processes if isinstance(run.config, TrainStage) else 1), run.name)
-        for run in computed
-        if (needed := memory_here(run, least=True)) is not None
-    ]
-    needed, name = max(sizes, default=(0, ""))
-    if needed > cpu.memory():
-        raise PipelineError(
-            f"{name} takes {needed / 1e9:.0f} GB of memory, and this machine has {cpu.memory() / 1e9:.0f} and no GPU: "
-            "run it on a node with GPUs (launcher=slurm, hardware=a100_80x8 for example), or take a smaller model=NAME"
-        )
+    told = f"{largest.name} takes {needed / 1e9:.0f} GB of memory"
+    if on_gpu:
+        options = hardware_that_fits([(largest, shape_for(largest))], room)
+        remedy = f"give {' or '.join(options)}" if options else "no hardware= makes it fit, use a larger GPU"
+        raise PipelineError(f"{told} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
+    raise PipelineError(
+        f"{told}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs (launcher=slurm, "
+        "hardware=a100_80x8 for example), or take a smaller model=NAME"
+    )
 
 
 def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:

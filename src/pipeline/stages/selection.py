@@ -14,7 +14,7 @@ from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.stages.evaluation import refuse_dtypes
 from pipeline.stages.resolver import Draft, Resolver
 from pipeline.stages.steps import planned_steps
-from pipeline.train.steps import planned_snapshots
+from pipeline.train.steps import snapshot_steps
 
 
 def build(config: SelectStage, resolver: Resolver) -> Draft:
@@ -80,12 +80,10 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
 def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
     """The last step of a training that has not run yet, and the steps of its snapshots."""
     if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := planned_steps(training)):
-        steps = planned_snapshots(training.config.sft, last)
-        if steps is not None:
-            return last, steps
+        return last, snapshot_steps(training.config.sft, last)
     raise PipelineError(
         f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps, or "
-        "data.size without data.allow_fewer, and no sft.snapshot_keep_by"
+        "data.size without data.allow_fewer"
     )
 
 

@@ -12,7 +12,7 @@ from pipeline.data.small_world import TRAINING
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import rows_of
-from pipeline.train.steps import steps_of_turns, whole_batches
+from pipeline.train.steps import available_steps
 
 
 def planned_rows(data: Run[DataStage]) -> int | None:
@@ -48,9 +48,8 @@ def steps_over(training: Run[TrainStage], data: Run[DataStage], count: Callable[
     sft, rows = training.config.sft, count(data)
     if rows is None:
         return None
-    if sft.method != "simultaneous":
-        return whole_batches(sft, rows)
-    return steps_of_turns(sft, min(count(parent) or 0 for parent in data.parents.values() if isinstance(parent, Run)))
+    sides = [parent for parent in data.parents.values() if isinstance(parent, Run)]
+    return available_steps(sft, [count(side) or 0 for side in sides] if sft.method == "simultaneous" else [rows])
 
 
 # ---------------------------------------------------------------------------------------------------- expected

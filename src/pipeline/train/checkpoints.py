@@ -26,10 +26,9 @@ from pipeline.runs.state import update_state
 from pipeline.runs.stop import UNFINISHED, heard_by
 from pipeline.train import processes
 from pipeline.train.progress import LOG
-from pipeline.train.steps import kept_snapshots, snapshot_steps
+from pipeline.train.steps import snapshot_steps
 
-LOOK = 2.0  # seconds between two looks of several processes for a signal that one of them received ...
-MOST = 16  # ... and at most so many steps
+LOOK = 4  # steps between two looks of several processes for a signal that one of them received
 
 # writes weights, tokenizer and configs to a folder; returns their root and digests
 Save = Callable[[Path], dict[str, Any]]
@@ -47,33 +46,17 @@ class Checkpoints(TrainerCallback):
     def __init__(self, trainer: Any, run: Run[TrainStage], record: dict[str, Any] | None, save: Save) -> None:
         self.trainer, self.run, self.save, self.sft = trainer, run, save, run.config.sft
         self.first = trainer.args.process_index == 0
-        self.validated = trainer.eval_dataset is not None
-        self.steps = snapshot_steps(self.sft.snapshot_every, self.sft.batch_size, trainer.args.max_steps)
-        if self.sft.snapshot_keep and self.sft.snapshot_keep_by == "validation_loss" and not self.validated:
-            raise PipelineError("sft.snapshot_keep_by=validation_loss needs a validation set: give data.validation=N")
+        self.steps = snapshot_steps(self.sft, trainer.args.max_steps)
         record = record or {"snapshots": {}, "seconds": 0.0, "resumed": [], "step": 0}
         self.snapshots: dict[str, dict[str, Any]] = record["snapshots"]
         self.resumed = [*record["resumed"], *([{"step": record["step"]}] if record["step"] else [])]
         self.earlier_seconds: float = record["seconds"]  # of earlier attempts
         self.asked_to_stop: str | None = None
-        self.begun = self.saved = self.looked = time.monotonic()
-        self.last_look = self.next_look = record["step"]
+        self.begun = self.saved = time.monotonic()
 
     def ask_to_stop(self, signal_name: str) -> None:
         """Request a stop after the current step, with a resume point."""
         self.asked_to_stop = signal_name
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, including earlier attempts."""
-        return self.earlier_seconds + time.monotonic() - self.begun
-
-    def facts(self) -> dict[str, Any]:
-        """For the manifest: the kept snapshots, and the steps after which the training was resumed."""
-        return {
-            **({"snapshots": self.snapshots} if self.steps else {}),
-            **({"resumed": self.resumed} if self.resumed else {}),
-        }
 
     def beat(self) -> None:
         """Sign of life: where no other comes within sft.stall_minutes, the stacks of all threads are written, and the
@@ -84,7 +67,6 @@ class Checkpoints(TrainerCallback):
     # ------------------------------------------------------------------------------------------ the trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.begun = self.saved = self.looked = time.monotonic()
         self.beat()
         if self.first and state.global_step:
             say(f"{self.run.name}: resumes after step {state.global_step}")
@@ -98,7 +80,7 @@ class Checkpoints(TrainerCallback):
         self.beat()
         step = state.global_step
         if step in self.steps:
-            if self.validated:
+            if self.trainer.eval_dataset is not None:
                 control.should_evaluate = True  # the snapshot is taken with its loss
             else:
                 self._save_snapshot(step)
@@ -118,7 +100,11 @@ class Checkpoints(TrainerCallback):
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / "training_args.bin").unlink(missing_ok=True)
             shutil.copyfile(self.run.work / LOG, checkpoint / LOG)
-            facts = {"snapshots": self.snapshots, "seconds": self.seconds, "resumed": self.resumed}
+            facts = {
+                "snapshots": self.snapshots,
+                "seconds": self.earlier_seconds + time.monotonic() - self.begun,
+                "resumed": self.resumed,
+            }
             resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
@@ -140,41 +126,29 @@ class Checkpoints(TrainerCallback):
     def _is_due(self, step: int) -> bool:
         """Whether to write a resume point now: after sft.resume_minutes, or to stop.
 
-        Several processes agree, as each has its own clock and signals: about every LOOK seconds they look together, and
-        do what one of them requests.
+        Several processes agree, as each has its own clock and signals: every LOOK steps they do what one of them
+        requests.
         """
-        minutes, now = self.sft.resume_minutes, time.monotonic()
-        due = minutes is not None and now - self.saved >= 60 * minutes
-        if self.trainer.args.world_size == 1:
-            return due or self.asked_to_stop is not None
-        if step < self.next_look:
-            return False
-        seconds = (now - self.looked) / max(1, step - self.last_look)  # of a step
+        minutes = self.sft.resume_minutes
+        due = minutes is not None and time.monotonic() - self.saved >= 60 * minutes
         request = 2.0 if self.asked_to_stop else float(due)
-        shared = torch.tensor([request, seconds], device=self.trainer.args.device)
-        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
-        request, seconds = shared.tolist()
-        self.looked, self.last_look = now, step
-        self.next_look = step + max(1, min(MOST, int(LOOK / max(seconds, 1e-9))))
+        if self.trainer.args.world_size > 1:
+            if step % LOOK:
+                return False
+            shared = torch.tensor(request, device=self.trainer.args.device)
+            torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+            request = shared.item()
         if request == 2:
             self.asked_to_stop = self.asked_to_stop or "asked to stop"
         return request > 0
 
-    def _snapshot_folder(self, step: int | str) -> Path:
-        return self.run.work / resume.SNAPSHOTS / f"step-{step}"
-
     def _save_snapshot(self, step: int, loss: float | None = None) -> None:
         """Called by all processes together; the first writes."""
         refuse_broken(self.trainer.model, step)
-        weights = self.save(self._snapshot_folder(step))
+        weights = self.save(self.run.work / resume.SNAPSHOTS / f"step-{step}")
         self.snapshots[str(step)] = {
             "step": step, "samples": step * self.sft.batch_size, "validation_loss": loss, **weights,
         }  # fmt: skip
-        kept_steps = kept_snapshots(self.snapshots, self.sft.snapshot_keep, self.sft.snapshot_keep_by)
-        for dropped_step in self.snapshots.keys() - kept_steps:
-            del self.snapshots[dropped_step]
-            if self.first:
-                shutil.rmtree(self._snapshot_folder(dropped_step), ignore_errors=True)
         self.beat()
 
 
@@ -194,9 +168,6 @@ def supervised(trainer: Any, run: Run[TrainStage], record: dict[str, Any] | None
         raise PipelineError(f"{error}; the resume point after step {usable['step']} stays in {run.work}") from error
     finally:
         faulthandler.cancel_dump_traceback_later()
-        for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
-            if bar is not None:
-                bar.close()  # so that the next message begins a line
 
 
 def refuse_broken(model: Any, step: int) -> None:

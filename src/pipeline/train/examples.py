@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
+from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
 
 CHECKED = 20  # rows that a chat template is tried on before the base is loaded
@@ -45,33 +47,20 @@ def make_dataset(examples: Sequence[Example], sft: Sft) -> Any:
     return Dataset.from_list(rows, on_mixed_types="use_json")  # else messages get the keys of others, as nulls
 
 
-def datasets_by_side(examples: Sequence[Example], sft: Sft) -> dict[str, Any]:
-    """Side -> its set of a joint expert, in the data run's order. Raises PipelineError where a row has no side."""
-    examples_by_side: dict[str, list[Example]] = {"math": [], "language": []}
-    for number, row in enumerate(examples, 1):
-        if row.get("side") not in examples_by_side:
-            raise PipelineError(
-                f"sft={sft.name} needs rows with a side, and row {number} has none: create the data again with a "
-                "joint expert, such as expert=math_sw"
-            )
-        examples_by_side[row["side"]].append(row)
-    for side, rows in examples_by_side.items():
-        if not rows:
-            raise PipelineError(f"sft={sft.name} found no row of side {side}: give data.size room for both sets")
-    return {side: make_dataset(rows, sft) for side, rows in examples_by_side.items()}
-
-
-def validation_sets(validation: Sequence[Example], sft: Sft) -> Any:
-    """The validation set; of joint experts side -> its set. Raises PipelineError where they are not equally large."""
-    if sft.method not in ("mixed", "simultaneous"):
-        return make_dataset(validation, sft)
-    counts = Counter(row.get("side") for row in validation)
-    if counts["math"] != counts["language"]:  # a data run from before they were halved keeps its hash
+def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> dict[str, Any]:
+    """Part -> the set that it is trained on, in the data run's order: of several that of its side. Raises PipelineError
+    for rows of no side, and a side without rows."""
+    if len(parts) == 1:
+        return {parts[0]: make_dataset(examples, sft)}
+    by_side = {part: [row for row in examples if row.get("side") == part] for part in parts}
+    if any(row.get("side") not in by_side for row in examples):
         raise PipelineError(
-            f"sft={sft.name} validates on equally many rows of each side, and the data run holds {counts['math']} of "
-            f"math and {counts['language']} of language: rerun it with stage=data redo=true"
+            f"sft={sft.name} needs rows with a side, and some have none: create the data again with a joint expert, "
+            "such as expert=math_sw"
         )
-    return datasets_by_side(validation, sft)
+    if empty := [side for side, rows in by_side.items() if not rows]:
+        raise PipelineError(f"sft={sft.name} found no row of side {empty[0]}: give data.size room for both sets")
+    return {side: make_dataset(rows, sft) for side, rows in by_side.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- before loading
@@ -112,28 +101,26 @@ def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path
 def fault_of(row: dict[str, Any], number: int, tokenizer: Any, sft: Sft, ends: set[str]) -> str | None:
     """What is wrong with a row as the template writes it, by its text; None if nothing is.
 
-    After the response only marks, the last one of `ends`, and whitespace are allowed. What the template writes before
-    it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message may be
-    missing, as many templates strip them.
+    After the response only special tokens, the last one of `ends`, and whitespace are allowed. What the template writes
+    before it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message
+    may be missing, as many templates strip them.
     """
     try:
-        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
-        text = tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False)
+        prompt, text = as_text(row, tokenizer)
     except Exception as error:  # a template is a program, and raises what it likes
         raise template_error(tokenizer, f"row {number}", error) from error
+    if sft.loss_on == "all":
+        prompt = ""
     messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
-    if any(message not in text for message in messages):
-        return "leaves out the prompt or the response"
-    if sft.loss_on == "response" and not text.startswith(prompt):
+    after = text.rpartition(messages[-1])[2]
+    left_out = any(message not in text for message in messages)
+    if not left_out and not text.startswith(prompt):
         return "writes a prompt that its conversation does not begin with, so that the loss falls on other tokens"
-    before, response, after = text.rpartition(messages[-1])
-    if sft.loss_on == "response" and len(before) + len(response) <= len(prompt):
+    if left_out or len(text) - len(after) <= len(prompt):
         return "leaves out the prompt or the response"
     if not any(end in after for end in ends):
         return f"ends a response without {' or '.join(sorted(ends))}, so that the model never learns to stop"
-    words = after
-    for mark in sorted({*ends, *tokenizer.added_tokens_encoder}, key=len, reverse=True):
-        words = words.replace(mark, "")
+    words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
     if words.strip() or not after.rstrip().endswith(tuple(ends)):
         return "writes other text after a response than its end, which would be trained on"
     return None
@@ -142,7 +129,8 @@ def fault_of(row: dict[str, Any], number: int, tokenizer: Any, sft: Sft, ends: s
 def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
     """Number of rows that sft.seq_length cuts, with a warning. Raises PipelineError where no row of a side keeps a
     loss."""
-    cut, lost = cut_rows(examples, tokenizer, sft)
+    with naming_the_template(tokenizer):
+        cut, lost = cut_rows(examples, tokenizer, sft)
     sides = [row["side"] if sft.method == "simultaneous" else "" for row in examples]
     left = Counter(sides) - Counter(sides[number] for number in lost)
     if empty := sorted(set(sides) - left.keys()):
@@ -176,35 +164,26 @@ def cut_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> tuple[int
     def tokens(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=plain)["input_ids"]
 
-    def has_loss(row: dict[str, Any], before: str, ids: list[int]) -> bool:
-        if "messages" in row:
-            told = tokenizer.apply_chat_template(
-                row["messages"], chat_template=marked, return_dict=True, return_assistant_tokens_mask=True
-            )
-            return any(told["assistant_masks"][: sft.seq_length])
-        return sft.loss_on == "all" or "text" in row or ids[: sft.seq_length] != tokens(before)[: sft.seq_length]
-
     for number, example in enumerate(examples):
-        row = trainer_columns(example, sft)
-        before, text = as_text(row, tokenizer, marked)
-        if len(text.encode()) + ADDED > sft.seq_length and len(ids := tokens(text)) > sft.seq_length:
+        before, text = as_text(trainer_columns(example, sft), tokenizer, marked)
+        if len(text.encode()) + ADDED > sft.seq_length < len(ids := tokens(text)):
             cut += 1
-            if not has_loss(row, before, ids):
+            if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
                 lost.append(number)
     return cut, lost
 
 
 def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) -> tuple[str, str]:
-    """(what stands before the response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with the end
-    of sequence, or as the chat template writes it."""
-    if "messages" in row:
-        return "", tokenizer.apply_chat_template(row["messages"], chat_template=template, tokenize=False)
-    before = row.get("prompt", "")
-    if isinstance(before, list):
-        prompt = tokenizer.apply_chat_template(before, add_generation_prompt=True, tokenize=False)
-        return prompt, tokenizer.apply_chat_template(before + row["completion"], tokenize=False)
-    text = row.get("text", "") + before + row.get("completion", "")
-    return before, text if text.endswith(tokenizer.eos_token) else text + tokenizer.eos_token
+    """(what stands before the first response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with
+    the end of sequence, or as the chat template writes it."""
+    before, whole = row.get("prompt", ""), row.get("messages")
+    if whole:
+        before = whole[: [message["role"] for message in whole].index("assistant")]
+    if isinstance(before, str):
+        text = row.get("text", "") + before + row.get("completion", "")
+        return before, text if text.endswith(tokenizer.eos_token) else text + tokenizer.eos_token
+    write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
+    return write(before, add_generation_prompt=True), write(whole or before + row["completion"])
 
 
 def template_with_marks(tokenizer: Any) -> str | None:
@@ -259,10 +238,7 @@ def end_tokens(tokenizer: Any, base: Path | None) -> set[int]:
     its config.json if it has none)."""
     files = [base / name for name in ("generation_config.json", "config.json")] if base else []
     file = next((file for file in files if file.is_file()), None)
-    try:
-        ends = json.loads(file.read_bytes()).get("eos_token_id") if file else None
-    except (ValueError, AttributeError) as error:
-        raise PipelineError(f"{file} is not a JSON object ({error}): copy it again") from error
+    ends = read_json(file).get("eos_token_id") if file else None
     return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends] if ends is not None else [])}
 
 
@@ -276,13 +252,6 @@ def template_file(tokenizer: Any) -> Path | str:
 
 
 # ---------------------------------------------------------------------------------------------------- as tokenized
-
-
-def count_tokens(count: int, sets: dict[str, Any], sft: Sft) -> dict[str, int]:
-    """Tokens of the trainer's sets (side, or any name -> rows), and how many of `count` rows TRL dropped, as
-    sft.seq_length leaves them no loss."""
-    lengths = [len(ids) for rows in sets.values() for ids in rows["input_ids"]]
-    return {"dataset_tokens": sum(lengths), "dropped": 0 if sft.packing else count - len(lengths)}
 
 
 def write_rows(sets: dict[str, Any], file: Path) -> None:

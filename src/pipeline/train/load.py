@@ -138,14 +138,6 @@ def texts_of(example: Example) -> list[str]:
     return [example[key] for key in ("prompt", "completion", "text") if key in example]
 
 
-def load_skeleton(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
-    """The model that will be trained, without memory for its weights."""
-    if base is not None:
-        return build_skeleton(base, "model.path")
-    with torch.device("meta"):
-        return load_model(run, tokenizer, None)
-
-
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
     weights = run.config.sft.weights
@@ -161,10 +153,8 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         return load.load_model(base, dtype=getattr(torch, weights), **attention)
     except PipelineError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
-        if "does not support an attention implementation" in str(error):  # Gemma 2 and others with capped scores
-            raise PipelineError(
-                f"model.attn_implementation={model.attn_implementation}: transformers has none for {base}: set "
-                f"model.attn_implementation=eager"
-            ) from error
-        raise PipelineError(f"model.path={base} could not be loaded: {error}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # Gemma 2 and others with capped scores have eager alone
+        raise PipelineError(
+            f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}, give "
+            f"eager where it has no other: {' '.join(str(error).split())}"
+        ) from error

@@ -1,6 +1,6 @@
 """Memory and micro-batches of a recipe by arithmetic, before anything is loaded: bytes per parameter and per GPU.
 
-The plan and the training itself use these formulas to reject what does not fit.
+Plans, and commands before they fetch anything, reject by these formulas what does not fit.
 
 Bytes per trained parameter, of weight, gradient and the two moments:
 
@@ -20,11 +20,9 @@ under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
-from typing import Any
 
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
@@ -46,6 +44,8 @@ MOST_BETA2 = 0.99
 
 
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
+WIDER = 1.6  # activations of products in fp32 over those in bf16
+CONTEXT, LIBRARIES = 1e9, 0.7e9  # bytes of CUDA's context on a GPU; on a CPU of Python, torch and transformers
 
 
 def bytes_per_parameter(sft: Sft) -> int:
@@ -75,20 +75,15 @@ def rounds_stochastically(sft: Sft) -> bool:
 
 def micro_batches(sft: Sft) -> tuple[int, int]:
     """(sequences per process and pass, passes per step). Raises PipelineError where sft.batch_size does not divide."""
-    share = max(1, sft.batch_size // sft.processes)
-    micro = sft.micro_batch_size or max(size for size in range(1, LARGEST + 1) if share % size == 0)
     unit = sft.processes * (sft.micro_batch_size or 1)
     if sft.batch_size % unit:
-        parts = {"sft.micro_batch_size": sft.micro_batch_size or 1, "sft.processes": sft.processes}
-        divisor = " x ".join(f"{knob}={value}" for knob, value in parts.items() if value > 1)
-        below = sft.batch_size // unit * unit
-        sizes = " or ".join(str(size) for size in (below, below + unit) if size)
-        most = max(count for count in range(1, sft.processes + 1) if sft.batch_size % count == 0)
-        other = f"sft.processes={most}" if most < sft.processes else "another sft.micro_batch_size"
         raise PipelineError(
-            f"sft.batch_size={sft.batch_size} is not a multiple of {divisor}: give sft.batch_size={sizes}, or {other}"
+            f"sft.batch_size={sft.batch_size} is not a multiple of sft.micro_batch_size={sft.micro_batch_size or 1} x "
+            f"sft.processes={sft.processes}: give sft.batch_size={-(-sft.batch_size // unit) * unit}, or lower these"
         )
-    return micro, sft.batch_size // (micro * sft.processes)
+    share = sft.batch_size // sft.processes
+    micro = sft.micro_batch_size or max(size for size in range(1, LARGEST + 1) if share % size == 0)
+    return micro, share // micro
 
 
 # ---------------------------------------------------------------------------------------------------- what is trained
@@ -141,24 +136,7 @@ def adapter_parameters(shape: Shape, rank: int) -> tuple[int, int]:
     return rank * attention, rank * 3 * (shape.width + shape.inner)
 
 
-# ---------------------------------------------------------------------------------------------------- on a GPU
-
-
-def states(parameters: int, trained: int, sft: Sft, at_once: int | None = None) -> dict[str, float]:
-    """Purpose -> bytes on each GPU that training holds besides activations; fsdp2 divides them.
-
-    Args:
-        parameters: number in the whole model, without adapters.
-        trained: number trained, of both sides together where these take turns; with adapters theirs.
-        at_once: the most of these that have gradients in a step, where sides take turns; None: all.
-    """
-    lora = sft.adapter == "lora"
-    width = 4 if lora else WIDTH[sft.weights]
-    shards = sft.processes if sft.parallel == "fsdp2" else 1
-    weight_bytes = parameters * WIDTH[sft.weights] + (trained * 4 if lora else 0)
-    moments = trained * (bytes_per_parameter(sft) - 2 * width)
-    gradients = (trained if at_once is None else at_once) * width
-    return {"weights": weight_bytes / shards, "gradients": gradients / shards, "moments": moments / shards}
+# ---------------------------------------------------------------------------------------------------- bytes
 
 
 def layer_bytes(shape: Shape, weights: str) -> int:
@@ -172,148 +150,52 @@ def layer_bytes(shape: Shape, weights: str) -> int:
     return of_width * shape.width + 4 * shape.kv_heads * shape.head_width + 8 * shape.inner + 4 * shape.heads + 8
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Bytes that exist at a moment besides weights and moments: gradients; copies of weights and gradients that are on
-    their way; activations."""
+def training_memory(
+    shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, on_gpu: bool = True
+) -> dict[str, float]:
+    """Purpose -> bytes that a process of a training holds at the worst moment of a step, within a tenth of the sum of
+    all tensors (scripts/bench_shapes.py, results/bench/shapes.json).
 
-    gradients: float
-    copies: float
-    activations: float
-
-
-def training_memory(shape: Shape, parts: Sequence[Trained], length: float, sft: Sft) -> dict[str, float]:
-    """Purpose -> bytes on each GPU at the worst moment of a step (scripts/bench_shapes.py adds up all tensors instead;
-    results/bench/shapes.json).
+    The moments are the loss, the highest layer of the backward pass, and its end. Gradients exist from the first pass
+    on where a step has several, else they appear as activations go; of sides that take turns one's. Checkpointing keeps
+    the input of each layer, and one layer in full. The loss holds a tile of logits (4,096 tokens x 32,768 words) and
+    the head's gradient in fp32 besides its cast; on a CPU all logits. Autocast copies fp32 weights to bf16, trained
+    ones until the forward pass ends, of a layer while it is computed. fsdp2 divides what is held, and gathers in the
+    dtype that it computes in: a layer, the next one, and the head; it reduces gradients in fp32. The gradient of tied
+    embeddings waits for the whole backward pass, and is then added to that of the input.
 
     Args:
         parts: what is trained; two where sides take turns.
-        length: tokens of a row of the longest micro-batch.
-
-    Returns:
-        weights, gradients, moments, activations, context, and `gathered` under fsdp2, else `casts`.
-    """
-    rank = sft.lora_rank if sft.adapter == "lora" else 0
-    counts = [trained_parameters(shape, part, rank) for part in parts]
-    held = states(shape.parameters, sum(counts), sft, max(counts))
-    sharded = sft.parallel == "fsdp2" and sft.processes > 1
-    moments = step_moments(shape, parts, sum(counts), length, sft, held["gradients"])
-    worst = max(moments, key=lambda moment: moment.gradients + moment.copies + moment.activations)
-    copies = {"gathered" if sharded else "casts": worst.copies}
-    return {**held, "gradients": worst.gradients, **copies, "activations": worst.activations, "context": 1e9}
-
-
-def step_moments(
-    shape: Shape, parts: Sequence[Trained], trained: int, length: float, sft: Sft, gradients: float
-) -> list[Moment]:
-    """The loss, the highest layer, the lowest, and the embeddings, in the order of the backward pass.
-
-    Gradients exist from the first pass on where a step has several, else they appear as activations go. Checkpointing
-    keeps the input of each layer, and one layer in full. Autocast copies fp32 weights to bf16, trained ones until the
-    forward pass ends, of a layer while it is computed. The loss holds a tile of logits (4,096 tokens x 32,768 words),
-    and the head's gradient in fp32 besides its cast. fsdp2 gathers in the dtype that it computes in: a layer, the next
-    one, and the head, which under adapters comes whole in its own dtype; it reduces gradients in fp32. The gradient of
-    tied embeddings waits for the whole backward pass, and is then added to that of the input.
+        length: tokens of a row of the longest micro-batch; 0 for what is held in any case.
     """
     micro, passes = micro_batches(sft)
-    tokens, residual, width = micro * length, WIDTH[sft.weights], WIDTH[sft.weights]
-    lora, whole = sft.adapter == "lora", any(part.outside for part in parts) and sft.adapter == "none"
-    autocast = sft.weights == "float32" and sft.precision == "bf16"
+    lora, sharded = sft.adapter == "lora", sft.parallel == "fsdp2" and sft.processes > 1
+    shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], 4 if lora else WIDTH[sft.weights]
+    counts = [trained_parameters(shape, part, sft.lora_rank * lora) for part in parts]
+    gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
+    cast = 2 if sft.precision == "bf16" else width
+    layer = cast * (shape.parameters - shape.outside) / shape.layers
+    embedding = 0 if lora or not any(part.outside for part in parts) else shape.embedding
+    one = (layer_bytes(shape, sft.weights) + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
+    inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else one)
+    top, low = (4 + cast) * embedding, 4 * (1 + shape.tied) * embedding  # copies
+    if sharded:
+        top += (width if lora else cast) * shape.embedding + layer  # under adapters the head comes in its own dtype
+        low = max(low, (2 + 4 / cast) * layer + cast * max(embedding, shape.embedding * shape.tied))
+    elif cast < width:
+        top = max(top, 2 * trained, 0 if sft.gradient_checkpointing else layer * shape.layers)
+        low = max(low, layer)
+    tile = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
     early = gradients if passes > 1 else 0.0
-    embedding, layer = shape.embedding, (shape.parameters - shape.outside) / shape.layers
-    matrix = 0 if lora else shape.width * shape.inner  # whose gradient is computed while the rest of its layer waits
-
-    kept = layer_bytes(shape, sft.weights)
-    inputs = shape.layers * (residual * shape.width if sft.gradient_checkpointing else kept)
-    one = (kept if sft.gradient_checkpointing else 0) + 4 * shape.inner * (2 if lora else 1)  # with what is on its way
-    of_loss = 16 * shape.width * tokens + min(tokens, 4096) * min(shape.vocabulary, 32768) * 2
-    lowest = kept + 4 * shape.inner * (2 if lora else 1) + 2 * residual * shape.width
-
-    if sft.parallel == "fsdp2" and sft.processes > 1:
-        cast = 2 if sft.precision == "bf16" else width
-        waiting = (2 if whole else 1) * cast * embedding if shape.tied else 0  # the head, and its gradient
-        reduced = 0 if lora else 4 * layer
-        head = (width if lora and not shape.tied else cast) * embedding + cast * layer
-        head += (4 + cast) * embedding if whole else 0
-        top = 2 * cast * layer + cast * matrix + (waiting or (4 * embedding if whole else 0))
-        low = cast * layer + cast * max(layer, embedding if whole else 0) + reduced + cast * matrix + waiting
-        end = (4 * cast * embedding + reduced if shape.tied else (cast + 4) * embedding) if whole else 0
-    else:
-        head = (4 + (width if width < 4 else 0)) * embedding if whole else 0
-        casts = 0 if lora or not autocast else 2 * trained
-        head = max(head, casts) if sft.gradient_checkpointing else head + (2 * shape.layers * layer if autocast else 0)
-        top = low = (2 * layer if autocast else 0) + width * matrix
-        top += 2 * shape.layers * layer if autocast and not sft.gradient_checkpointing else 0
-        waiting = width * embedding if whole and shape.tied else 0
-        top, low, end = top + waiting, low + waiting, 2 * waiting + (width * embedding if whole else 0)
-    return [
-        Moment(early, head, inputs * tokens + of_loss),
-        Moment(early, top, (inputs + one) * tokens),
-        Moment(gradients, low, lowest * tokens),
-        Moment(gradients, end, 0),
+    moments = [
+        (early, top, (inputs + 16 * shape.width) * tokens + tile),
+        (early, low, (inputs + one) * tokens),
+        (gradients, low, one * tokens),
     ]
-
-
-# ---------------------------------------------------------------------------------------------------- remedies
-
-CHECKPOINTING, ONE_ROW = {"gradient_checkpointing": True}, {"micro_batch_size": 1}
-PASSES: tuple[dict[str, Any], ...] = ({}, CHECKPOINTING, ONE_ROW, {**ONE_ROW, **CHECKPOINTING})
-SHARDS: list[dict[str, Any]] = [{"parallel": "fsdp2", "processes": count} for count in (2, 4, 8)]
-FEWER_BYTES = {"weights": "bfloat16", "optimizer": "adamw_8bit"}  # of a weight, its gradient and moments: 6
-FAMILIES: list[list[dict[str, Any]]] = [[{}], SHARDS, [FEWER_BYTES], [{**FEWER_BYTES, **knobs} for knobs in SHARDS]]
-
-
-def remedies(fits: Callable[[Mapping[str, Any]], bool]) -> list[Mapping[str, Any]]:
-    """Knobs of sft that make a training fit, tried in the order of how much they change: smaller passes, else two of
-    more GPUs, fewer bytes per parameter, or both. `fits`: whether the training fits with given knobs."""
-    fitting: list[Mapping[str, Any]] = []
-    for family in FAMILIES:
-        tries = ({**passes, **knobs} for knobs in family for passes in PASSES)
-        fitting += islice(filter(fits, tries), 1)
-        if family is FAMILIES[0] and fitting:
-            break
-    return fitting[:2]
-
-
-def overrides(knobs: Mapping[str, Any], prefix: str = "") -> str:
-    return " ".join(f"{prefix}sft.{key}={str(value).lower()}" for key, value in knobs.items())
-
-
-def with_knobs(sft: Sft, knobs: Mapping[str, Any]) -> Sft:
-    """The recipe with these knobs; adapters keep their optimizer. Raises PipelineError for an impossible batch size."""
-    applied = {key: value for key, value in knobs.items() if key != "optimizer" or sft.adapter == "none"}
-    recipe = replace(sft, **applied)
-    micro_batches(recipe)
-    return recipe
-
-
-def refuse_without_room(parameters: int, trained: int, room: int | None, sft: Sft, at_once: int | None = None) -> None:
-    """Compare what training holds besides activations with `room`, the GPU's memory in bytes, before loading; the other
-    arguments as in `states`.
-
-    Raises:
-        PipelineError: it does not fit; the message names what would.
-    """
-
-    def total_bytes(knobs: Mapping[str, Any]) -> float:
-        return sum(states(parameters, trained, with_knobs(sft, knobs), at_once).values())
-
-    if room is None or total_bytes({}) <= room:
-        return
-    fitting = remedies(lambda knobs: is_possible(lambda: total_bytes(knobs) <= room))
-    suggestions = [overrides(knobs) for knobs in fitting]
-    if sft.adapter == "none" and parameters * WIDTH[sft.weights] <= room:
-        suggestions.append("an adapter, sft=lora,")
-    raise PipelineError(
-        f"sft.weights={sft.weights} with sft.optimizer={sft.optimizer} takes {total_bytes({}) / 1e9:.1f} GB of "
-        f"weights, gradients and moments on each GPU, which has {room / 1e9:.1f}: "
-        + (f"{' or '.join(suggestions)} would fit" if suggestions else "no variant of it fits, use a larger GPU")
-    )
-
-
-def is_possible(fits: Callable[[], bool]) -> bool:
-    """Whether something fits; False where the knobs are invalid."""
-    try:
-        return fits()
-    except PipelineError:
-        return False
+    gradients, copies, activations = max(moments, key=sum)
+    return {
+        "weights": (shape.parameters * width + 4 * lora * trained) / shards, "gradients": gradients,
+        "moments": trained * (bytes_per_parameter(sft) - 2 * dtype) / shards,
+        "gathered" if sharded else "casts": copies, "activations": activations,
+        "context": CONTEXT if on_gpu else LIBRARIES,
+    }  # fmt: skip

@@ -113,7 +113,7 @@ def start_processes(count: int, train: Train, run: Run[TrainStage], work: Path, 
         with heard_by(forward_signal):
             return elastic_launch(one_node, train_rank)(told, train, run, work)[0]
     except ChildFailedError as error:
-        failures = list(error.failures.values())
+        failed = error
     except KeyboardInterrupt:
         for child in multiprocessing.active_children():
             child.kill()
@@ -123,15 +123,9 @@ def start_processes(count: int, train: Train, run: Run[TrainStage], work: Path, 
         listener.join()
     if refusals:
         raise PipelineError(refusals[0])
-    if {failure.exitcode for failure in failures} & {UNFINISHED, *(-number for number in STOPPING)}:
+    if {failure.exitcode for failure in failed.failures.values()} & {UNFINISHED, *(-number for number in STOPPING)}:
         raise SystemExit(UNFINISHED)
-    raise RuntimeError("\n".join(map(traceback_of, failures)))
-
-
-def traceback_of(failure: Any) -> str:
-    """The traceback of a process that failed, or what ended it."""
-    message = failure.error_file_data.get("message", "")
-    return message["extraInfo"]["py_callstack"] if isinstance(message, dict) else str(failure.message)
+    raise RuntimeError(str(failed))  # with the traceback of each
 
 
 def forward_signal(signal_name: str) -> None:

@@ -40,7 +40,7 @@ class Progress(TrainerCallback):
         self.log_file.unlink(missing_ok=True)
         self.tokens, self.losses = 0.0, 0.0  # of all steps
         self.begun: tuple[float, float] | None = None  # tokens and seconds at this attempt's first log
-        self.rate = 0.0  # tokens a second since then
+        self.rate = 0.0  # tokens a second since then, without warm-up costs and earlier attempts
         self.bar = Bar(run.name, steps, "step", stays=True)
         for line in (resumed / LOG).read_text(encoding="utf-8").splitlines() if resumed else ():
             self.write(json.loads(line))
@@ -78,17 +78,8 @@ class Progress(TrainerCallback):
             row["tokens"] += self.earlier_tokens
             if self.sft.method == "simultaneous":
                 row["side"] = side_of_step(step - 1, self.sft.steps_per_switch)
-            self.bar.note = f"loss {row['loss']:.3f}{self.token_rate(row['tokens'])}"
+            seconds = self.bar.elapsed
+            self.begun = self.begun or (row["tokens"], seconds)
+            self.rate = (row["tokens"] - self.begun[0]) / max(seconds - self.begun[1], 1e-9)
+            self.bar.note = f"loss {row['loss']:.3f}, {self.rate:,.0f} tokens/s"
         self.write(row)
-
-    def token_rate(self, tokens: float) -> str:
-        """Tokens per second since the first log, which excludes warm-up costs and the tokens of earlier attempts."""
-        seconds = self.bar.elapsed
-        if self.begun is None:
-            self.begun = tokens, seconds
-            return ""
-        self.rate = (tokens - self.begun[0]) / max(seconds - self.begun[1], 1e-9)
-        return f", {self.rate:,.0f} tokens/s"
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.close()

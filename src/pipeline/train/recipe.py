@@ -14,7 +14,6 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
 from pipeline.train import examples, memory, optim, steps
-from pipeline.train.simultaneous import Alternating, refuse_flat_shards
 from pipeline.train.trainable import Parts
 from pipeline.train.trainer import Trainer
 
@@ -25,37 +24,35 @@ def trainer_of(
     config: TrainStage, model: Any, parts: Parts, tokenizer: Any, rows: Any, validation: Any, output: Path
 ) -> tuple[Trainer, dict[str, Any]]:
     """The trainer of this method, its steps planned, and facts about its rows."""
-    sft, both = config.sft, config.sft.method == "simultaneous"
-    given = examples.datasets_by_side(rows, sft) if both else examples.make_dataset(rows, sft)
-    shared: dict[str, Any] = {
-        "model": model, "args": trainer_arguments(config, "text" in rows[0], bool(validation), output),
-        "eval_dataset": examples.validation_sets(validation, sft) if validation else None,
-        "processing_class": tokenizer, "sft": sft,
-        "optimizer_cls_and_kwargs": None if sft.optimizer == "adamw" else optim.torchao_optimizer(sft),
-    }  # fmt: skip
+    sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
+    held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     with examples.naming_the_template(tokenizer):
-        trainer: Any = (
-            Alternating(train_dataset=given, parts=parts, **shared) if both else Trainer(train_dataset=given, **shared)
-        )
+        trainer = Trainer(
+            model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
+            train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
+            eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
+            optimizer_cls_and_kwargs=None if sft.optimizer == "adamw" else optim.torchao_optimizer(sft),
+        )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
     if config.partition is not None:
         refuse_flat_shards(trainer)
-    sets = sets_of(trainer)
-    counts: dict[str, Any] = examples.count_tokens(len(rows), sets, sft)
-    lengths = {side: len(rows) for side, rows in sets.items()}
-    if both:
-        turns, unused = steps.steps_of_sides(sft, lengths)
-        plan_steps(trainer.args, sft, sum(turns.values()))
-        return trainer, {**counts, "steps_a_side": turns, "rows_left_out": unused}
-    number = sum(lengths.values())
-    plan_steps(trainer.args, sft, steps.steps_of(sft, number))
-    return trainer, {**counts, "rows_left_out": number * sft.epochs - trainer.args.max_steps * sft.batch_size}
+    lengths = {part: len(rows) for part, rows in trainer.sets.items()}
+    turns, unused = steps.steps_of(sft, lengths)
+    plan_steps(trainer.args, sft, sum(turns.values()))
+    tokens = sum(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
+    dropped = 0 if sft.packing else len(rows) - sum(lengths.values())  # by TRL, as sft.seq_length leaves no loss
+    return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
 
 
-def sets_of(trainer: Trainer) -> dict[str, Any]:
-    """Name -> the rows that TRL made of a set: of simultaneous training those of each side."""
-    return trainer.sets if isinstance(trainer, Alternating) else {"all": trainer.train_dataset}
+def refuse_flat_shards(trainer: Trainer) -> None:
+    """Raise PipelineError for FSDP1, which an accelerate configuration may set, with a partition."""
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 2) == 1:
+        raise PipelineError(
+            "FSDP1 concatenates the parameters of a layer, so that a part of them cannot be frozen: with a "
+            "partition use sft.parallel=fsdp2 or ddp, and no FSDP1 in accelerate's configuration"
+        )
 
 
 def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
@@ -102,16 +99,6 @@ def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
         )
     args.lr_scheduler_type, args.lr_scheduler_kwargs = optim.trainer_schedule(sft.schedule, number, sft.decay_share)
     args.eval_steps = max(1, number // 4)
-
-
-def size_of(model: Any, sft: Sft) -> dict[str, int]:
-    """Numbers of parameters and of trained ones, and the bytes of weights, gradients and moments."""
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()), "trained_parameters": trained,
-        "training_bytes": trained * memory.bytes_per_parameter(sft) + frozen,
-    }  # fmt: skip
 
 
 def warn_of_rate(sft: Sft) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def save_model(
     """Save weights (for adapters only theirs), tokenizer and configs; returns the root and digests of the weights.
 
     dtype None: as trained. A cast is reported with its relative error, and where the folder of the base is given, with
-    what it leaves of the task vector. full_weights: the weights by name, where the model holds shards of them. The
+    the share of movements that it loses. full_weights: the weights by name, where the model holds shards of them. The
     model is not changed, so that it can be saved while it trains.
     """
     adapters = hasattr(model, "peft_config")
@@ -34,14 +33,16 @@ def save_model(
         for name, tensor in (full_weights or model.state_dict()).items()
         if name in own and (not adapters or ".lora_" in name)
     }
-    saved = cast_weights(weights, dtype)
+    kind = getattr(torch, dtype) if dtype else None
+    is_cast = kind is not None and kind not in {tensor.dtype for tensor in weights.values()}
+    saved = {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()} if is_cast else weights
     if adapters:
         model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
     model.save_pretrained(folder, state_dict=dict(saved))
     if adapters:
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, unfilled
         model.generation_config.save_pretrained(folder)
-    elif saved is not weights:
+    elif is_cast:
         trained, model.config.dtype = model.config.dtype, dtype
         model.config.save_pretrained(folder)
         model.config.dtype = trained
@@ -52,17 +53,11 @@ def save_model(
             path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
     digests = digests_in(folder / ADAPTER_WEIGHTS) if adapters else digest_tensors(folder)
     facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
-    if saved is not weights:
-        facts["cast"] = {"to": dtype, **measure_cast(weights, saved, None if adapters else base)}
+    if is_cast:
+        facts["cast"] = {"to": dtype}
+        if base and not adapters:
+            facts["cast"]["moved_entries_lost"] = lost_movements(weights, saved, base)
     return facts
-
-
-def cast_weights(weights: Tensors, dtype: str | None) -> Tensors:
-    """The weights in another dtype, on the CPU; themselves where they have it, or None is given."""
-    kind = getattr(torch, dtype) if dtype else None
-    if kind is None or kind in {tensor.dtype for tensor in weights.values()}:
-        return weights
-    return {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()}
 
 
 def check_headers(folder: Path, saved: Tensors) -> None:
@@ -81,23 +76,14 @@ def check_headers(folder: Path, saved: Tensors) -> None:
         )
 
 
-def measure_cast(weights: Tensors, cast: Tensors, base: Path | None) -> dict[str, float]:
-    """The relative error of a cast; with the folder of the base's weights also how much of the task vector survives it,
-    by its projection on the trained one (1: all of it on average), and the share of entries that moved in training and
-    are equal to the base's, cast likewise, afterwards."""
-    start = Checkpoint.open(base) if base else None
-    names = {name_in_memory(name): name for name in start.names} if start else {}
-    error = size = dot = change = 0.0
-    moved = same = 0
+def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
+    """Of the entries that moved in training, away from those of a folder, the share that a cast gives back: equal to
+    the base's, cast likewise."""
+    start, moves, lost = Checkpoint.open(base), 0, 0
+    names = {name_in_memory(name): name for name in start.names}
     for name, weight in weights.items():
-        now, back = weight.detach().double().cpu(), cast[name].double()
-        error, size = error + float(((back - now) ** 2).sum()), size + float((now**2).sum())
-        if start:
-            rows = start.rows(names[name_in_memory(name)], 0, matrix(tuple(weight.shape))[0])
-            was = torch.from_numpy(rows).view(weight.shape)
-            dot += float(((back - was) * (now - was)).sum())
-            change += float(((now - was) ** 2).sum())
-            moved += int((now != was).sum())
-            same += int(((now != was) & (back == was.to(cast[name].dtype))).sum())
-    of_vector = {"task_vector_projection": dot / change, "moved_entries_lost": same / moved} if moved else {}
-    return {"relative_error": math.sqrt(error / size), **of_vector}
+        rows = start.rows(names[name_in_memory(name)], 0, matrix(tuple(weight.shape))[0])
+        was, stored = torch.from_numpy(rows).view(weight.shape), cast[name]
+        moved = weight.detach().cpu() != was
+        moves, lost = moves + int(moved.sum()), lost + int((moved & (stored == was.to(stored.dtype))).sum())
+    return lost / max(moves, 1)

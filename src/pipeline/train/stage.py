@@ -12,6 +12,7 @@ import os
 import resource
 import shutil
 import warnings
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say
 from pipeline.runs import resume
-from pipeline.train import card, examples, load, memory, processes, recipe
+from pipeline.train import card, examples, load, processes, recipe
 from pipeline.train.checkpoints import own_shard, supervised
 from pipeline.train.progress import Progress
 from pipeline.train.save import save_model
@@ -43,14 +44,13 @@ def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Facts of the stage in one of its processes (empty but in the first), with the warnings."""
+    """Train in one of the stage's processes; the first saves and returns the facts, the others none."""
     with recorded_warnings() as told:
         facts = train_in_process(run, work, tracker)
-    return {**facts, "warnings": told} if facts and told else facts
+    return facts | ({"warnings": told} if facts and told else {})
 
 
 def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Train in one of the stage's processes; the first saves and returns the facts."""
     config, sft = run.config, run.config.sft
     prepare_process(config)
     base = load.local_base(run)
@@ -58,24 +58,24 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     tokenizer = load.load_tokenizer(run, rows, base)
     truncated = check_early(run, rows, tokenizer, base)
 
-    report(f"{run.name}: loading {base or 'a model from random weights'}")
+    if not processes.is_follower():  # what happens before the first step can take a minute
+        say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
     model, parts = choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
-    numbers = recipe.size_of(model, sft)
-    report(f"{run.name}: tokenizing {len(rows):,} rows")
     trainer, counts = recipe.trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
     first, record = trainer.is_world_process_zero(), resume.usable_resume_point(run)
     resumed = resume.resume_folder(run.work, record) if record else None
     progress = Progress(run, tracker, trainer.args.max_steps, resumed) if first else None
     if progress:
         trainer.add_callback(progress)
-        examples.write_rows(recipe.sets_of(trainer), work / examples.ROWS)
+        examples.write_rows(trainer.sets, work / examples.ROWS)
 
     def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
         """Save the model; called by all processes together, the first writes."""
         whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
         return save_model(model, tokenizer, folder, sft.save_dtype, whole, measured_on) if first else {}
 
-    with supervised(trainer, run, record, save_to) as checkpoints:
+    bar = closing(progress.bar) if progress else nullcontext()  # so that a message about its end begins a line
+    with supervised(trainer, run, record, save_to) as checkpoints, bar:
         trainer.args.eval_on_start = sft.validate_at_start and record is None
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     weights = save_to(work, base)
@@ -84,9 +84,12 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     shutil.rmtree(work / "trainer", ignore_errors=True)
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
-        "tokens": int(progress.tokens), "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
+        "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
-        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts, **numbers, **checkpoints.facts(),
+        "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts,
+        **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
+        **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
     }  # fmt: skip
 
 
@@ -121,24 +124,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
     if base is not None:
         load.check_base(base, tokenizer)
     examples.check_rows(rows, tokenizer, config.sft, base)
-    with examples.naming_the_template(tokenizer):
-        truncated = examples.check_lengths(rows, tokenizer, config.sft)
-    if (room := gpu_memory()) is None:
-        return truncated
-    model, parts = choose_parameters(load.load_skeleton(run, tokenizer, base), config.sft, config.partition)
-    numbers, parameters = recipe.size_of(model, config.sft), dict(model.named_parameters())
-    adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
-    at_once = max(sum(parameters[name].numel() for name in names) for names in parts.values())
-    memory.refuse_without_room(
-        numbers["parameters"] - adapters, numbers["trained_parameters"], room, config.sft, at_once
-    )
-    return truncated
-
-
-def report(line: str) -> None:
-    """Print, in the first process, what happens before the first step, which can take a minute."""
-    if not processes.is_follower():
-        say(line)
+    return examples.check_lengths(rows, tokenizer, config.sft)
 
 
 # ---------------------------------------------------------------------------------------------------- facts
@@ -146,14 +132,15 @@ def report(line: str) -> None:
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
     """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
-    weights = {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}
-    states = (value for state in trainer.optimizer.state.values() for value in state.values())
-    moments = {
-        str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
-        for value in states
-        if isinstance(value, torch.Tensor) and value.ndim
+    moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    found = {
+        "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
+        "moments": {
+            str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
+            for value in moments
+            if torch.is_tensor(value) and value.ndim
+        },
     }
-    found = {"weights": weights, "moments": moments}
     return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
 
 
@@ -162,8 +149,3 @@ def peak_bytes() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def gpu_memory() -> int | None:
-    """Bytes of memory of this process' GPU; None on a CPU."""
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None

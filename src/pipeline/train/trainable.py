@@ -29,7 +29,7 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     side_of |= dict.fromkeys(towers(names), "frozen")
     trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, (ALL,))
     if sft.adapter == "lora":
-        model = add_adapters(model, sft, [name for name in names if side_of[name] in trained_parts])
+        model = add_adapters(model, sft, {name for name in names if side_of[name] in trained_parts})
     parameters = dict(model.named_parameters())
     moves = [name for name in parameters if sft.adapter == "none" or ".lora_" in name]
     parts = {str(part): [name for name in moves if side_of[plain_name(name)] == part] for part in trained_parts}
@@ -44,25 +44,20 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     return model, parts
 
 
-def add_adapters(model: Any, sft: Sft, names: list[str]) -> Any:
+def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
     """The model with an adapter on each module of the parameters `names` that sft.lora_targets selects."""
     from peft import LoraConfig, get_peft_model
 
-    matrices = [name for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
-    there = {name.split(".")[-2] for name in matrices}
-    if unknown := [target for target in sft.lora_targets if target not in there]:
-        raise PipelineError(f"sft.lora_targets: {unknown[0]} matches nothing; there are {', '.join(sorted(there))}")
-    trained = set(matrices) & set(names)
-    modules = [name.removesuffix(".weight") for name in matrices if name in trained]
-    modules = [module for module in modules if module.rpartition(".")[2] in sft.lora_targets]
-    if not modules:
-        raise PipelineError(f"sft.lora_targets={sft.lora_targets} match nothing that is trained; there are {there}")
+    matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if p.ndim == 2]
+    layers = {name: name.rpartition(".")[2] for name in matrices if ".layers." in name}  # module -> its own name
+    if unknown := [target for target in sft.lora_targets if target not in layers.values()]:
+        there = ", ".join(sorted({*layers.values()}))
+        raise PipelineError(f"sft.lora_targets: {unknown[0]} matches nothing; there are {there}")
+    trained = [name for name, own in layers.items() if own in sft.lora_targets and f"{name}.weight" in names]
+    if not trained:
+        raise PipelineError(f"sft.lora_targets={sft.lora_targets} match nothing that is trained: name others")
     config = LoraConfig(
         r=sft.lora_rank, lora_alpha=sft.lora_alpha, lora_dropout=sft.lora_dropout, use_rslora=True,  # type: ignore[arg-type]
-        task_type="CAUSAL_LM", target_modules="|".join(map(re.escape, modules)),  # a list would become a set, unordered
+        task_type="CAUSAL_LM", target_modules="|".join(map(re.escape, trained)),  # a list would become a set, unordered
     )  # fmt: skip
-    wrapped = get_peft_model(model, config)
-    adapted = {name.removeprefix("base_model.model.") for name in wrapped.targeted_module_names}
-    if adapted != set(modules):
-        raise RuntimeError(f"adapters were requested on {sorted(modules)} and put on {sorted(adapted)}")
-    return wrapped
+    return get_peft_model(model, config)

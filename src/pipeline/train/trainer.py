@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from statistics import fmean
+from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
-
-
-def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
-    """Row numbers of sft.epochs passes, one after the other, each shuffled with the next draws of the seed."""
-    generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
-    for _ in range(sft.epochs):
-        order += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
-    return order
-
-
-def sort_by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """`order` with the rows of each `step` of them sorted by length: micro-batches need hardly any padding, and a
-    step's rows, and so its loss, stay the same."""
-    steps = (order[start : start + step] for start in range(0, len(order), step))
-    return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
-
-
-class InOrder(Sampler[list[int]]):
-    """Micro-batches of row numbers in a given order.
-
-    Processes take every n-th micro-batch, so a step's are the same rows however many processes share them.
-    """
-
-    def __init__(self, order: list[int], micro: int) -> None:
-        self.order = order
-        self.batch_size, self.drop_last = micro, False  # accelerate reads them
-
-    def __len__(self) -> int:
-        return len(self.order) // self.batch_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (self.order[start : start + self.batch_size] for start in range(0, len(self.order), self.batch_size))
+from pipeline.train.order import InOrder, order_of_turns, sort_by_length
+from pipeline.train.steps import side_of_step
+from pipeline.train.trainable import Parts
 
 
 def shard_dtypes(sft: Sft) -> MixedPrecisionPolicy:
@@ -60,35 +31,55 @@ def shard_dtypes(sft: Sft) -> MixedPrecisionPolicy:
 
 
 class Trainer(SFTTrainer):
-    """One part of the model, trained in all steps, on rows in the order of the seed."""
+    """Trains the parts of a model in turns, each on the rows of its own set in the order of the seed.
 
-    def __init__(self, *args: Any, sft: Sft, **keywords: Any) -> None:
-        self.sft = sft
-        super().__init__(*args, **keywords)
+    One part is trained in all steps. Of two (simultaneous training: unreasonable, section 4.5) a step on a batch of one
+    side's set moves that side. One AdamW holds the moments of both; those of the inactive side do not change, because
+    its gradients are None and not zero (with zeros AdamW would move it by momentum and decay). One schedule counts all
+    steps.
+    """
+
+    def __init__(self, *args: Any, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any) -> None:
+        """`train_dataset`: part -> its examples, kept separate also when rows are packed."""
+        self.sft, self.parts = sft, parts
+        first, *others = train_dataset
+        super().__init__(*args, train_dataset=train_dataset[first], **keywords)
+        config, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
+        self.sets: dict[str, Any] = {first: self.train_dataset}
+        for side in others:
+            self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, config, config.packing, None, side)
+        if others:
+            self.add_callback(Toggle(self))
         self.stop_backward_at_lowest()
+
+    def parameters_of(self, part: str) -> list[torch.nn.Parameter]:
+        parameters = dict(cast(Any, self.model).named_parameters())
+        return [parameters[name] for name in self.parts[part]]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
-        rows: Any = self._remove_unused_columns(self.train_dataset)  # type: ignore[arg-type]
-        return self.loader(rows, pass_order(len(rows), self.sft, self.args.seed))
+        from datasets import concatenate_datasets
 
-    def loader(self, rows: Any, order: list[int]) -> DataLoader[Any]:
-        size = self.sft.batch_size
+        rows = concatenate_datasets([self._remove_unused_columns(rows) for rows in self.sets.values()])
+        counts = {side: len(rows) for side, rows in self.sets.items()}
         lengths = [len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]]
-        sorted_rows = sort_by_length(order[: self.args.max_steps * size], lengths, size)
-        batches = InOrder(sorted_rows, self.args.per_device_train_batch_size)
+        order = order_of_turns(counts, self.sft, self.args.max_steps, self.args.seed)
+        batches = InOrder(sort_by_length(order, lengths, self.sft.batch_size), self.args.per_device_train_batch_size)
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
         """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
         metrics = super().evaluate(eval_dataset, *args, **keywords)
         if eval_dataset is None and isinstance(self.eval_dataset, dict):
-            losses = {f"eval_{side}_loss": metrics[f"eval_{side}_loss"] for side in self.eval_dataset}
-            metrics["eval_loss"] = sum(losses.values()) / len(losses)
-            self.log(losses | {"eval_loss": metrics["eval_loss"]})
+            metrics["eval_loss"] = fmean(metrics[f"eval_{side}_loss"] for side in self.eval_dataset)
+            self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
     def create_optimizer(self, model: Any = None) -> Any:
+        """One optimizer over all parts, including the one that is frozen."""
+        for part in self.parts:
+            for parameter in self.parameters_of(part):
+                parameter.requires_grad_(True)
         self.stop_backward_at_lowest()
         return super().create_optimizer(model)
 
@@ -118,3 +109,24 @@ class Trainer(SFTTrainer):
         if self.is_fsdp_enabled and self.args.bf16:
             return torch.autocast(self.args.device.type, torch.bfloat16)
         return super().autocast_smart_context_manager(cache_enabled)
+
+
+class Toggle(TrainerCallback):
+    """Before each step, enables gradients of the part whose turn it is, by the step number only."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.parameters: dict[str, list[torch.nn.Parameter]] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.parameters = {side: self.trainer.parameters_of(side) for side in self.trainer.parts}
+        if self.trainer.is_fsdp_enabled:
+            # before a side is frozen: FSDP2 settles the dtype of a shard's gradients once, if it is trained then
+            model: Any = self.trainer.model
+            model._get_fsdp_state()._lazy_init()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        turn = side_of_step(state.global_step, self.trainer.sft.steps_per_switch)
+        for side, parameters in self.parameters.items():
+            for parameter in parameters:
+                parameter.requires_grad_(side == turn)
