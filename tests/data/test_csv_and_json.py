@@ -14,6 +14,8 @@ import pytest
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
+from pipeline.data import load
+from pipeline.data.lines import read_files
 from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 
@@ -66,6 +68,32 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
     config.expert.sources["own"].split = "dev"
     with pytest.raises(PipelineError, match=r"has no split dev: there are \['train'\]; give expert.sources.own.split"):
         read_source("own", config.expert.sources["own"], None)
+    (tmp_path / "data/test.csv").write_text("q,a\n4,y\n5,z\n")
+    for split, expected in {
+        "train[:34%]": [("None", "007")], "train[-1:]": ["empty"], "test[1:]+train[:1]": [("5", "z"), ("None", "007")],
+    }.items():  # fmt: skip
+        config.expert.sources["own"].split = split
+        examples = read_source("own", config.expert.sources["own"], None)
+        assert [one if isinstance(one, str) else tuple(one.values()) for one in examples] == expected
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", "q,a\n1,x\n2,y\n3,z\n"), ("a.jsonl", '{"q": 1, "a": "x"}\n' * 3)])
+def test_rows_are_parsed_once_where_no_limit_needs_their_number(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text(text)
+    opened: list[str] = []
+
+    def counted(shards: Any, **how: Any) -> Any:
+        opened.append(name)
+        return read_files(shards, **how)
+
+    monkeypatch.setattr(load, "read_files", counted)
+    assert len(own(tmp_path, name)[0]) == 3
+    assert len(opened) == 1
+    found, counts = own(tmp_path, name, "expert.sources.own.candidates=2")
+    assert len(found) == 2
+    assert counts["sampled_from"] == 3
 
 
 @pytest.mark.parametrize(
