@@ -46,7 +46,7 @@ def test_every_cell_is_the_text_of_the_file(name: str, stream: str, tmp_path: Pa
 
 
 def quoted(cell: str) -> str:
-    return '"' + cell.replace('"', '""') + '"' if '"' in cell or "," in cell else cell
+    return '"' + cell.replace('"', '""') + '"' if {*'",\r'} & {*cell} else cell
 
 
 def test_a_cell_of_several_lines_and_a_blank_line(tmp_path: Path) -> None:
@@ -105,8 +105,10 @@ def test_rows_are_parsed_once_where_no_limit_needs_their_number(
         ("q,a,q\n1,2,3\n", r"two columns 'q'"),
         ("q,a\n", r"has a header and no rows"),
         ("\n\n", r"has no header"),
-        ('q,a\n1,"two\n3,4\n', r"line 2: unexpected end of data; in a quoted cell double each quotation mark"),
+        ('q,a\n1,"two\n3,4\n', r"line 2: unexpected end of data; quote a cell .* double quotation marks in it"),
         ('q,a\n1,"two" x\n', r"line 2: .* expected after"),
+        ("q,a\n1,two\rthree\n", r"line 2: new-line character .*quote a cell that holds a carriage return"),
+        ("q,a\r1,2\r", r"line 1: new-line character .*quote a cell that holds a carriage return"),
         ("q;a\n1;2\n", r"has no column a, q: it has q;a"),
     ],
 )  # fmt: skip
