@@ -14,6 +14,8 @@ import pytest
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
+from pipeline.data import load
+from pipeline.data.lines import read_files
 from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 
@@ -44,7 +46,7 @@ def test_every_cell_is_the_text_of_the_file(name: str, stream: str, tmp_path: Pa
 
 
 def quoted(cell: str) -> str:
-    return '"' + cell.replace('"', '""') + '"' if '"' in cell or "," in cell else cell
+    return '"' + cell.replace('"', '""') + '"' if {*'",\r'} & {*cell} else cell
 
 
 def test_a_cell_of_several_lines_and_a_blank_line(tmp_path: Path) -> None:
@@ -66,6 +68,32 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
     config.expert.sources["own"].split = "dev"
     with pytest.raises(PipelineError, match=r"has no split dev: there are \['train'\]; give expert.sources.own.split"):
         read_source("own", config.expert.sources["own"], None)
+    (tmp_path / "data/test.csv").write_text("q,a\n4,y\n5,z\n")
+    for split, expected in {
+        "train[:34%]": [("None", "007")], "train[-1:]": ["empty"], "test[1:]+train[:1]": [("5", "z"), ("None", "007")],
+    }.items():  # fmt: skip
+        config.expert.sources["own"].split = split
+        examples = read_source("own", config.expert.sources["own"], None)
+        assert [one if isinstance(one, str) else tuple(one.values()) for one in examples] == expected
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", "q,a\n1,x\n2,y\n3,z\n"), ("a.jsonl", '{"q": 1, "a": "x"}\n' * 3)])
+def test_rows_are_parsed_once_where_no_limit_needs_their_number(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text(text)
+    opened: list[str] = []
+
+    def counted(shards: Any, **how: Any) -> Any:
+        opened.append(name)
+        return read_files(shards, **how)
+
+    monkeypatch.setattr(load, "read_files", counted)
+    assert len(own(tmp_path, name)[0]) == 3
+    assert len(opened) == 1
+    found, counts = own(tmp_path, name, "expert.sources.own.candidates=2")
+    assert len(found) == 2
+    assert counts["sampled_from"] == 3
 
 
 @pytest.mark.parametrize(
@@ -77,8 +105,10 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
         ("q,a,q\n1,2,3\n", r"two columns 'q'"),
         ("q,a\n", r"has a header and no rows"),
         ("\n\n", r"has no header"),
-        ('q,a\n1,"two\n3,4\n', r"line 2: unexpected end of data; in a quoted cell double each quotation mark"),
+        ('q,a\n1,"two\n3,4\n', r"line 2: unexpected end of data; quote a cell .* double quotation marks in it"),
         ('q,a\n1,"two" x\n', r"line 2: .* expected after"),
+        ("q,a\n1,two\rthree\n", r"line 2: new-line character .*quote a cell that holds a carriage return"),
+        ("q,a\r1,2\r", r"line 1: new-line character .*quote a cell that holds a carriage return"),
         ("q;a\n1;2\n", r"has no column a, q: it has q;a"),
     ],
 )  # fmt: skip

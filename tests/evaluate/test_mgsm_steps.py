@@ -30,6 +30,7 @@ from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import question_sets
+from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.reading import reading
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import MGSM
@@ -321,6 +322,11 @@ def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     assert [item["choices"][item["label"]] for item in items] == [" 12-9=3", "\n3+13=16"]
     assert items[0]["prompt"].startswith("Question: Zoe dedu 12")
     assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
+    (tmp_path / "mgsm_steps/qac/train.jsonl").unlink()
+    (definition,) = task_definitions([asked("mgsm_steps_shuffled", 0)], ["qac"], tmp_path, tmp_path / "tasks")
+    (task,) = load_tasks([definition])
+    assert not task.has_training_docs()
+    assert len(task.eval_docs) == len(items)
 
 
 def test_the_small_world_is_scored(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.evaluate import prefix
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import MOST_TOKENS, build_tries
 from pipeline.evaluate.shared_cache import SharedCache, takes_masks
@@ -45,6 +46,11 @@ def float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms, rotations and eager softmax, which are float32 in a float64 model too, in float64."""
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.fixture(autouse=True)
+def prefixes_of_few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "SMALL", 100)
 
 
 def answering(folder: Path, name: str, batch_size: int = 40) -> Answering:

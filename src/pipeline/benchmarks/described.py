@@ -75,6 +75,9 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
     if own.is_file() and "generation_kwargs" in load_plain(own):
         body |= generation_kwargs(ask, own)
     if ask.data_root:
+        if not ask.num_fewshot:  # a file of exemplars need not be there
+            files = {"test": files["test"]}
+            body |= {"training_split": None, "fewshot_split": None} if shown not in (None, "scored") else {}
         paths = {split: path_of_split(ask.data_root, name, spoken, file) for split, file in files.items()}
         try:
             rows = {split: read_rows(paths[split], data) for split in sorted(paths, key=lambda split: split != "test")}
@@ -82,8 +85,8 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
             hint = data.get("made_by", "").format(data_root=ask.data_root, code=spoken.code)
             raise Missing(f"{error}{hint}") from error
         group, split = data.get("group", ""), "test" if shown == "scored" else shown
-        shots = Counter(row.get(group) for row in rows[split][shown == "scored" :]) if shown else {}
-        for subject in dict.fromkeys(row.get(group) for row in rows["test"]) if shown else ():
+        shots = Counter(row.get(group) for row in rows.get(split, [])[shown == "scored" :])
+        for subject in dict.fromkeys(row.get(group) for row in rows["test"]) if ask.num_fewshot else ():
             check_exemplars(ask, f"{name}, {subject}" if subject else name, shots[subject], paths[split])
         read_from(body, **paths)
     return [write_task(ask, body, first=ask.num_fewshot if shown == "scored" else 0)]

@@ -33,9 +33,6 @@ class Source(Knobs):
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
     completion: str | None = None  # rows=template, bitext (the other side)
     turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all
-    tool_turns: str = knob(
-        "drop", options=("drop", "keep")
-    )  # rows=conversation: turns with tools, for sft.template=chat
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
     stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
@@ -18,7 +17,6 @@ from typing import Any, TextIO
 from pipeline.errors import PipelineError
 
 Row = dict[str, Any]
-STRAY = "\udc0d"  # stands for a carriage return inside a line; decoded UTF-8 holds no surrogate
 
 
 def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]) -> Iterator[Row]:
@@ -76,13 +74,11 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
             quotation marks that do not fit; with the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
-    reader = csv.reader(terminate_lines(text), delimiter=separator, strict=True)
+    reader = csv.reader(text, delimiter=separator, strict=True)
     names: list[str] = []
     any_row, line = False, 1
     try:
         for row in reader:
-            if any(STRAY in cell for cell in row):
-                row = [cell.replace(STRAY, "\r") for cell in row]
             if not names:
                 names = row
                 if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
@@ -99,21 +95,8 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
                 yield cells
             line = reader.line_num + 1
     except csv.Error as error:
-        raise PipelineError(f"{path}, line {line}: {error}; in a quoted cell double each quotation mark") from error
+        raise PipelineError(
+            f"{path}, line {line}: {error}; quote a cell that holds a carriage return, and double quotation marks in it"
+        ) from error
     if not any_row:
         raise PipelineError(f"{path} has {'a header and no rows' if names else 'no header'}: write a header and rows")
-
-
-def terminate_lines(text: TextIO) -> Iterator[str]:
-    """Lines for csv.reader, which ends a row at any carriage return outside quotation marks.
-
-    Where the first line ends in a line feed, a carriage return elsewhere is a character of its cell. Otherwise
-    carriage returns end lines too.
-    """
-    first = text.readline()
-    returns_end = "\r" in first.removesuffix("\n").removesuffix("\r") or first.endswith("\r")
-    for line in chain([first], text):
-        if returns_end:
-            yield from re.split(r"(?<=\r)(?!\n)|(?<=\n)", line)
-        else:
-            yield re.sub(r"\r(?!\n)", STRAY, line) if "\r" in line else line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -153,7 +153,7 @@ def of_files(files: list[str], source: Source, limit: int, seed: int) -> Rows:
     kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
     separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
     if kind != "parquet" and all(Path(file).suffix in FORMATS and Path(file).is_file() for file in files):
-        return of_lines(kind, separator, [[file] for file in files], open, source, limit, seed)
+        return of_lines(kind, separator, {source.split: [[file] for file in files]}, open, source, limit, seed)
     from datasets import load_dataset_builder
 
     separated = {"sep": separator} if kind == "csv" else {}
@@ -186,11 +186,11 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
         manager = (datasets.StreamingDownloadManager if source.stream else datasets.DownloadManager)(
             download_config=config
         )
-        splits = builder.config.data_files
-        if source.split not in splits:
-            raise ValueError(f'Unknown split "{source.split}". Should be one of {list(map(str, splits))}')
-        files = manager.download_and_extract(splits[source.split])
-        shards = [manager.iter_files(file) for file in files]
+        splits = {str(name): found for name, found in builder.config.data_files.items()}
+        if source.stream and source.split not in splits:
+            raise ValueError(f'Unknown split "{source.split}". Should be one of {list(splits)}.')
+        read = {name: manager.download_and_extract(splits[name]) for name in splits if name in source.split}
+        shards = {name: [manager.iter_files(file) for file in read.get(name, [])] for name in splits}
         return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, limit, seed)
     available: int | None = None
     if source.stream:
@@ -207,22 +207,32 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
     return Rows(unbatch(loaded), loaded.column_names, len(loaded), available)
 
 
-def of_lines(kind: str, separator: str, shards: Any, opener: Any, source: Source, limit: int, seed: int) -> Rows:
-    """Rows of files of lines. The columns are those of the first row; one that another row lacks is null there."""
+def of_lines(
+    kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, limit: int, seed: int
+) -> Rows:
+    """Rows of files of lines, of a split or of slices of splits (train[:10%]+dev), which `datasets` resolves. The
+    columns are those of the first row; one that another row lacks is null there."""
+    from datasets import IterableDataset, ReadInstruction
+
     rows: Iterator[Row]
     read = partial(read_files, kind=kind, separator=separator, opener=opener)
-    count = sampled_from = None
+    available = sampled_from = None
     if source.stream:
-        from datasets import IterableDataset
-
-        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": shards})
+        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[source.split]})
         rows = islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
+    elif source.split in splits:
+        shards = splits[source.split]
+        rows = read(shards)
+        if most_rows(chain.from_iterable(shards), opener, limit) > limit:  # else to count them is a second reading
+            available = sum(1 for _ in read(shards))
     else:
-        available, rows = sum(1 for _ in read(shards)), read(shards)
-        count = min(available, limit)
-        if available > limit:
-            sampled_from, kept = available, set(draw_indices(available, limit, seed).tolist())
-            rows = compress(rows, (at in kept for at in range(available)))
+        counts = {name: sum(1 for _ in read(shards)) for name, shards in splits.items()}
+        slices = ReadInstruction.from_spec(source.split).to_absolute(counts)
+        rows = chain.from_iterable(islice(read(splits[part.splitname]), part.from_, part.to) for part in slices)
+        available = sum(part.to - part.from_ for part in slices)
+    if available is not None and available > limit:
+        sampled_from, kept = available, set(draw_indices(available, limit, seed).tolist())
+        rows = compress(rows, (at in kept for at in range(available)))
     if kind == "json":
         rows = map(parse_object, rows)
     first = next(rows, {})
@@ -230,7 +240,18 @@ def of_lines(kind: str, separator: str, shards: Any, opener: Any, source: Source
     rows = chain([first] if first else [], rows)
     if kind == "json":
         rows = ({**names, **row} for row in rows)
-    return Rows(rows, list(names), count, sampled_from)
+    return Rows(rows, list(names), None if available is None else min(available, limit), sampled_from)
+
+
+def most_rows(files: Iterable[str], opener: Any, limit: int) -> int:
+    """A bound on the rows of files without parsing them: bytes that end a line or begin an object, up to `limit`."""
+    most = 0
+    for path in files:
+        with opener(path, "rb") as file:
+            most += 1
+            while most <= limit and (block := file.read(1 << 20)):
+                most += sum(map(block.count, (b"\n", b"\r", b"{")))
+    return most
 
 
 def unbatch(loaded: Any) -> Iterator[Row]:

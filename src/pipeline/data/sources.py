@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.languages import language
 
 Row = dict[str, Any]
-Message = dict[str, Any]  # role, content; of tools more
+Message = dict[str, str]  # role, content
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
 Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
 UNUSABLE: dict[Unusable, str] = {
@@ -99,7 +99,7 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
     system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
     """
-    messages = messages_of(row[source.column or language(source.language or "").flores], source.tool_turns == "keep")
+    messages = messages_of(row[source.column or language(source.language or "").flores])
     if isinstance(messages, str):
         return messages
     turns = whole_turns(messages, source.turns)
@@ -226,9 +226,9 @@ SPEAKERS = {
 }  # fmt: skip
 
 
-def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
-    """Messages of user, assistant and system (and of tools, where they are kept), each with role and content. Lists
-    without roles alternate; several messages in a row of one speaker are joined.
+def messages_of(cell: Any) -> list[Message] | Unusable:
+    """Messages of user, assistant and system, each with role and content. Lists without roles alternate; several
+    messages in a row of one speaker are joined.
 
     Raises:
         PipelineError: a speaker that is unknown, or messages of another layout.
@@ -236,7 +236,7 @@ def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
     if all(isinstance(turn, dict) for turn in cell):
-        return by_speaker(cell, tools)
+        return by_speaker(cell)
     if cell and all(isinstance(turn, list) for turn in cell):
         cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
     if any(isinstance(text, dict | list) for text in cell):
@@ -245,7 +245,7 @@ def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
     return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
 
 
-def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
+def by_speaker(cell: list[Row]) -> list[Message] | Unusable:
     merged: list[Message] = []
     for message in cell:
         name = message.get("role") or message.get("from")
@@ -257,17 +257,14 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
         role = SPEAKERS.get(str(name).lower())
         if role is None:
             raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
-        calls = {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
-        with_tool = role == "tool" or "tool_calls" in calls or bool(message.get("function_call"))
-        if with_tool and (not tools or message.get("function_call")):
+        if role == "tool" or message.get("tool_calls") or message.get("function_call"):
             return "tool_turns"
         words = text_of_message(message.get("content") if message.get("content") is not None else message.get("value"))
         if words is None:
             return "not_text"
-        if merged and merged[-1]["role"] == role and not with_tool and "tool_calls" not in merged[-1]:
-            merged[-1] = merged[-1] | {"content": f"{merged[-1]['content']}\n\n{words}"}
-        else:
-            merged.append({"role": role, "content": words} | (calls if with_tool else {}))
+        if merged and merged[-1]["role"] == role:
+            words = f"{merged.pop()['content']}\n\n{words}"
+        merged.append({"role": role, "content": words})
     return merged
 
 
@@ -278,12 +275,11 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
     answers, end, last_role = 0, 0, ""
     for message in messages[start:]:
-        blank = not message["content"].strip() and "tool_calls" not in message and message["role"] != "tool"
-        if blank or (message["role"] == "assistant" and last_role not in ("user", "tool", "system")):
+        if not message["content"].strip() or (message["role"] == "assistant" and last_role not in ("user", "system")):
             break
         turns.append(message)
         last_role = message["role"]
-        if message["role"] == "assistant" and "tool_calls" not in message:
+        if message["role"] == "assistant":
             answers, end = answers + 1, len(turns)
             if answers == limit:
                 break

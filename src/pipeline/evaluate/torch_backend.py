@@ -128,8 +128,8 @@ class TorchBackend:
             cache = SharedCache(self.model, prefix) if shared or most else None
             if cache and prefix:
                 cache.share()
-            held = [len(row.paths) for row in rows] if cache else None
-            for batch in batch_places(range(len(rows)), [len(row.tokens) for row in rows], self.batch_size, held):
+            sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
+            for batch in batch_places(*sizes, self.batch_size):
                 paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
                 needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
                 found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
