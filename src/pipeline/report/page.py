@@ -14,14 +14,13 @@ from urllib.parse import quote
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
-from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
 from pipeline.report.compare import is_significant, p_text
-from pipeline.report.load.answers import Answers
-from pipeline.report.load.contents import TRAININGS, CellResult, Place, Results, RunResult, ScoreBehind
+from pipeline.report.load.answers import Answers, Place
+from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, ScoreBehind
 from pipeline.report.marks import Mark, browsed, group_marks
 from pipeline.report.render.cells import (
     BEST_NOTE,
@@ -29,7 +28,6 @@ from pipeline.report.render.cells import (
     cell_lines,
     chosen_text,
     group_reasons,
-    is_outside,
 )
 from pipeline.report.render.maps import changes_of
 
@@ -54,7 +52,6 @@ class Small:
     """A small line below a cell's text."""
 
     text: str
-    name: str = ""
     title: str = ""
 
 
@@ -98,13 +95,13 @@ class Frame:
 
 
 def page(
-    results: Results, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
+    results: Results, headline: Sequence[str], notes: Sequence[str],
     marks: Sequence[Mark], folder: Path,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     """index.html of a report in `folder`, and its figures as SVG by name."""
-    drawn = draw_figures(results)
+    drawn, answers = draw_figures(results), results.answers
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
-    shown = browsed(results)
+    shown = browsed(results.cells)
     answered = any(place in answers and answers[place].n for place in shown.values())
     differences = by_message(
         (reason, run.name)
@@ -113,9 +110,7 @@ def page(
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
     tables = [claims_frame(results.verdicts), contrasts_frame(results)]
     charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
-    curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
-               "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
-    pictures = [("charts", "Chart", charts), ("training", "Training", curves), ("maps", "Changes by training", maps)]
+    pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
     listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
@@ -170,11 +165,8 @@ def cells_note(results: Results, published: bool) -> str:
     text += f" {BEST_NOTE}" if any(item.maximum is not None for item in results.cells) else ""
     if published:
         text += (
-            " The published number and the difference follow. Paper and table use the same questions, so a difference "
-            f"is highlighted beyond these limits: for untrained models {results.base_tolerance:g} points of scoring "
-            "differences (assumed, not measured; report.base_tolerance); for trained ones the 95 % interval of another "
-            "set of experts, if a number is over several. Numbers of single trainings, and suspect ones, are not "
-            "judged."
+            " The published number follows, with the difference of the measured one from it; both use the same "
+            "questions."
         )
     if any(run.stale or run.unlike for run in results.runs):
         text += (
@@ -189,7 +181,7 @@ def cells_frame(results: Results) -> Frame:
     behind: dict[tuple[str, str], list[ScoreBehind]] = {}
     for one in results.behind:
         behind.setdefault((one.cell.row, one.cell.column), []).append(one)
-    tds = {place: cell_td(cell, results.base_tolerance, behind.get(place, []), flags)
+    tds = {place: cell_td(cell, behind.get(place, []), flags)
            for place, cell in results.by_place.items()}  # fmt: skip
     rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
     bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
@@ -210,17 +202,15 @@ def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]
     return flags
 
 
-def cell_td(cell: CellResult, tolerance: float, behind: Sequence[ScoreBehind], flags: Any) -> Td:
+def cell_td(cell: CellResult, behind: Sequence[ScoreBehind], flags: Any) -> Td:
     small = []
     if cell.published is not None:
-        gap, far = cell_difference(cell), is_outside(cell, tolerance)
+        gap = cell_difference(cell)
         text = f"paper {cell.published:g}" + (f", {signed(gap)}" if gap is not None else "")
-        reach = "scoring differences (assumed)" if cell.base else "another set of experts would (95 %)"
-        why = "; ".join(filter(None, [cell.suspect, f"differs by more than {reach}" if far else ""]))
-        small.append(Small(text + (" (suspect)" if cell.suspect else ""), "far" if far else "", why))
+        small.append(Small(text + (" (suspect)" if cell.suspect else ""), cell.suspect or ""))
     if cell.maximum is not None:
         how = "chosen and scored on the same questions, the papers’ method"
-        small.append(Small(f"max {cell.maximum:.{cell.digits}f}", title=how))
+        small.append(Small(f"max {cell.maximum:.{cell.digits}f}", how))
     if cell.low is not None:
         small.append(Small(f"{cell.low:.1f} to {cell.high:.1f}"))
     return Td(
@@ -378,8 +368,6 @@ def draw_figures(results: Results) -> dict[str, str]:
     if lines and len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS:
         text = "Scores by row: the numbers are in the table above"
         drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
-    if 0 < len(curves := curves_of(results.trainings)) <= MOST_PANELS:
-        drawn["trainings"] = draw_svg(lambda: figures.trainings(curves), "trainings", "Training loss over steps")
     return drawn
 
 
@@ -393,20 +381,6 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
     return lines
 
 
-def curves_of(trainings: Sequence[RunResult]) -> dict[str, list[figures.Curve]]:
-    """Label -> the curves of its trainings, as far as they have a log."""
-    curves: dict[str, list[figures.Curve]] = {}
-    for training in trainings:
-        path = training.folder / "log.jsonl"
-        rows = read_jsonl(path) if path.is_file() else []
-        loss, validation = (
-            [(row["step"], row[key]) for row in rows if key in row] for key in ("loss", "validation_loss")
-        )
-        if loss or validation:
-            curves.setdefault(training.label or training.name, []).append(figures.Curve(loss, validation))
-    return curves
-
-
 def maps_of(results: Results) -> list[list[tuple[str, str]]]:
     """(SVG, caption) of the analyses that are figures of the table, without those that cells show numbers of."""
     shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
@@ -416,11 +390,9 @@ def maps_of(results: Results) -> list[list[tuple[str, str]]]:
 
 def write_figures(results: Results, folder: Path) -> list[str]:
     """Write the table's figures as SVG and PDF; gives the reasons why others were not drawn."""
-    curves = curves_of(results.trainings)
     return figures.write_all({
         "scores": lambda: figures.scores(cell_lines(results)),
         "contrasts": lambda: figures.contrasts(results.contrasts, results.primary),
-        "trainings": lambda: figures.trainings(curves),
     }, folder)  # fmt: skip
 
 

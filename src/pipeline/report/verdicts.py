@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.cell_values import NoScore
 from pipeline.report.claims import (
     FACT,
     Claim,
@@ -29,8 +28,9 @@ from pipeline.report.claims import (
     not_testable,
 )
 from pipeline.report.expression import evaluate, is_plain_mean, leaf_cells, scores_under
-from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
-from pipeline.report.questions import Questions, StoredAnswers, questions_of
+from pipeline.report.placed_claims import PlacedClaim, claims_of
+from pipeline.report.questions import Questions, questions_of, stored_metric
+from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.stats import ranks
 from pipeline.stats.statistics import Contrast, contrast_of_trainings
 from pipeline.tables.plan import Cell, TablePlan
@@ -119,14 +119,9 @@ class Comparison:
             parts += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             parts += [f"pairs {', '.join(f'{100 * pair:+.1f}' for pair in pairs.ravel())}"]
         if not self.is_plain:
-            low, high = np.quantile(self.difference(questions.draws, questions.draws), [0.025, 0.975])
             other = {key: means[::-1] for key, means in questions.halves.items()}
             left, right = (100 * float(np.mean(side)) for side in self.sides(questions.halves, other))
-            whole = 100 * float(self.difference(questions.means, questions.means))
-            parts += [
-                f"by split-half {left:.1f} against {right:.1f}",
-                f"chosen and scored on the same problems {whole:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
-            ]
+            parts += [f"by split-half {left:.1f} against {right:.1f}"]
         return "; ".join(parts)
 
 
@@ -256,7 +251,7 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
     import numpy as np
 
     def fact_of(cell: Cell, key: Any) -> float:
-        return float(answers.fact_numbers(cell)(key)) / 100
+        return answers.fact(cell, key) / 100
 
     return [np.asarray(evaluate(placed.plan, cell, fact_of, fact_of, placed.axes)[1]) for cell in cells]
 
@@ -266,10 +261,8 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
     three equal trainings has an advantage over one, also on questions that did not choose it."""
     values = []
     for cell in cells:
-        metric = placed.claim.metric
-        if placed.claim.test == "spearman":
-            metric = metrics_of(str(next(iter(tasks_of(placed.plan, cell)))))[0]
-        questions = questions_of(placed.plan, answers, [cell], metric)
+        metric = stored_metric(placed.plan, [cell]) if placed.claim.test == "spearman" else placed.claim.metric
+        questions = questions_of(placed.plan, answers, [cell], metric or "")
         values.append(mean_of_candidates(questions, cell))
     return values
 
