@@ -63,9 +63,8 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     runs = tmp_path / "runs"
     folder = write_eval(runs / "e", [score("mgsm", 0.5, 3, "qac")], {"mgsm.qac": lines})
     (runs / "d").mkdir()
-    (runs / "d" / "data_card.md").write_text(HOSTILE)
     run = RunResult(
-        "e", "eval", folder, HOSTILE, stale=HOSTILE, unlike=[HOSTILE], model=HOSTILE, card="d", reason=HOSTILE,
+        "e", "eval", folder, HOSTILE, stale=HOSTILE, unlike=[HOSTILE], model=HOSTILE, reason=HOSTILE,
         parents={"javascript:window.hit=7": "d"}, config={HOSTILE: HOSTILE},
     )  # fmt: skip
     data = RunResult("d", "data", runs / "d", HOSTILE)

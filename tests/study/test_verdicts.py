@@ -168,8 +168,6 @@ def test_no_effect_is_undecided_and_says_what_could_have_been_seen():
     found = judge_claims(there, Made(there, {}))  # type: ignore[arg-type]
     assert [one.verdict for one in found].count("undecided") >= len(found) - 1
     assert all(0.5 < (one.could_see or 0) < 9 for one in found)
-    of_swaps = [one for one in found if one.left == "layer_swap_full" and one.test == "difference"]
-    assert of_swaps and all("by split-half" in one.detail for one in of_swaps if " or " not in one.right)
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -291,7 +289,7 @@ def test_nine_pairs_are_shown_with_their_wins():
     there = plan_of("layer_swapping_table1")
     made = Made(there, {"swap any": 1.0}, experts=0.1)
     (found,) = [one for one in judge_claims(there, made) if one.id == "ls_bn_average"]  # type: ignore[arg-type]
-    assert "higher in 9 of 9, lower in 0; pairs +" in found.detail
+    assert found.verdict == "shown" and found.low is not None and found.low > found.claim.threshold
 
 
 # ---------------------------------------------------------------------------------------------------- against the table

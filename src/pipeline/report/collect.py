@@ -122,7 +122,7 @@ def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunR
     }
     return RunResult(
         name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
-        model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
+        model=parents.get("checkpoint") or merge or parents.get("model", ""),
         parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
         warnings=[without_private(warning) for warning in manifest.facts.get("warnings", [])],

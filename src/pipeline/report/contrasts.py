@@ -131,7 +131,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of", "spread",
+            "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
             "trainings")  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def measure_pair(
         line["trainings"] = "a sample" if one.varied_axes else "these"
     try:
         contrast, (left, right) = one.contrast(), one.values
-        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": one.describe_detail()}
+        line |= {"left_value": 100 * left, "right_value": 100 * right}
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
     return MeasuredPair(line, metric, one.varied_axes, contrast)

@@ -179,7 +179,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
         runs=[run_of(title, logs) for title, logs in models.items()],
         cells=[replace(cell, best=any(cell is one for one in best)) for cell in cells], computed=told,
         seconds=sum(log.seconds for logs in models.values() for log in logs),
-        versions={"pipeline": package_version(DISTRIBUTION)}, primary=table.primary, linked=False,
+        versions={"pipeline": package_version(DISTRIBUTION)}, primary=table.primary,
         contrasts=[{**line, "lower_is_better": line["place"] in lower} for line in measure_pairs(plan, stored, pairs)],
         evaluations=evaluations, answers=answers, parquet=parquet,
     )  # fmt: skip
@@ -208,9 +208,8 @@ def matched_columns(models: Mapping[str, Sequence[Log]], told: Mapping[str, list
             counts = " and ".join(f"{len(log.items)} of “{title}”" for title, log in logs.items())
             told["Matched items"].append(f"{task}: {len(keys)} matched items, of {counts}; only these are compared.")
         told["Different settings"] += differences_of(task, logs, keys) if others and keys else ()
-        for metric in dict.fromkeys(
-            name for log in logs.values() for one in log.items.values() for name in one["scores"]
-        ):
+        metrics = {name: None for log in logs.values() for one in log.items.values() for name in one["scores"]}
+        for metric in metrics if all(log.items for log in logs.values()) else ():
             if reason := why_not(logs, metric):
                 told["Not compared"].append(f"{reason}.")
             elif others and keys:
@@ -389,16 +388,17 @@ def lm_eval_item(row: Mapping[str, Any]) -> dict[str, Any]:
 def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
     """What may differ between two runs of a task, by dotted names: of the task, of the command, and versions."""
     config = content.get("config", {})
-    settings = {"num_fewshot": content["n-shot"].get(task), "version of the task": content["versions"].get(task)}
-    settings |= {f"gen_kwargs.{key}": value for key, value in flatten_dict(config.get("gen_kwargs") or {}).items()}
-    for key in ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn", "max_length"):
-        settings[key.removesuffix("_sha")] = content.get(key)
-    settings |= {f"task.{key}": value for key, value in flatten_dict(content["configs"][task]).items()}
-    if isinstance(arguments := config.get("model_args"), dict):
-        settings |= {f"model_args.{key}": value for key, value in arguments.items() if key not in THE_MODEL}
-    settings |= {key: content.get(f"{key}_version") for key in ("lm_eval", "transformers")}
-    return {key: value for key, value in {**settings, **config}.items()
-            if key.startswith("model_args.") or not key.startswith(NO_SETTING)}  # fmt: skip
+    arguments = config.get("model_args")
+    settings = config | {
+        "num_fewshot": content["n-shot"].get(task), "version of the task": content["versions"].get(task),
+        "chat_template": content.get("chat_template_sha"), "system_instruction": content.get("system_instruction_sha"),
+        **{key: content.get(key) for key in ("fewshot_as_multiturn", "max_length")},
+        **{key: content.get(f"{key}_version") for key in ("lm_eval", "transformers")},
+        "generation": config.get("gen_kwargs"), "task": content["configs"][task],
+        "arguments": {key: value for key, value in arguments.items() if key not in THE_MODEL}
+        if isinstance(arguments, dict) else None,
+    }  # fmt: skip
+    return {key: value for key, value in flatten_dict(settings).items() if not key.startswith(NO_SETTING)}
 
 
 # ---------------------------------------------------------------------------------------------------- inspect_ai

@@ -3,7 +3,6 @@ and, but for the table of answers, without JavaScript."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +66,6 @@ class Td:
     missing: str = ""
     count: int = 0
     title: str = ""
-    link: str = ""
     id: str = ""
     place: tuple[str, str] | None = None
     small: Sequence[Small] = ()
@@ -96,9 +94,9 @@ class Frame:
 
 def page(
     results: Results, headline: Sequence[str], notes: Sequence[str],
-    marks: Sequence[Mark], folder: Path,
+    marks: Sequence[Mark],
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
-    """index.html of a report in `folder`, and its figures as SVG by name."""
+    """index.html of a report, and its figures as SVG by name."""
     drawn, answers = draw_figures(results), results.answers
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
@@ -126,7 +124,7 @@ def page(
         ],
         next_steps=next_steps(results), marks=group_marks(marks), differences=differences, warnings=warnings,
         tables=tables, pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
-        computed={**results.computed, **listed_facts}, runs=runs_frame(results, folder),
+        computed={**results.computed, **listed_facts}, runs=runs_frame(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
@@ -242,7 +240,7 @@ def next_steps(results: Results) -> list[str]:
         undone > 0
     )
     steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
-    if results.linked:
+    if "stage=compare" not in results.command:
         if results.trainings and not results.sampled:
             steps.append("One or two trainings of each model do not show how much trainings differ: "
                          "every.seed=[0,1,2] trains each three times; stage=plan prints the cost.")  # fmt: skip
@@ -261,15 +259,17 @@ def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
     )
     rows = []
     for one in verdicts:
-        how = f"{one.left}{f' against {one.right}' if one.right else ''}"
+        claim = one.claim.texts
+        how = " against ".join(filter(None, [claim["left"], claim["right"]]))
         how += (f", n = {one.n}" if one.n is not None else "") + (f", p {p_text(one.p)}" if one.p is not None else "")
-        threshold = f" by {one.threshold}" if one.threshold != "0" else ""
+        test = f"{claim['test']}, {claim['direction']}" + f" by {claim['threshold']}" * (claim["threshold"] != "0")
         more = [Line(f"{how}. {one.detail}" if one.detail else how)]
         rows.append([
-            Td(one.text, small=[Small(one.section)]), Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
+            Td(claim["text"], small=[Small(claim["section"])]),
+            Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
             number_td(one.difference), range_td(one.low, one.high),
             Td("" if one.could_see is None else format_points(one.could_see), one.could_see),
-            Td(f"{one.test}, {one.direction}{threshold}", more=more),
+            Td(test, more=more),
         ])  # fmt: skip
     columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
     note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
@@ -290,7 +290,7 @@ def contrasts_frame(results: Results) -> Frame:
         numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
         if line["p_holm"] is not None:
             numbers = [
-                replace(number_td(line["difference"]), bold=is_significant(line), title=line["detail"] or ""),
+                replace(number_td(line["difference"]), bold=is_significant(line)),
                 range_td(line["low"], line["high"]), Td(p_text(line["p_holm"]).removeprefix("= "), line["p_holm"]),
                 Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
             ]  # fmt: skip
@@ -308,7 +308,7 @@ def range_td(low: float | None, high: float | None) -> Td:
     return Td() if low is None or high is None else Td(f"{signed(low)} to {signed(high)}", low)
 
 
-def runs_frame(results: Results, folder: Path) -> Frame:
+def runs_frame(results: Results) -> Frame:
     """All runs behind the table: trainings, then evaluations, then the rest; with the cells that they score."""
     serves: dict[str, dict[str, None]] = {}
     for cell in results.cells:
@@ -317,17 +317,14 @@ def runs_frame(results: Results, folder: Path) -> Frame:
     order, flags, rows = [*TRAININGS, "eval"], flags_of(results), []
     for run in sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9):
         used = "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
-        link = relative_address(run.folder, folder) if results.linked else ""
         rows.append([
             Td(run.name, id=f"run-{quote(run.name)}", more=details_of(run), flags=flags([run.name])),
             Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
             Td("" if run.seconds is None else format_duration(run.seconds), run.seconds),
-            Td("files" if link else "", link=link),
         ])  # fmt: skip
-    linked = " “Files” links to its folder, unless the folders have been moved." if results.linked else ""
     caption = f"{sum(run.finished for run in results.runs)} finished{counted(results.failed, 'failed')}"
-    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total. {linked}"
-    columns = ["Run", "Kind", "Used in", "Model", "Time", "Files"]
+    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total."
+    columns = ["Run", "Kind", "Used in", "Model", "Time"]
     return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
 
 
@@ -346,11 +343,6 @@ def details_of(run: RunResult) -> list[Line]:
         config and f"configuration: {config}",
     ]
     return [*map(Line, filter(None, notes)), *(Line(role, name, name) for role, name in run.parents.items())]
-
-
-def relative_address(target: Path, folder: Path) -> str:
-    """The address of a folder relative to the page's; empty if it does not exist."""
-    return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target.is_dir() else ""
 
 
 # ---------------------------------------------------------------------------------------------------- figures

@@ -109,21 +109,6 @@ class Comparison:
         estimate, draws = (None, None) if self.is_plain else self.questions.split_half(self.difference)
         return self.questions.contrast(self.differences(), estimate, draws, self.reach)
 
-    def describe_detail(self) -> str:
-        """Wins per pair, and the effect of choosing, where they apply."""
-        import numpy as np
-
-        questions, array, parts = self.questions, self.differences(), []
-        if array.ndim > 1:
-            pairs = array.mean(axis=-1)
-            parts += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
-            parts += [f"pairs {', '.join(f'{100 * pair:+.1f}' for pair in pairs.ravel())}"]
-        if not self.is_plain:
-            other = {key: means[::-1] for key, means in questions.halves.items()}
-            left, right = (100 * float(np.mean(side)) for side in self.sides(questions.halves, other))
-            parts += [f"by split-half {left:.1f} against {right:.1f}"]
-        return "; ".join(parts)
-
 
 def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
     """(name, comparison) of each candidate a side, over the mean of all places or at each one: every one has to be on
@@ -175,7 +160,7 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
         except NoScore as error:
             verdicts[claim.id] = not_made(claim, str(error))
     verdicts |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
-    return correct_verdicts(claims, [verdicts[claim.id] for claim in claims])
+    return correct_verdicts([verdicts[claim.id] for claim in claims])
 
 
 def judge(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -197,7 +182,7 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     if others:
         verdict = judge_every(claim, [unit_of(*one) for one in means])
     else:
-        verdict = judge_difference(claim, first.contrast(), *first.values, first.describe_detail())
+        verdict = judge_difference(claim, first.contrast(), *first.values)
     if claim.units == "count":
         return judge_wins(claim, units_of(placed, answers, True), verdict, bool(placed.axes))
     return verdict

@@ -33,7 +33,7 @@ def write_report(results: Results, folder: Path) -> Path:
     refuse_unlike(results)
     notes, marks = notes_of(results), suspicious_scores(results)
     headline = [*inconclusive_sentence(results), *headline_sentences(results.contrasts, results.primary)]
-    html, pictures = page(results, headline, notes, marks, folder)
+    html, pictures = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),
         "cells.csv": cells_csv(results),

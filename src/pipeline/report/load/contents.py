@@ -19,9 +19,9 @@ TRAININGS = ("sft", "cpt")
 class RunResult:
     """A run behind the table, as its manifest records it. `label`: the name that its seeds share.
 
-    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from; `card`:
-    the data run whose card describes its rows; `unlike`: differences from most runs of its stage; `warnings`: its
-    warnings; `stale`: why its files may have changed since; `reason`: why it is missing.
+    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from;
+    `unlike`: differences from most runs of its stage; `warnings`: its warnings; `stale`: why its files may have changed
+    since; `reason`: why it is missing.
     """
 
     name: str
@@ -34,7 +34,6 @@ class RunResult:
     unlike: Sequence[str] = ()
     warnings: Sequence[str] = ()
     model: str = ""
-    card: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)  # role -> name
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
@@ -119,8 +118,8 @@ class Results:
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
-    `verdicts`: on the claims about it. `linked`: whether the page can link to run folders;
-    `evaluations`: the finished ones, by name; `answers`: theirs; `parquet`: answers.parquet.
+    `verdicts`: on the claims about it. `evaluations`: the finished ones, by name; `answers`: theirs; `parquet`: the
+    bytes of answers.parquet.
     """
 
     table: str
@@ -144,7 +143,6 @@ class Results:
     declared: bool = True
     primary: Sequence[str] = ()
     verdicts: Sequence[Verdict] = ()
-    linked: bool = True
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     answers: Mapping[Place, Answers] = field(default_factory=dict)
     parquet: bytes = b""
