@@ -142,7 +142,7 @@ def test_flat_validation_losses(apart: float, spread: float, word: str) -> None:
     there, rng = plan(SEEDS), np.random.default_rng(0)
     answers = Recorded(there, lambda _, of: 1.1 + apart * (of["steps"] == 1000) + rng.normal(0, spread))
     (found,) = verdicts(there, answers, "ue_validation_loss_is_flat").values()
-    assert found.verdict == word and found.threshold == "0.02"
+    assert found.verdict == word and found.claim.threshold == 0.02
     if spread:
         assert found.left_value == pytest.approx(1.1 + apart, abs=4 * spread) and found.n == 3
         assert found.difference == pytest.approx(apart, abs=4 * spread)  # in the loss's own unit
