@@ -15,7 +15,8 @@ from pipeline.config.compose import compose
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.reset import Reset
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.report.cell_values import Outcome
+from pipeline.report.cells import cell_result
+from pipeline.report.stored import StoredAnswers
 from pipeline.runs.manifest import read_manifest
 from pipeline.tables.planned_runs import Planning
 
@@ -74,10 +75,11 @@ def test_a_table_shows_the_share_and_writes_no_merge(
     make_table(compose(words))  # type: ignore[arg-type]
     new = [folder for folder in set(runs_dir.iterdir()) - before if read_manifest(folder)]
     assert {read_manifest(folder).stage for folder in new} == {"eval"} and len(new) == 4  # type: ignore[union-attr]
-    outcome = Outcome.of(Planning.of(compose(words)).bind(), {})  # type: ignore[arg-type]
+    table = Planning.of(compose(words)).bind()  # type: ignore[arg-type]
+    cells = {place: cell_result(StoredAnswers(table), cell) for place, cell in table.plan.cells.items()}
     expected = by_hand(base, math_expert, threshold)
-    assert outcome.cells["rows", str(threshold)].value == pytest.approx(expected["rows_kept"])
-    assert outcome.cells["parameters", str(threshold)].value == pytest.approx(expected["parameters_kept"])
+    assert cells["rows", str(threshold)].value == pytest.approx(expected["rows_kept"])
+    assert cells["parameters", str(threshold)].value == pytest.approx(expected["parameters_kept"])
     written = make_run("stage=merge", "merge=reset", f"merge.expert={math_expert}", f"merge.threshold={threshold}")
     facts = json.loads((written / "manifest.json").read_text())["facts"]
     assert {key: facts[key] for key in expected} == pytest.approx(expected)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from pipeline.benchmarks import primary_metric
+from pipeline.evaluate.records import read_scores
 from pipeline.report.compare import correct_contrasts
+from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
-from pipeline.report.load.scores import read_evaluations
+from pipeline.report.marks import questions_to_keep
 
 SKILL = {
     "base": 0.23,
@@ -79,11 +84,35 @@ def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None =
     """A table of these cells; folders: of its evaluations, by name."""
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
     runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
-    fixed = {"rows": rows, "columns": columns, "cells": list(cells), "runs": runs, "seconds": 1.0}
-    fixed["evaluations"] = read_evaluations(runs)
+    fixed = {"rows": rows, "columns": columns, "runs": runs, "seconds": 1.0}
+    fixed |= read(cells, runs, more.pop("evaluations", {}))
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
     named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
     return Results(**named | fixed | more)
+
+
+def read(
+    cells: Sequence[CellResult], runs: Iterable[RunResult], evaluations: Mapping[str, Evaluation] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The cells with the scores that they show, the evaluations of these runs, and their answers."""
+    folders = {run.name: run.folder for run in runs if (run.folder / "scores.json").is_file()}
+    stored = {name: Evaluation(*read_scores(folder / "scores.json"), sample_files(folder))
+              for name, folder in folders.items()} | dict(evaluations)  # fmt: skip
+    shown = [replace(cell, scores=[with_rows(cell, score, stored) for score in cell.scores]) for cell in cells]
+    answers, parquet = read_answers(stored, questions_to_keep(shown))
+    return {"cells": shown, "evaluations": stored, "answers": answers, "parquet": parquet}
+
+
+def with_rows(cell: CellResult, score: CellScore, evaluations: Mapping[str, Evaluation]) -> CellScore:
+    first, filter_name = primary_metric(cell.task)
+    metric = cell.metric or first
+    rows = [
+        row
+        for row in (evaluations[score.run].rows if score.run in evaluations else ())
+        if row.task == cell.task and row.metric == metric and not row.subject
+        if cell.pair in (None, row.pair) and (row.filter == filter_name or metric != first)
+    ]
+    return replace(score, rows=rows)
 
 
 def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> Results:
@@ -139,7 +168,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
         command="python -m pipeline stage=table table=sandbox",
         rows=list(SKILL),
         columns=columns,
-        cells=cells,
+        **read(cells, runs.values()),
         contrasts=correct_contrasts(
             [
                 line_of("layer swap", "base", columns[0], 25.0, 0.001),
@@ -147,7 +176,6 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
             ]
         ),
         runs=list(runs.values()),
-        evaluations=read_evaluations(runs.values()),
         seconds=412.0,
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},

@@ -11,12 +11,11 @@ from shutil import which
 from typing import Any
 
 import pytest
-from made_up_report import line_of, made_up, results_of, sample, score, write_eval
+from made_up_report import line_of, made_up, read, results_of, sample, score, write_eval
 
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
-from pipeline.report.load.scores import read_evaluations
-from pipeline.report.logged import compare_logs
+from pipeline.report.logs import compare_logs
 from pipeline.report.write import write_report
 
 pytestmark = pytest.mark.browser
@@ -64,9 +63,8 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     runs = tmp_path / "runs"
     folder = write_eval(runs / "e", [score("mgsm", 0.5, 3, "qac")], {"mgsm.qac": lines})
     (runs / "d").mkdir()
-    (runs / "d" / "data_card.md").write_text(HOSTILE)
     run = RunResult(
-        "e", "eval", folder, HOSTILE, stale=HOSTILE, unlike=[HOSTILE], model=HOSTILE, card="d", reason=HOSTILE,
+        "e", "eval", folder, HOSTILE, stale=HOSTILE, unlike=[HOSTILE], model=HOSTILE, reason=HOSTILE,
         parents={"javascript:window.hit=7": "d"}, config={HOSTILE: HOSTILE},
     )  # fmt: skip
     data = RunResult("d", "data", runs / "d", HOSTILE)
@@ -76,10 +74,10 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     )  # fmt: skip
     results = replace(
         made_up(tmp_path / "x", ["qac"], []), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
-        command=HOSTILE, failed=[FailedRun(HOSTILE, HOSTILE)], missing=[FailedRun(HOSTILE, HOSTILE)], cells=[cell],
+        command=HOSTILE, failed=[FailedRun(HOSTILE, HOSTILE)], missing=[FailedRun(HOSTILE, HOSTILE)],
         runs=[run, data], git={HOSTILE: HOSTILE}, choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
         contrasts=correct_contrasts([line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)]),
-        evaluations=read_evaluations([run]),
+        **read([cell], [run]),
     )  # fmt: skip
     browser.get(write_report(results, runs / "reports" / "t").as_uri())
     for link in browser.find_elements("css selector", "a[href^='#']"):

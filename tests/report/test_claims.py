@@ -199,7 +199,7 @@ def test_claims_of_a_family_are_corrected_together():
     tests = [contrast(won(36, 20, 194)), contrast(won(34, 20, 196)), contrast(won(36, 20, 194))]
     alone = [judge_difference(one, test, 0.5, 0.4) for one, test in zip(named, tests, strict=True)]
     assert [one.verdict for one in alone] == ["shown", "undecided", "shown"]
-    found = correct_verdicts(named, alone)
+    found = correct_verdicts(alone)
     assert [one.verdict for one in found] == ["undecided", "undecided", "shown"]
     assert found[0].p == pytest.approx(2 * alone[0].p) and found[2] == alone[2]
     assert "p 0.0325 before Holm's correction over 2" in found[0].detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ from made_up_report import line_of, results_of
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import score_interval
 from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level, is_significant
-from pipeline.report.load.answers import Answers
-from pipeline.report.load.contents import CellResult, CellScore, Evaluation
+from pipeline.report.load.answers import Answers, Evaluation
+from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.marks import inconclusive_sentence
 from pipeline.stats.statistics import contrast, smallest_difference
 
@@ -128,5 +129,5 @@ def test_a_column_of_cut_off_answers_is_named(cut, said):
         (name, "mgsm", "sw"): Answers(n=10, cut_off=9 if name in {f"{run} math" for run in cut} else 0)
         for name in written
     }
-    found = inconclusive_sentence(results_of(cells, evaluations=written), answers)
+    found = inconclusive_sentence(replace(results_of(cells, evaluations=written), answers=answers))
     assert [said in sentence for sentence in found] == [True] if said else not found

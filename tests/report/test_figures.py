@@ -10,7 +10,6 @@ from made_up_report import results_of
 
 from pipeline.errors import PipelineError
 from pipeline.report import figures
-from pipeline.report.figures import Curve
 from pipeline.report.load.contents import CellResult
 from pipeline.report.page import write_figures
 
@@ -63,17 +62,6 @@ def test_a_forest_has_differences_detectable_ones_and_significance(report: Path)
     assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == ["none", "none"]
 
 
-def test_curves() -> None:
-    curve = Curve([(1, 3.0), (2, 2.0), (3, float("nan"))], [(2, 2.5)])
-    (axes,) = figures.trainings({HOSTILE: [curve]}).axes
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1, 3], [2, 2]], [[2, 2.5]]]
-
-
-def test_long_logs_are_averaged_in_blocks() -> None:
-    assert figures.thin_points([(step, 2.0) for step in range(400)]) == [(step, 2.0) for step in range(400)]
-    assert figures.thin_points([(step, step) for step in range(800)])[:2] == [(0.5, 0.5), (2.5, 2.5)]
-
-
 def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None:
     for form in ("svg", "pdf"):
         files = [figures.save(figures.scores(report), tmp_path / f"{name}.{form}").read_bytes() for name in ("a", "b")]
@@ -86,7 +74,7 @@ def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None
 def test_a_table_is_drawn_as_far_as_it_has_numbers(tmp_path: Path) -> None:
     cells = [CellResult(HOSTILE, HOSTILE, 45.25, 41.0, 49.3, 1), CellResult("swap", HOSTILE, missing="failed")]
     reasons = write_figures(results_of(cells), tmp_path)
-    assert [reason.partition(":")[0] for reason in reasons] == ["contrasts", "trainings"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["contrasts"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scores.pdf", "scores.svg"]
     assert (
         "</svg> " not in (tmp_path / "scores.svg").read_text()

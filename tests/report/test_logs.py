@@ -25,7 +25,7 @@ from pipeline.config.stages import CompareStage
 from pipeline.errors import PipelineError
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.logged import compare_logs
+from pipeline.report.logs import compare_logs
 from pipeline.report.write import write_report
 
 LOGS = Path(__file__).parent / "logs"
@@ -85,9 +85,6 @@ def test_scores_are_those_that_lm_eval_printed(tmp_path: Path) -> None:
         assert [cell.value for cell in cells_in(results, column)] == pytest.approx(
             [100 * scores[column.split()[0]][key] for scores in printed]
         )
-    of_group = [f"{scores['arithmetic']['acc,none']:.4g}" for scores in printed]
-    (told,) = results.computed["Groups, as printed"]
-    assert told == f"arithmetic acc: {of_group[0]} (“6v8uqx97”), {of_group[1]} (“sandbox_base”)."
     assert len({cell.value for cell in results.cells}) > 2
     assert any("bleu of sums_gen has no number for 8 of 8 items" in text for text in results.computed["Not compared"])
 
@@ -214,9 +211,9 @@ def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
     (log,) = read_inspect(renamed)
     assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"
     for metric in ("match", "includes"):
-        values = [item.values[metric] for item in log.items]
+        values = [item["scores"][metric] for item in log.items.values()]
         assert sum(values) / 5 == pytest.approx(log.scores[metric]) and set(values) <= {0.0, 0.5, 1.0}
-    assert 0.5 in [item.values["match"] for item in log.items]
+    assert 0.5 in [item["scores"]["match"] for item in log.items.values()]
 
 
 @pytest.mark.inspect
@@ -229,7 +226,7 @@ def test_inspect_logs_are_matched_by_id_and_input(tmp_path: Path) -> None:
     settings = " ".join(results.computed["Different settings"])
     assert "epochs: 1 (“mockllm/weak”), 2 (“mockllm/strong”)." in settings and "system_message" in settings
     right = results.by_place["mockllm/strong", "sums match"].value
-    (samples,) = (one for task, _, one in results.evaluations["mockllm/strong"].samples if task == "sums match")
+    (samples,) = (one for (_, task, _), one in results.evaluations["mockllm/strong"].samples if task == "sums match")
     assert samples[0]["prompt"] == "system: Be brief.\n\nuser: What is 19 plus 74?" and samples[0]["target"] == "93"
     assert sum(line["scores"]["match"] for line in samples) / 5 == pytest.approx(right / 100)
 

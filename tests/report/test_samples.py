@@ -16,8 +16,8 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report.load.answers import SampleFiles, read_answers
-from pipeline.report.load.contents import CellResult, CellScore, Evaluation, Results
+from pipeline.report.load.answers import Answers, Evaluation, Place, read_answers, sample_files
+from pipeline.report.load.contents import CellResult, CellScore, Results
 
 
 def cells_of(scores: dict[str, ScoreRow]) -> Results:
@@ -37,11 +37,11 @@ def score_of(task: str, value: float | None, n: int, where: str = "qac", target:
     return replace(row, **more)
 
 
-def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
+def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250) -> dict[Place, Answers]:
     """The answers of all files in these folders."""
     places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
-    evaluations = {name: Evaluation([], samples=SampleFiles(folder, name)) for name, folder in folders.items()}
-    return read_answers(evaluations, dict.fromkeys(places, keep), tmp_path / "answers.parquet")
+    evaluations = {name: Evaluation([], samples=sample_files(folder)) for name, folder in folders.items()}
+    return read_answers(evaluations, dict.fromkeys(places, keep))[0]
 
 
 def scored(tmp_path, answers, task="mgsm", values=None, n=4):
@@ -51,7 +51,7 @@ def scored(tmp_path, answers, task="mgsm", values=None, n=4):
         lines = [sample(doc, response, response.endswith("7")) for doc, response in enumerate(responses)]
         folders[row] = write_eval(tmp_path / row, [], {f"{task}.qac": lines})
     made = {row: score_of(task, (values or {}).get(row, 0.5), n) for row in answers}
-    return cells_of(made), read(tmp_path, folders)
+    return replace(cells_of(made), answers=read(tmp_path, folders))
 
 
 # ---------------------------------------------------------------------------------------------------- contrasts
@@ -128,7 +128,7 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
 def test_sanity_marks(tmp_path):
     answers = {"base": ["a 1", "b 2"], "twin": ["a 1", "b 2"], "mute": ["", ""], "fine": ["a 7", "b 1"]}
     marks = {
-        (mark.row, mark.mark) for mark in samples.suspicious_scores(*scored(tmp_path, answers, values={"mute": 0.0}))
+        (mark.row, mark.mark) for mark in samples.suspicious_scores(scored(tmp_path, answers, values={"mute": 0.0}))
     }
     assert marks == {
         ("base", "identical"),
@@ -144,7 +144,7 @@ def test_sanity_marks(tmp_path):
 def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
     made = scored(tmp_path, {"base": ["A"]}, task="belebele", values={"base": value}, n=100)
-    assert [mark.mark for mark in samples.suspicious_scores(*made)] == ([wanted] if wanted else [])
+    assert [mark.mark for mark in samples.suspicious_scores(made)] == ([wanted] if wanted else [])
 
 
 @pytest.mark.parametrize(("bits", "marked"), [(-31.0, True), (-30.9, False), (-20.0, False)])
@@ -156,14 +156,14 @@ def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
         for row, (role, value) in values.items()
         for column, task in (("numbers", "mgsm_steps_nums"), ("bits", "mgsm_steps"))
     ]
-    marks = samples.suspicious_scores(results_of(cells), {})
+    marks = samples.suspicious_scores(results_of(cells))
     assert [(mark.mark, mark.row) for mark in marks] == ([("damaged", "Swahili")] if marked else [])
     assert all("1.1 bits below the base, where 1 is allowed" in mark.detail for mark in marks)
 
 
 def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
     nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
-    (mark,) = samples.suspicious_scores(cells_of({"nan": nan, "never": never}), {})
+    (mark,) = samples.suspicious_scores(cells_of({"nan": nan, "never": never}))
     assert (mark.row, mark.mark, mark.detail) == (
         "nan",
         "no number",
@@ -174,7 +174,7 @@ def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_pat
 def test_an_evaluation_behind_several_cells_of_a_row_is_marked_once(tmp_path):
     made = cells_of({"base": score_of("mgsm", 0.0, 4)})
     made = replace(made, cells=[*made.cells, replace(made.cells[0], column="math again")])
-    assert [mark.mark for mark in samples.suspicious_scores(made, {})] == ["exactly 0"]
+    assert [mark.mark for mark in samples.suspicious_scores(made)] == ["exactly 0"]
 
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
@@ -188,10 +188,8 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
               (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
     cell = CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")
     made = results_of([cell], evaluations=stored)
-    assert samples.questions_to_keep(made) == {
-        ("a0", "mgsm", "qaa"): 250, ("a1", "mgsm", "qaa"): 0, ("b0", "mgsm", "qab"): 250, ("b1", "mgsm", "qab"): 0,
-    }  # fmt: skip
-    shown = page.answer_data(samples.browsed(made), read(tmp_path, folders), 10**6)
+    assert samples.questions_to_keep(made.cells) == {("a0", "mgsm", "qaa"): 250, ("b0", "mgsm", "qab"): 250}
+    shown = page.answer_data(samples.browsed(made.cells), read(tmp_path, folders), 10**6)
     found = [[shown["strings"][at] for at in item] for item in shown["models"]["swap"]]
     assert [(item[1], item[7]) for item in found] == [("qaa", "a0 7"), ("qab", "b0 7")]
 
@@ -209,21 +207,21 @@ def test_the_answers_of_a_page_are_limited_by_their_number_and_bytes(tmp_path):
              for column in ("math", "again") for name in folders]  # fmt: skip
     made = results_of(cells, evaluations=stored)
     answers = read(tmp_path, folders)
-    whole = page.answer_data(samples.browsed(made), answers, 10**6)
+    whole = page.answer_data(samples.browsed(made.cells), answers, 10**6)
     assert {name: len(items) for name, items in whole["models"].items()} == {"a": 10, "b": 10}  # of two columns
     assert sum("é" in text for text in whole["strings"]) == 10  # each once, though it is what was extracted, too
-    fewer = page.answer_data(samples.browsed(made), answers, 2 * 3 * 2150)  # three questions
+    fewer = page.answer_data(samples.browsed(made.cells), answers, 2 * 3 * 2150)  # three questions
     assert fewer["models"] == {name: items[:6] for name, items in whole["models"].items()}
     assert fewer["strings"] == whole["strings"][: len(fewer["strings"])]
     many = {f"e{number}": Evaluation([score_of("mgsm", 1.0, 5)]) for number in range(100)}
     cells = [CellResult(name, "math", scores=[CellScore(name)], task="mgsm") for name in many]
-    assert set(samples.questions_to_keep(results_of(cells, evaluations=many)).values()) == {100}
+    assert set(samples.questions_to_keep(results_of(cells, evaluations=many).cells).values()) == {100}
 
 
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
-    (mark,) = samples.suspicious_scores(cells_of({"e": score_of("mgsm", 0.5, 2)}), found)
+    (mark,) = samples.suspicious_scores(replace(cells_of({"e": score_of("mgsm", 0.5, 2)}), answers=found))
     told = "math, qac, seed 0: 1 of 2 answers ran out of tokens (eval.max_gen_toks)"
     assert (mark.mark, mark.detail) == ("cut off", told)
 
@@ -244,7 +242,7 @@ def test_answers_cut_off_are_counted(tmp_path):
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
-    marks = samples.suspicious_scores(cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
+    marks = samples.suspicious_scores(replace(cells_of({"e": score_of(task, 0.5, 4, where, "te")}), answers=found))
     told = [mark.detail.rpartition(": ")[2] for mark in marks if mark.mark == "wrong script"]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
 
@@ -275,5 +273,5 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
 
 def test_two_columns_in_which_all_is_right_are_not_marked_as_identical(tmp_path):
     answers = {"base": ["a 7", "b 7"], "twin": ["a 7", "b 7"]}
-    marks = samples.suspicious_scores(*scored(tmp_path, answers, values={"base": 1.0, "twin": 1.0}))
+    marks = samples.suspicious_scores(scored(tmp_path, answers, values={"base": 1.0, "twin": 1.0}))
     assert "identical" not in {mark.mark for mark in marks}

@@ -30,17 +30,17 @@ from scipy.stats import binomtest
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.compose import compose
-from pipeline.report.cell_values import NoScore, Outcome
+from pipeline.report.cells import cell_result
 from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
 from pipeline.report.compare import headline_sentences
 from pipeline.report.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
-from pipeline.report.intervals import cell_result
+from pipeline.report.load.answers import Vector
 from pipeline.report.placed_claims import claims_of
-from pipeline.report.questions import StoredAnswers, Translations, Vector
+from pipeline.report.stored import NoScore, StoredAnswers, Translations
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import Cell, ScoreRef, Values, difference_of
+from pipeline.tables.plan import Cell, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.run_specs import Spec
 from pipeline.tables.schema import TRAININGS
@@ -134,9 +134,9 @@ class DrawnAnswers(StoredAnswers):
         shift = level + chance + self.effects.get(spec.run, 0.0)
         return shift + question[:, None] + math.sqrt(left) * noise
 
-    def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+    def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         if difference_of(score, metric):
-            return super().read_answers(score, metric, pair)
+            return super().read_vector(score, metric, pair)
         latent = self.latent(score, pair, is_measure(metric))[:, 0]
         return dict(enumerate((latent if is_measure(metric) else (latent > 0).astype(float)).tolist()))
 
@@ -149,19 +149,11 @@ class DrawnAnswers(StoredAnswers):
             texts[name] = {doc: (" ".join(words), response) for doc, response in enumerate(responses)}
         return texts
 
-    def fact_numbers(self, cell: Cell) -> Values:
+    def fact(self, cell: Cell, key: ScoreRef | str) -> float:
         raise NoScore("no training recorded anything")
 
-
-@dataclass
-class DrawnOutcome(Outcome):
-    """The cells of one study."""
-
-    answers: DrawnAnswers | None = None
-
-    def read_score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
-        assert self.answers is not None
-        return 100 * float(np.mean(list(self.answers.scores_by_question(score, metric or "", pair).values())))
+    def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
+        return 100 * float(np.mean(list(self.scores_by_question(score, metric or "", pair).values())))
 
 
 class Page(NamedTuple):
@@ -181,9 +173,7 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     answers = DrawnAnswers(planned.table, counts=planned.counts, **study)
     cells = []
     if not plan.compare:  # the cells decide what is compared
-        outcome = DrawnOutcome(planned.table, answers=answers)
-        outcome.cells.update((place, outcome.number_in(cell)) for place, cell in plan.cells.items())
-        cells = [cell_result(outcome, place, answers) for place in plan.cells]
+        cells = [cell_result(answers, cell) for cell in plan.cells.values()]
     lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
@@ -232,7 +222,7 @@ def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[st
     planned, false = TablePlanned.of(table, "every.seed=[0,1,2]"), Counter[str]()
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(table) if claim.metric != FACT}
     for at in range(worlds):
-        answers = DrawnAnswers(planned.table, 200, counts=planned.counts, seed=seed + at, spread=spread)
+        answers = DrawnAnswers(planned.table, draws=200, counts=planned.counts, seed=seed + at, spread=spread)
         verdicts = judge_claims(planned.planning.plan, answers)
         false.update(verdict.id for verdict in verdicts if verdict.verdict in effects.get(verdict.id, ()))
     counts = {name: [false[name], exact_interval(false[name], worlds)[1]] for name in effects}

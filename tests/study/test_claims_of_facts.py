@@ -17,13 +17,13 @@ from test_verdicts import Alike, Made
 
 from pipeline.analyze.changes import COLUMNS
 from pipeline.errors import PipelineError
-from pipeline.report.cell_values import NoScore, percent_rows_changed
 from pipeline.report.claims import Verdict
 from pipeline.report.placed_claims import PlacedClaim, claims_of
+from pipeline.report.stored import NoScore, percent_rows_changed
 from pipeline.report.verdicts import JUDGES, judge_claims
 from pipeline.stats.ranks import profile_likeness
 from pipeline.stats.statistics import contrast, contrast_of_trainings
-from pipeline.tables.plan import ROWS_CHANGED, Cell, TablePlan, Values
+from pipeline.tables.plan import ROWS_CHANGED, Cell, TablePlan
 
 MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",
         "ls_language_changes_attention", "ls_language_changes_outer_attention",
@@ -39,10 +39,10 @@ class Recorded(Made):
 
     def __init__(self, of: TablePlan, number: Callable[[str, dict[str, Any]], float]) -> None:
         super().__init__(of, {})
-        self.number = number
+        self.fact_of = number
 
-    def fact_numbers(self, cell: Cell) -> Values:
-        return lambda key: self.number(cell.fact or "", {"run": self.plan.specs[key].run, **self.plan.specs[key].at})
+    def fact(self, cell: Cell, key: Any) -> float:
+        return self.fact_of(cell.fact or "", {"run": self.plan.specs[key].run, **self.plan.specs[key].at})
 
 
 def verdicts(there: TablePlan, answers: Any, *names: str) -> dict[str, Verdict]:
@@ -142,7 +142,7 @@ def test_flat_validation_losses(apart: float, spread: float, word: str) -> None:
     there, rng = plan(SEEDS), np.random.default_rng(0)
     answers = Recorded(there, lambda _, of: 1.1 + apart * (of["steps"] == 1000) + rng.normal(0, spread))
     (found,) = verdicts(there, answers, "ue_validation_loss_is_flat").values()
-    assert found.verdict == word and found.threshold == "0.02"
+    assert found.verdict == word and found.claim.threshold == 0.02
     if spread:
         assert found.left_value == pytest.approx(1.1 + apart, abs=4 * spread) and found.n == 3
         assert found.difference == pytest.approx(apart, abs=4 * spread)  # in the loss's own unit
@@ -183,8 +183,8 @@ def test_a_half_finished_table_makes_no_verdict_of_what_is_missing(table: str) -
 
 
 class AlikeRecorded(Alike):
-    def fact_numbers(self, cell: Cell) -> Values:
-        return lambda _: 50.0
+    def fact(self, cell: Cell, key: Any) -> float:
+        return 50.0
 
 
 @pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0), (10, 1.0)])

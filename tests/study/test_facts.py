@@ -11,7 +11,8 @@ import pytest
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.merge import resident
-from pipeline.report.cell_values import Outcome
+from pipeline.report.cells import cell_result
+from pipeline.report.stored import StoredAnswers
 from pipeline.tables.planned_runs import Planning
 
 SFT = "model: trained, sft.seq_length: 96, sft.batch_size: 4, sft.steps: 4, sft.warmup_steps: 0, sft.precision: fp32"
@@ -31,12 +32,12 @@ def test_validation_losses_before_the_first_step_and_after_the_last(
     )
     words = ["stage=table", f"table={table}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     make_table(compose(words))  # type: ignore[arg-type]
-    outcome = Outcome.of(Planning.of(compose(words)).bind(), {})  # type: ignore[arg-type]
+    table = Planning.of(compose(words)).bind()  # type: ignore[arg-type]
     (log,) = (tmp_path / "runs").glob("math*/log.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
     assert sorted(losses) == [0, 1, 2, 3, 4] and losses[0] != losses[4]
-    start, end = (outcome.cells["all", column] for column in ("start", "end"))
+    start, end = (cell_result(StoredAnswers(table), table.plan.cells["all", column]) for column in ("start", "end"))
     assert (start.value, end.value) == (losses[0], losses[4])
     cells = (tmp_path / "runs/reports/losses/cells.md").read_text(encoding="utf-8")
     assert f"{losses[0]:.3f}" in cells and f"{losses[4]:.3f}" in cells

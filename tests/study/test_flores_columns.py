@@ -12,7 +12,9 @@ import pytest
 
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
-from pipeline.report.cell_values import Outcome
+from pipeline.report.cells import cell_result
+from pipeline.report.load.contents import CellResult
+from pipeline.report.stored import StoredAnswers
 from pipeline.tables.planned_runs import Planning
 
 PAIRS = ("en-qac", "qac-en")
@@ -28,15 +30,19 @@ def table(folder: Path, world: Path) -> str:
     return f"table={folder}/flores.yaml"
 
 
-def made(*words: str) -> Outcome:
+def made(*words: str) -> StoredAnswers:
     make_table(compose(["stage=table", *words, "tracking.mode=disabled"]))  # type: ignore[arg-type]
-    return Outcome.of(Planning.of(compose(["stage=table", *words])).bind(), {})  # type: ignore[arg-type]
+    return StoredAnswers(Planning.of(compose(["stage=table", *words])).bind())  # type: ignore[arg-type]
 
 
-def sides(outcome: Outcome, pair: str, folder: Path) -> tuple[Path, Path]:
+def cells_of(stored: StoredAnswers) -> dict[tuple[str, str], CellResult]:
+    return {place: cell_result(stored, cell) for place, cell in stored.table.plan.cells.items()}
+
+
+def sides(stored: StoredAnswers, pair: str, folder: Path) -> tuple[Path, Path]:
     """Files of the references and the answers, a line each."""
-    (name,) = outcome.cells[pair, "chrf"].runs
-    (run,) = (one.folder for one in outcome.table.evaluations.values() if one.folder.name == name)
+    (name,) = cells_of(stored)[pair, "chrf"].runs
+    (run,) = (one.folder for one in stored.table.evaluations.values() if one.folder.name == name)
     samples = [json.loads(line) for line in (run / f"samples/flores.{pair}.jsonl").read_text().splitlines()]
     files = folder / f"{pair}.target", folder / f"{pair}.extracted"
     for file in files:
@@ -56,11 +62,11 @@ def test_bleu_and_chrf_are_sacrebleus(world: Path, tmp_path: Path) -> None:
     outcome = made(table(tmp_path, world), f"runs_dir={tmp_path}/runs")
     for pair in PAIRS:
         files = sides(outcome, pair, tmp_path)
-        cells = {column: outcome.cells[pair, column].value for column in ("bleu", "chrf", "plain")}
+        cells = {column: cells_of(outcome)[pair, column].value for column in ("bleu", "chrf", "plain")}
         assert cells["bleu"] == pytest.approx(sacrebleu(files, "-m", "bleu"), abs=1e-6)
         chrf = sacrebleu(files, "-m", "chrf", "--chrf-word-order", "2")
         assert cells["chrf"] == cells["plain"] == pytest.approx(chrf, abs=1e-6)
-        missing = outcome.cells[pair, "spbleu"]
+        missing = cells_of(outcome)[pair, "spbleu"]
         assert missing.value is None and "has no spbleu of" in missing.missing
         assert "give every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches" in missing.missing
 
@@ -73,7 +79,7 @@ def test_a_cell_whose_task_was_left_out_says_why(world: Path, tmp_path: Path) ->
         "columns: {programs: {}}\nrows: {all: {}}\n"
     )
     outcome = made(f"table={tmp_path}/programs.yaml", f"runs_dir={tmp_path}/runs")
-    told = outcome.cells["all", "programs"]
+    told = cells_of(outcome)["all", "programs"]
     assert told.value is None
     assert (
         told.missing
@@ -99,5 +105,5 @@ def test_spbleu_is_sacrebleus(world: Path, tmp_path: Path) -> None:
     for pair in PAIRS:
         files = sides(outcome, pair, tmp_path)
         theirs = sacrebleu(files, "-m", "bleu", "-tok", "flores200", SACREBLEU=str(tmp_path))
-        assert outcome.cells[pair, "spbleu"].value == pytest.approx(theirs, abs=1e-6)
-        assert theirs != pytest.approx(outcome.cells[pair, "bleu"].value, abs=1e-6)
+        assert cells_of(outcome)[pair, "spbleu"].value == pytest.approx(theirs, abs=1e-6)
+        assert theirs != pytest.approx(cells_of(outcome)[pair, "bleu"].value, abs=1e-6)

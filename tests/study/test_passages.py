@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,8 @@ from planned import plan
 
 from pipeline.evaluate.records import passage_group
 from pipeline.report.contrasts import declared_pairs, measure_pairs
-from pipeline.report.questions import StoredAnswers, passage_of
+from pipeline.report.load.answers import answers_of, passage_of
+from pipeline.report.stored import StoredAnswers
 from pipeline.tables.plan import ScoreRef, TablePlan
 
 TABLE = """
@@ -30,10 +28,10 @@ class Answers(StoredAnswers):
 
     def __init__(self, plan: TablePlan, world: int, grouped: bool, passages: int = 40, each: int = 4) -> None:
         self.draws, self.grouped, self.shape = 200, grouped, (passages, each)
-        self._scores = {}
+        self._vectors = {}
         self.rng = np.random.default_rng(world)
 
-    def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
+    def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
         rates = self.rng.uniform(0.1, 0.9, (self.shape[0], 1))
         return dict(enumerate((self.rng.random(self.shape) < rates).astype(float).ravel().tolist()))
 
@@ -55,17 +53,14 @@ def test_the_difference_stays_and_its_level_is_kept() -> None:
     assert false[True] <= 15 and false[False] > 20  # of 150
 
 
-def test_passages_of_samples_with_and_without_their_group(tmp_path: Path) -> None:
+def test_passages_of_samples_with_and_without_their_group() -> None:
     texts = ["The cat sat. P: or not?", "The dog ran."]
     exemplar = "P: Another passage.\nQ: Why?\nA: x\nB: y\nC: z\nD: w\nAnswer: A\n\n"
     prompts = [f"{exemplar}P: {texts[at // 2]}\nQ: Number {at}?\nA: x\nB: y\nC: z\nD: w\nAnswer:" for at in range(4)]
     assert [passage_of(prompt) for prompt in prompts[2:]] == [texts[1]] * 2
     assert len({passage_of(prompt) for prompt in prompts}) == 2
     for name, extra in (("old", {}), ("new", {"group": "g"})):
-        file = tmp_path / f"{name}.jsonl"
         lines = [{"doc_id": at, "prompt": prompt, **extra} for at, prompt in enumerate(prompts)]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        answers: Any = SimpleNamespace(sample_files=lambda *_, file=file: [file])
-        groups = StoredAnswers.groups_of(answers, SimpleNamespace(language="sw"), None)  # type: ignore[arg-type]
+        groups = answers_of(("run", "belebele", "sw"), lines).groups
         assert (groups[0] == groups[1], groups[2] == groups[3], groups[0] == groups[2]) == (True, True, name == "new")
     assert passage_group("The dog ran. ") == passage_group("The dog ran.") != passage_group("The cat sat.")

@@ -344,6 +344,7 @@ def test_steps_of_a_question_are_one_score(tmp_path: Path) -> None:
     """By hand: steps right of 2 of 2, 0 of 1, 1 of 3: 50 % of six; shares 50 + (200 - 100) / 2 and so on."""
     steps = [(0, 1.0), (0, 1.0), (1, 0.0), (2, 1.0), (2, 0.0), (2, 0.0)]
     lines = [{"doc_id": number, "correct": bool(one[1]), "scores": {"acc": one}} for number, one in enumerate(steps)]
-    file = tmp_path / "mgsm_steps.sw.jsonl"
+    file = tmp_path / "samples/mgsm_steps.sw.jsonl"
+    file.parent.mkdir()
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert scores_in(file) == [100.0, 25.0, 25.0]
+    assert list(scores_in(tmp_path).values()) == [[100.0, 25.0, 25.0]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.config.stages import CompareStage
 from pipeline.progress import say
 from pipeline.report.compare import headline_sentences
-from pipeline.report.logged import compare_logs
+from pipeline.report.logs import compare_logs
 from pipeline.report.write import write_report
 
 

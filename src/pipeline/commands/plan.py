@@ -22,9 +22,9 @@ from pipeline.estimate.training_rows import cut_lines
 from pipeline.hub.lock import read_lock
 from pipeline.launch.local_pool import workers_of
 from pipeline.launch.preflight import evaluation_problems
-from pipeline.report.cell_values import SPM_MODEL
 from pipeline.report.contrasts import detectable_claims, detectable_differences
 from pipeline.report.placed_claims import check_claims
+from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest

@@ -130,7 +130,7 @@ def write_results(
     from pipeline.report.write import write_report
 
     folder = report_folder(planning)
-    results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
+    results = gather_results(planning, reported.failed, reasons)
     reported.refuse_fewer(folder, results.finished, report.fewer)
     page = write_report(results, folder)
     print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)

@@ -264,9 +264,6 @@ class TableStage(Stage):
 @dataclass
 class Report(Knobs):
     fewer: bool = False  # replace a report by one with fewer finished cells
-    # points by which an untrained model may differ from its published score; assumed (3 of MGSM's 250 questions) until
-    # the differences between scoring programs are measured on a GPU
-    base_tolerance: float = knob(1.2, low=0, high=100)
 
 
 @dataclass

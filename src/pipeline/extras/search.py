@@ -172,8 +172,8 @@ def check_settings(config: SearchStage) -> Space:
 def measure_scores(folder: Path, measure: Measure, languages: Sequence[str]) -> Scores:
     """The scores of a measure's questions in percent, a list per language or pair."""
     wanted = {measure.language} if measure.language else set(languages)
-    paths = sorted((folder / "samples").glob(f"{measure.task}.*.jsonl"))
-    return [scores_in(path) for path in paths if wanted & set(path.stem.partition(".")[2].split("-"))]
+    return [scores for (_, task, where), scores in scores_in(folder).items()
+            if task == measure.task and wanted & set(where.split("-"))]  # fmt: skip
 
 
 @dataclass

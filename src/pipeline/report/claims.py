@@ -8,8 +8,8 @@ contradicted if it lies on the other side, else undecided. Nothing here reads fi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -68,24 +68,32 @@ class Claim:
         points = 0.0 if self.relative else self.threshold / 100
         return -points if self.direction == "lower" else points
 
+    def excess(self, difference: float) -> float:
+        """How far left minus right is on the claim's side of its threshold."""
+        if self.direction == "within":
+            return self.threshold / 100 - abs(difference)
+        return self.margin - difference if self.direction == "lower" else difference - self.margin
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The claim as claims.csv and the page show it."""
+        return {
+            **{name: getattr(self, name) for name in ("id", "text", "table", "section")},
+            "left": " or ".join(self.left), "right": " or ".join(self.right),
+            "test": " of ".join(filter(None, [self.test, self.units])), "direction": self.direction,
+            "threshold": f"{self.threshold:g}{'%' * self.relative}",
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim, a line of claims.csv. Values, difference, interval and could_see are in points.
+    """The verdict on a claim. Values, difference, interval and could_see are in points.
 
     p: two-sided, at the claim's threshold; could_see: the minimum detectable difference at power 80 %; detail: further
     statistics.
     """
 
-    id: str
-    text: str
-    table: str
-    section: str
-    left: str
-    right: str
-    test: str
-    direction: str
-    threshold: str
+    claim: Claim
     verdict: str
     left_value: float | None = None
     right_value: float | None = None
@@ -98,12 +106,22 @@ class Verdict:
     detail: str = ""
 
     @property
+    def id(self) -> str:
+        return self.claim.id
+
+    @property
     def sentence(self) -> str:
         """The verdict; if undecided, with the minimum detectable difference; if it has no result, with the reason."""
         if self.verdict == UNDECIDED and self.could_see is not None:
             return f"{UNDECIDED} (minimum detectable difference {format_points(self.could_see)} points)"
         why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
         return f"{self.verdict}: {why}" if why else self.verdict
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The line of claims.csv."""
+        numbers = {name: value for name, value in vars(self).items() if name != "claim"}
+        return {**self.claim.texts, **numbers, "sentence": self.sentence}
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -184,33 +202,18 @@ def format_points(value: float, sign: str = "") -> str:
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:
     """Text of claims.csv: one line per claim, in the order of the files."""
-    return lines_csv([{**asdict(verdict), "sentence": verdict.sentence} for verdict in verdicts], 5)
+    return lines_csv([verdict.line for verdict in verdicts], 5)
 
 
 # ---------------------------------------------------------------------------------------------------- verdicts
 
 
-def verdict_of(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
-    """The verdict of a claim. Values and differences are passed as shares and stored in points."""
-    points = ("left_value", "right_value", "difference", "low", "high", "could_see")
-    values = {
-        name: 100 * number if name in points and number is not None else number for name, number in numbers.items()
-    }
-    threshold = f"{claim.threshold:g}{'%' if claim.relative else ''}"
-    return Verdict(
-        id=claim.id, text=claim.text, table=claim.table, section=claim.section, left=" or ".join(claim.left),
-        right=" or ".join(claim.right), test=" of ".join(filter(None, [claim.test, claim.units])),
-        direction=claim.direction, threshold=threshold, verdict=word,
-        **values,
-    )  # fmt: skip
-
-
 def not_made(claim: Claim, reason: str) -> Verdict:
-    return verdict_of(claim, NOT_MADE, detail=reason)
+    return Verdict(claim, NOT_MADE, detail=reason)
 
 
 def not_testable(claim: Claim, reason: str) -> Verdict:
-    return verdict_of(claim, NOT_TESTABLE, detail=reason)
+    return Verdict(claim, NOT_TESTABLE, detail=reason)
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
@@ -218,9 +221,14 @@ def word_of(claim: Claim, low: float, high: float) -> str:
     if claim.direction == "within":
         reach = claim.threshold / 100
         return SHOWN if -reach < low and high < reach else CONTRADICTED if low > reach or high < -reach else UNDECIDED
-    above, below = low > claim.margin, high < claim.margin
-    on_side, contradicted = (above, below) if claim.direction == "higher" else (below, above)
-    return SHOWN if on_side else CONTRADICTED if contradicted else UNDECIDED
+    sides = [claim.excess(end) for end in (low, high)]
+    return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 else UNDECIDED
+
+
+def word_of_all(words: Iterable[str]) -> str:
+    """The verdict of several parts: shown if all are, which needs no correction; contradicted if one is."""
+    found = set(words)
+    return SHOWN if found == {SHOWN} else CONTRADICTED if CONTRADICTED in found else UNDECIDED
 
 
 def p_of(claim: Claim, contrast: Contrast) -> float:
@@ -232,10 +240,9 @@ def p_of(claim: Claim, contrast: Contrast) -> float:
 
 
 def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float, detail: str = "") -> Verdict:
-    return verdict_of(
-        claim, word_of(claim, contrast.low, contrast.high), left_value=left, right_value=right,
-        difference=contrast.difference, low=contrast.low, high=contrast.high, p=p_of(claim, contrast), n=contrast.n,
-        could_see=contrast.could_see, detail=detail,
+    return Verdict(
+        claim, word_of(claim, contrast.low, contrast.high), 100 * left, 100 * right, 100 * contrast.difference,
+        100 * contrast.low, 100 * contrast.high, p_of(claim, contrast), contrast.n, 100 * contrast.could_see, detail,
     )  # fmt: skip
 
 
@@ -249,27 +256,26 @@ class Unit:
     right: float
 
 
+def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
+    """(units on the claim's side, the difference of each as text)."""
+    texts = (f"{unit.name} {100 * unit.contrast.difference:+.1f}" for unit in units)
+    return sum(claim.excess(unit.contrast.difference) > 0 for unit in units), ", ".join(texts)
+
+
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
-    """The verdict over separate units: shown if all are, which needs no correction; contradicted if one is, at 5 %
-    after Holm's correction over all units. The numbers are those of the unit that is furthest from the claim."""
-    contrasts = [unit.contrast for unit in units]
-    words = [word_of(claim, contrast.low, contrast.high) for contrast in contrasts]
-    sign = 1 if claim.direction == "higher" else -1
-    excesses = [
-        claim.threshold / 100 - abs(contrast.difference)
-        if claim.direction == "within"
-        else sign * (contrast.difference - claim.margin)
-        for contrast in contrasts
+    """The verdict over separate units: shown if all are, contradicted if one is, at 5 % after Holm's correction over
+    all units. The numbers are those of the unit that is furthest from the claim."""
+    found = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
+    corrected = holm([one.p or 0.0 for one in found])
+    words = [
+        one.verdict if one.verdict != CONTRADICTED or p < LEVEL else UNDECIDED
+        for one, p in zip(found, corrected, strict=True)
     ]
-    corrected = holm([p_of(claim, contrast) for contrast in contrasts])
-    opposed = [p < LEVEL and word == CONTRADICTED for p, word in zip(corrected, words, strict=True)]
-    word = SHOWN if all(unit == SHOWN for unit in words) else CONTRADICTED if any(opposed) else UNDECIDED
-    at = min(range(len(units)), key=excesses.__getitem__)
-    text = ", ".join(f"{unit.name} {100 * unit.contrast.difference:+.1f}" for unit in units)
+    at = min(range(len(units)), key=lambda at: claim.excess(units[at].contrast.difference))
+    won, text = count_units(claim, units)
     return replace(
-        judge_difference(claim, contrasts[at], units[at].left, units[at].right),
-        verdict=word, could_see=100 * max(contrast.could_see for contrast in contrasts),
-        detail=f"{sum(excess > 0 for excess in excesses)} of {len(units)} on its side, {words.count(SHOWN)} shown; "
+        found[at], verdict=word_of_all(words), could_see=max(one.could_see or 0.0 for one in found),
+        detail=f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
         f"the numbers are those of {units[at].name}: {text}",
     )  # fmt: skip
 
@@ -278,42 +284,41 @@ def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: b
     """The verdict by the papers' count: shown if every unit lies on its side and the mean over all of them does so
     significantly (a count alone proves nothing, as units share experts and questions); contradicted if the mean is, or
     if `every` unit of its own is. Of units that are pairs of experts only the mean counts how much experts differ."""
-    sign = 1 if claim.direction == "higher" else -1
-    wins = sum(sign * unit.contrast.difference > 0 for unit in units)
-    word = overall.verdict if wins == len(units) or overall.verdict == CONTRADICTED else UNDECIDED
+    won, text = count_units(claim, units)
+    word = overall.verdict if won == len(units) or overall.verdict == CONTRADICTED else UNDECIDED
     if not experts and judge_every(claim, units).verdict == CONTRADICTED:
         word = CONTRADICTED
-    text = ", ".join(f"{unit.name} {100 * unit.contrast.difference:+.1f}" for unit in units)
-    return replace(overall, verdict=word, detail=f"{wins} of {len(units)} on its side: {text}")
+    return replace(overall, verdict=word, detail=f"{won} of {len(units)} on its side: {text}")
 
 
-def judge_alike(claim: Claim, test_result: Alike) -> Verdict:
-    text = f"mean correlation {test_result.within:+.2f} within a kind, {test_result.between:+.2f} between, "
-    text += f"{test_result.labellings} labellings"
-    if not test_result.least_p < LEVEL:
+def judge_alike(claim: Claim, found: Alike) -> Verdict:
+    text = f"mean correlation {found.within:+.2f} within a kind, {found.between:+.2f} between, "
+    text += f"{found.labellings} labellings"
+    if not found.least_p < LEVEL:
         return not_testable(claim, f"too few trainings, or no profile, for any p below {LEVEL}; {text}")
-    p = test_result.p if claim.direction == "higher" else test_result.opposed
-    word = SHOWN if p < LEVEL else CONTRADICTED if min(test_result.p, test_result.opposed) < LEVEL else UNDECIDED
-    return verdict_of(claim, word, p=p, n=test_result.n, detail=text)
+    side = (found.p < LEVEL) - (
+        found.opposed < LEVEL
+    )  # of the difference of the correlations, 0 if it is not significant
+    p = found.p if claim.direction == "higher" else found.opposed
+    return Verdict(claim, word_of(claim, side, side), p=p, n=found.n, detail=text)
 
 
-def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:
+def judge_friedman(claim: Claim, found: Friedman, blocks: int) -> Verdict:
     """The verdict: shown if both p are small, as blocks of one model share a math expert and are not independent."""
-    word = SHOWN if max(test_result.p, test_result.permuted) < claim.threshold else UNDECIDED
-    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, test_result.mean_ranks, strict=True))
-    names = claim.left
+    names, p = claim.left, max(found.p, found.permuted)
+    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(names, found.mean_ranks, strict=True))
 
     def pairs_below(p: Any) -> str:
         pairs = [f"{names[i]} and {names[j]}" for i in range(len(names)) for j in range(i) if p[i, j] < LEVEL]
         return ", ".join(pairs) or "none"
 
     text = (
-        f"chi-squared {test_result.statistic:.2f}, p {test_result.p:.4f}, permuted within models "
-        f"{test_result.permuted:.4f}; mean ranks: {ranks}; critical difference {test_result.critical_difference:.2f}; "
-        f"apart by Nemenyi: {pairs_below(test_result.nemenyi)}; "
-        f"by Conover with Holm: {pairs_below(test_result.conover)}"
+        f"chi-squared {found.statistic:.2f}, p {found.p:.4f}, permuted within models "
+        f"{found.permuted:.4f}; mean ranks: {ranks}; critical difference {found.critical_difference:.2f}; "
+        f"apart by Nemenyi: {pairs_below(found.nemenyi)}; "
+        f"by Conover with Holm: {pairs_below(found.conover)}"
     )
-    return verdict_of(claim, word, p=max(test_result.p, test_result.permuted), n=blocks, detail=text)
+    return Verdict(claim, SHOWN if p < claim.threshold else UNDECIDED, p=p, n=blocks, detail=text)
 
 
 @dataclass(frozen=True)
@@ -328,34 +333,30 @@ class Ranked:
     blocks: int
     clusters: int
 
-    @property
-    def least_p(self) -> float:
-        """The smallest possible p: all clusters on one side."""
-        return 2 / 2**self.clusters
-
 
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
     """Verdicts of claims with their pairs, p Holm-corrected over all pairs of a family. A family with too few clusters
-    for any result to be significant cannot be tested."""
+    for any result to be significant (all on one side) cannot be tested."""
     families: dict[str, list[Ranked]] = {}
     for claim, pairs in claims:
         families.setdefault(family_of(claim), []).extend(pairs)
     adjusted = {family: iter(holm([pair.p for pair in members])) for family, members in families.items()}
     verdicts = []
     for claim, pairs in claims:
-        sign, count = (1 if claim.direction == "higher" else -1), len(families[family_of(claim)])
-        tested = [(pair, next(adjusted[family_of(claim)])) for pair in pairs]
-        sides = [sign * pair.difference > 0 if p < LEVEL else None for pair, p in tested]
-        word = SHOWN if all(sides) else CONTRADICTED if False in sides else UNDECIDED
+        family, clusters = family_of(claim), min(pair.clusters for pair in pairs)
+        count, tested = len(families[family]), [(pair, next(adjusted[family])) for pair in pairs]
+        word = word_of_all(
+            word_of(claim, one.difference, one.difference) if p < LEVEL else UNDECIDED for one, p in tested
+        )
         text = "; ".join(
             f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
             for pair, p in tested
         )
-        if (least := count * max(pair.least_p for pair in pairs)) >= LEVEL:
-            word, clusters = NOT_TESTABLE, pairs[0].clusters
+        if (least := count * 2 / 2**clusters) >= LEVEL:
+            word = NOT_TESTABLE
             text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
-        worst, p = max(tested, key=lambda one: (-sign * one[0].difference, one[1]))
-        verdicts.append(verdict_of(claim, word, difference=worst.difference, p=p, n=worst.blocks, detail=text))
+        worst, p = max(tested, key=lambda one: (-claim.excess(one[0].difference), one[1]))
+        verdicts.append(Verdict(claim, word, difference=100 * worst.difference, p=p, n=worst.blocks, detail=text))
     return verdicts
 
 
@@ -363,30 +364,24 @@ def family_of(claim: Claim) -> str:
     return claim.family or f"claim {claim.id}"
 
 
-def correct_verdicts(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts Holm-corrected over each family of claims; signed-rank tests are already corrected."""
     results = list(verdicts)
-    for family in dict.fromkeys(claim.family for claim in claims if claim.family):
-        members = [
-            at
-            for at, claim in enumerate(claims)
-            if claim.family == family and claim.test != "wilcoxon" and results[at].p is not None
-        ]
+    for family in dict.fromkeys(one.claim.family for one in verdicts if one.claim.family):
+        members = [at for at, one in enumerate(verdicts)
+                   if one.claim.family == family and one.claim.test != "wilcoxon" and one.p is not None]  # fmt: skip
         for at, p in zip(members, holm([results[at].p or 0.0 for at in members]), strict=True):
-            current = results[at]
-            text = f"p {current.p:.4f} before Holm's correction over {len(members)}"
-            word = current.verdict if p < LEVEL else UNDECIDED
-            results[at] = replace(current, p=p, verdict=word, detail="; ".join(filter(None, [current.detail, text])))
+            text = f"p {results[at].p:.4f} before Holm's correction over {len(members)}"
+            word = results[at].verdict if p < LEVEL else UNDECIDED
+            results[at] = replace(
+                results[at], p=p, verdict=word, detail="; ".join(filter(None, [results[at].detail, text]))
+            )
     return results
 
 
-def judge_spearman(claim: Claim, test_result: Correlations, n: int) -> Verdict:
-    if math.isnan(test_result.low):
+def judge_spearman(claim: Claim, found: Correlations, n: int) -> Verdict:
+    if math.isnan(found.low):
         return not_testable(claim, "a correlation needs four pairs per group that are not all equal")
-    low, high = (
-        (test_result.low, test_result.high) if claim.direction == "higher" else (-test_result.high, -test_result.low)
-    )
-    word = SHOWN if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
-    text = f"rho {test_result.left:+.2f} against {test_result.right:+.2f}; Fisher's z {test_result.difference:+.2f}"
-    text += f" ({test_result.low:+.2f} to {test_result.high:+.2f})"
-    return verdict_of(claim, word, p=test_result.p, n=n, detail=text)
+    text = f"rho {found.left:+.2f} against {found.right:+.2f}; Fisher's z {found.difference:+.2f}"
+    text += f" ({found.low:+.2f} to {found.high:+.2f})"
+    return Verdict(claim, word_of(claim, found.low, found.high), p=found.p, n=n, detail=text)

@@ -12,20 +12,20 @@ from typing import Any
 from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
-from pipeline.report.cell_values import Outcome
+from pipeline.report.cells import cell_result, choices_of, describe_cell
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
-from pipeline.report.intervals import cell_result, choices_of
+from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import FailedRun, Results, RunResult
-from pipeline.report.load.scores import read_evaluations
+from pipeline.report.marks import questions_to_keep
 from pipeline.report.private import without_private
-from pipeline.report.questions import StoredAnswers
+from pipeline.report.stored import StoredAnswers
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
-from pipeline.tables.planned_runs import Planning
+from pipeline.tables.planned_runs import Planning, stored_scores
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
@@ -38,24 +38,27 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     targets = planning.targets()
     runs = order_runs(targets)
     names = {run.hash: run.name for run in runs}
-    bound = planning.bind()
-    outcome, answers = Outcome.of(bound, failed), StoredAnswers(bound)
+    stored = StoredAnswers(planning.bind(), failed)
+    cells = {place: describe_cell(stored, cell) for place, cell in plan.cells.items()}
+    scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
+    evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
+    stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
+    found = mark_best(plan, stored, [cell_result(stored, plan.cells[place], cell) for place, cell in cells.items()])
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, names, failed, reasons)
     finished = [run for run in run_results if run.finished]
     versions, machine = usual_environments(finished).get("eval", ({}, {}))
-    cells = mark_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
-        rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled_axes(plan), runs=run_results,
+        rows=plan.rows, columns=plan.columns, cells=found, sampled=sampled_axes(plan), runs=run_results,
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), machine=machine, git=git_state(),
         versions={"pipeline": package_version(DISTRIBUTION), **versions},
         computed={"Contamination": describe_overlaps(runs)},
-        contrasts=measure_pairs(plan, answers, compared_pairs(plan, cells)),
-        declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
-        choices=choices_of(bound), evaluations=read_evaluations(run_results),
+        contrasts=measure_pairs(plan, stored, compared_pairs(plan, found)),
+        declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
+        choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
     )  # fmt: skip
 
 
@@ -119,7 +122,7 @@ def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunR
     }
     return RunResult(
         name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
-        model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
+        model=parents.get("checkpoint") or merge or parents.get("model", ""),
         parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
         warnings=[without_private(warning) for warning in manifest.facts.get("warnings", [])],

@@ -12,13 +12,13 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.evaluate.metrics import mean
 from pipeline.papers import published as papers
-from pipeline.report.cell_values import NoScore
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import Line, correct_contrasts, holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
-from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of, trainings_of
-from pipeline.report.questions import StoredAnswers
+from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
+from pipeline.report.questions import stored_metric
+from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import (
@@ -28,7 +28,6 @@ from pipeline.stats.statistics import (
     power_over_experts,
     smallest_difference,
 )
-from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 
@@ -132,7 +131,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "n", "discordant", "could_see", "detail", "missing", "unit", "chosen_of", "spread",
+            "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
             "trainings")  # fmt: skip
 
 
@@ -212,7 +211,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]
     measured = []
     for pair in pairs:
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
-        if metric := shared_metric(plan, cells):
+        if metric := stored_metric(plan, cells):
             measured.append(measure_pair(plan, cells, metric, pair, answers))
             measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
     return contrast_lines(measured, plan.table.primary)
@@ -251,16 +250,6 @@ def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], flo
     return {key: between / within if within > 0 else 0.0 for key, (between, within) in sums.items()}
 
 
-def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
-    """The one metric that all cells show, if it is stored per answer; None for different metrics, and for facts."""
-    tasks = {task for cell in cells for task in tasks_of(plan, cell)}
-    primary = metrics_of(str(*tasks))[:1] if len(tasks) == 1 else []
-    metrics = {cell.metric or metric for cell in cells for metric in primary}
-    kinds = {kind_of(task) for task in tasks if task}
-    is_per_answer = not kinds & {None, "translation"} or metrics <= set(CORPUS_METRICS)
-    return metrics.pop() if len(metrics) == 1 and None not in tasks and is_per_answer else None
-
-
 def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers) -> Comparison:
     """The first cell against the second one, over questions and the sampled axes that both are means over."""
     left, right = ([(1.0, cell)] for cell in cells)
@@ -278,7 +267,7 @@ def measure_pair(
         line["trainings"] = "a sample" if one.varied_axes else "these"
     try:
         contrast, (left, right) = one.contrast(), one.values
-        line |= {"left_value": 100 * left, "right_value": 100 * right, "detail": one.describe_detail()}
+        line |= {"left_value": 100 * left, "right_value": 100 * right}
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
     return MeasuredPair(line, metric, one.varied_axes, contrast)
@@ -301,21 +290,23 @@ def models_in_rows(plan: TablePlan) -> bool:
     return any(side.words.get("run") for side in plan.table.rows)
 
 
-def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> CellResult | None:
-    """The highest cell if it is significantly above all others; None at the first rival that it is not above, as
-    contrasts of translations take seconds."""
-    top, *rivals = sorted(cells, key=lambda cell: -(cell.value or 0))
+def best_of(
+    plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult], lower: bool = False
+) -> CellResult | None:
+    """The highest (or lowest) cell if it is significantly above all others; None at the first rival that it is not
+    above, as contrasts of translations take seconds."""
+    top, *rivals = sorted(cells, key=lambda cell: cell.value or 0, reverse=not lower)
     ps = []
     for rival in rivals if top.maximum is None else []:
         pair = [plan.cells[cell.row, cell.column] for cell in (top, rival)]
-        metric = shared_metric(plan, pair)
+        metric = stored_metric(plan, pair)
         if metric is None:
             return None
         try:
             contrast = compare_cells(plan, pair, metric, answers).contrast()
         except NoScore:
             return None
-        if contrast.p >= LEVEL or contrast.difference <= 0:
+        if contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
             return None
         ps.append(contrast.p)
     return top if ps and max(holm(ps)) < LEVEL else None

@@ -10,7 +10,6 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -25,17 +24,7 @@ if TYPE_CHECKING:
 
 ACROSS = 3  # panels in a line
 ROW = 0.24  # inches of a bar
-MAX_POINTS = 400  # of a curve
-CYCLE = [COLOURS[name] for name in ("accent", "warn", "second", "third", "muted")]
 Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file, numbers as text or numbers
-
-
-@dataclass(frozen=True)
-class Curve:
-    """(step, training loss) and (step, validation loss) points of a training."""
-
-    loss: Sequence[tuple[float, float]]
-    validation: Sequence[tuple[float, float]]
 
 
 @contextmanager
@@ -93,29 +82,6 @@ def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure
         axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
     return _by_panel(correct_contrasts(lines, primary), "place", "pair", draw)
-
-
-def trainings(curves: Mapping[str, Sequence[Curve]]) -> Figure:
-    """Loss over steps, a panel a training, a line a seed; dots are validation losses. Long logs are averaged in
-    blocks."""
-    with _style():
-        figure, panels = _panels(len(curves), 2.2, 2.8)
-        for (name, seeds), axes in zip(curves.items(), panels, strict=True):
-            for number, curve in enumerate(seeds):
-                for points, mark in ((thin_points(curve.loss), "-"), (curve.validation, "o")):
-                    finite = [point for point in points if math.isfinite(point[1])]
-                    if finite:
-                        axes.plot(*zip(*finite, strict=True), mark, color=CYCLE[number % len(CYCLE)], lw=1.2, ms=4)
-            axes.set_title(name)
-            axes.set_xlabel("step")
-    return figure
-
-
-def thin_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most `limit` points, each the mean of a block of neighbours."""
-    size = max(1, math.ceil(len(points) / limit))
-    blocks = [points[at : at + size] for at in range(0, len(points), size)]
-    return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]
 
 
 # ---------------------------------------------------------------------------------------------------- drawing

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report.load.answers import Answers
-from pipeline.report.load.contents import Place, Results
+from pipeline.report.load.answers import Answers, Place
+from pipeline.report.load.contents import CellResult, Results, behind
 from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
@@ -25,7 +25,7 @@ class Mark:
     detail: str
 
 
-def suspicious_scores(results: Results, answers: Mapping[Place, Answers]) -> list[Mark]:
+def suspicious_scores(results: Results) -> list[Mark]:
     """Marks on suspicious scores.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's, or of an expert
@@ -40,7 +40,7 @@ def suspicious_scores(results: Results, answers: Mapping[Place, Answers]) -> lis
             continue
         visited.add((cell.row, *one.place))
         location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
-        run_answers = answers.get(one.place, Answers())
+        run_answers = results.answers.get(one.place, Answers())
         marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
             place = (row.task, row.where, row.num_fewshot, run_answers.text)
@@ -70,12 +70,12 @@ def mark_lines(marks: Sequence[Mark]) -> list[str]:
     return lines
 
 
-def inconclusive_sentence(results: Results, answers: Mapping[Place, Answers]) -> list[str]:
+def inconclusive_sentence(results: Results) -> list[str]:
     """A sentence where most generated answers were cut off, in most of the scores of a column: then these compare
     lengths."""
     by_column: dict[str, dict[Place, bool]] = {}
     for one in results.behind:
-        found = answers.get(one.place, Answers())
+        found = results.answers.get(one.place, Answers())
         if kind_of(one.row.task) in GENERATED and found.n:
             by_column.setdefault(one.cell.column, {})[one.place] = found.cut_off > found.n / 2
     affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
@@ -132,16 +132,15 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------------- to browse
 
 
-def browsed(results: Results) -> dict[tuple[str, str, str], Place]:
+def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
     """(row, column, language) -> the evaluation whose answers the page shows there, the first of the cell's."""
     shown: dict[tuple[str, str, str], Place] = {}
-    for one in results.behind:
+    for one in behind(cells):
         shown.setdefault((one.cell.row, one.cell.column, one.row.where), one.place)
     return shown
 
 
-def questions_to_keep(results: Results) -> dict[Place, int]:
-    """Evaluation -> how many of its first questions the page may show: 0 for those that are not `browsed`."""
-    places = set(browsed(results).values())
-    share = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
-    return {one.place: share if one.place in places else 0 for one in results.behind}
+def questions_to_keep(cells: Iterable[CellResult]) -> dict[Place, int]:
+    """Evaluation -> how many of its first questions the page may show, of those that are `browsed`."""
+    places = set(browsed(cells).values())
+    return dict.fromkeys(places, min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places)))))

@@ -3,7 +3,6 @@ and, but for the table of answers, without JavaScript."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +13,13 @@ from urllib.parse import quote
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
-from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
 from pipeline.report.compare import is_significant, p_text
-from pipeline.report.load.answers import Answers
-from pipeline.report.load.contents import TRAININGS, CellResult, Place, Results, RunResult, ScoreBehind
+from pipeline.report.load.answers import Answers, Place
+from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, ScoreBehind
 from pipeline.report.marks import Mark, browsed, group_marks
 from pipeline.report.render.cells import (
     BEST_NOTE,
@@ -29,7 +27,6 @@ from pipeline.report.render.cells import (
     cell_lines,
     chosen_text,
     group_reasons,
-    is_outside,
 )
 from pipeline.report.render.maps import changes_of
 
@@ -54,7 +51,6 @@ class Small:
     """A small line below a cell's text."""
 
     text: str
-    name: str = ""
     title: str = ""
 
 
@@ -70,7 +66,6 @@ class Td:
     missing: str = ""
     count: int = 0
     title: str = ""
-    link: str = ""
     id: str = ""
     place: tuple[str, str] | None = None
     small: Sequence[Small] = ()
@@ -98,13 +93,13 @@ class Frame:
 
 
 def page(
-    results: Results, answers: Mapping[Place, Answers], headline: Sequence[str], notes: Sequence[str],
-    marks: Sequence[Mark], folder: Path,
+    results: Results, headline: Sequence[str], notes: Sequence[str],
+    marks: Sequence[Mark],
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
-    """index.html of a report in `folder`, and its figures as SVG by name."""
-    drawn = draw_figures(results)
+    """index.html of a report, and its figures as SVG by name."""
+    drawn, answers = draw_figures(results), results.answers
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
-    shown = browsed(results)
+    shown = browsed(results.cells)
     answered = any(place in answers and answers[place].n for place in shown.values())
     differences = by_message(
         (reason, run.name)
@@ -113,9 +108,7 @@ def page(
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
     tables = [claims_frame(results.verdicts), contrasts_frame(results)]
     charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
-    curves = [(drawn["trainings"], "Loss over optimizer steps, one line per training (seeds share a panel); dots are "
-               "the validation loss.")] if "trainings" in drawn else []  # fmt: skip
-    pictures = [("charts", "Chart", charts), ("training", "Training", curves), ("maps", "Changes by training", maps)]
+    pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
     listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
@@ -131,7 +124,7 @@ def page(
         ],
         next_steps=next_steps(results), marks=group_marks(marks), differences=differences, warnings=warnings,
         tables=tables, pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
-        computed={**results.computed, **listed_facts}, runs=runs_frame(results, folder),
+        computed={**results.computed, **listed_facts}, runs=runs_frame(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
@@ -170,11 +163,8 @@ def cells_note(results: Results, published: bool) -> str:
     text += f" {BEST_NOTE}" if any(item.maximum is not None for item in results.cells) else ""
     if published:
         text += (
-            " The published number and the difference follow. Paper and table use the same questions, so a difference "
-            f"is highlighted beyond these limits: for untrained models {results.base_tolerance:g} points of scoring "
-            "differences (assumed, not measured; report.base_tolerance); for trained ones the 95 % interval of another "
-            "set of experts, if a number is over several. Numbers of single trainings, and suspect ones, are not "
-            "judged."
+            " The published number follows, with the difference of the measured one from it; both use the same "
+            "questions."
         )
     if any(run.stale or run.unlike for run in results.runs):
         text += (
@@ -189,7 +179,7 @@ def cells_frame(results: Results) -> Frame:
     behind: dict[tuple[str, str], list[ScoreBehind]] = {}
     for one in results.behind:
         behind.setdefault((one.cell.row, one.cell.column), []).append(one)
-    tds = {place: cell_td(cell, results.base_tolerance, behind.get(place, []), flags)
+    tds = {place: cell_td(cell, behind.get(place, []), flags)
            for place, cell in results.by_place.items()}  # fmt: skip
     rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
     bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
@@ -210,17 +200,15 @@ def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]
     return flags
 
 
-def cell_td(cell: CellResult, tolerance: float, behind: Sequence[ScoreBehind], flags: Any) -> Td:
+def cell_td(cell: CellResult, behind: Sequence[ScoreBehind], flags: Any) -> Td:
     small = []
     if cell.published is not None:
-        gap, far = cell_difference(cell), is_outside(cell, tolerance)
+        gap = cell_difference(cell)
         text = f"paper {cell.published:g}" + (f", {signed(gap)}" if gap is not None else "")
-        reach = "scoring differences (assumed)" if cell.base else "another set of experts would (95 %)"
-        why = "; ".join(filter(None, [cell.suspect, f"differs by more than {reach}" if far else ""]))
-        small.append(Small(text + (" (suspect)" if cell.suspect else ""), "far" if far else "", why))
+        small.append(Small(text + (" (suspect)" if cell.suspect else ""), cell.suspect or ""))
     if cell.maximum is not None:
         how = "chosen and scored on the same questions, the papers’ method"
-        small.append(Small(f"max {cell.maximum:.{cell.digits}f}", title=how))
+        small.append(Small(f"max {cell.maximum:.{cell.digits}f}", how))
     if cell.low is not None:
         small.append(Small(f"{cell.low:.1f} to {cell.high:.1f}"))
     return Td(
@@ -252,7 +240,7 @@ def next_steps(results: Results) -> list[str]:
         undone > 0
     )
     steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
-    if results.linked:
+    if "stage=compare" not in results.command:
         if results.trainings and not results.sampled:
             steps.append("One or two trainings of each model do not show how much trainings differ: "
                          "every.seed=[0,1,2] trains each three times; stage=plan prints the cost.")  # fmt: skip
@@ -271,15 +259,17 @@ def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
     )
     rows = []
     for one in verdicts:
-        how = f"{one.left}{f' against {one.right}' if one.right else ''}"
+        claim = one.claim.texts
+        how = " against ".join(filter(None, [claim["left"], claim["right"]]))
         how += (f", n = {one.n}" if one.n is not None else "") + (f", p {p_text(one.p)}" if one.p is not None else "")
-        threshold = f" by {one.threshold}" if one.threshold != "0" else ""
+        test = f"{claim['test']}, {claim['direction']}" + f" by {claim['threshold']}" * (claim["threshold"] != "0")
         more = [Line(f"{how}. {one.detail}" if one.detail else how)]
         rows.append([
-            Td(one.text, small=[Small(one.section)]), Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
+            Td(claim["text"], small=[Small(claim["section"])]),
+            Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
             number_td(one.difference), range_td(one.low, one.high),
             Td("" if one.could_see is None else format_points(one.could_see), one.could_see),
-            Td(f"{one.test}, {one.direction}{threshold}", more=more),
+            Td(test, more=more),
         ])  # fmt: skip
     columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
     note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
@@ -300,7 +290,7 @@ def contrasts_frame(results: Results) -> Frame:
         numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
         if line["p_holm"] is not None:
             numbers = [
-                replace(number_td(line["difference"]), bold=is_significant(line), title=line["detail"] or ""),
+                replace(number_td(line["difference"]), bold=is_significant(line)),
                 range_td(line["low"], line["high"]), Td(p_text(line["p_holm"]).removeprefix("= "), line["p_holm"]),
                 Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
             ]  # fmt: skip
@@ -318,7 +308,7 @@ def range_td(low: float | None, high: float | None) -> Td:
     return Td() if low is None or high is None else Td(f"{signed(low)} to {signed(high)}", low)
 
 
-def runs_frame(results: Results, folder: Path) -> Frame:
+def runs_frame(results: Results) -> Frame:
     """All runs behind the table: trainings, then evaluations, then the rest; with the cells that they score."""
     serves: dict[str, dict[str, None]] = {}
     for cell in results.cells:
@@ -327,17 +317,14 @@ def runs_frame(results: Results, folder: Path) -> Frame:
     order, flags, rows = [*TRAININGS, "eval"], flags_of(results), []
     for run in sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9):
         used = "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
-        link = relative_address(run.folder, folder) if results.linked else ""
         rows.append([
             Td(run.name, id=f"run-{quote(run.name)}", more=details_of(run), flags=flags([run.name])),
             Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
             Td("" if run.seconds is None else format_duration(run.seconds), run.seconds),
-            Td("files" if link else "", link=link),
         ])  # fmt: skip
-    linked = " “Files” links to its folder, unless the folders have been moved." if results.linked else ""
     caption = f"{sum(run.finished for run in results.runs)} finished{counted(results.failed, 'failed')}"
-    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total. {linked}"
-    columns = ["Run", "Kind", "Used in", "Model", "Time", "Files"]
+    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total."
+    columns = ["Run", "Kind", "Used in", "Model", "Time"]
     return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
 
 
@@ -358,11 +345,6 @@ def details_of(run: RunResult) -> list[Line]:
     return [*map(Line, filter(None, notes)), *(Line(role, name, name) for role, name in run.parents.items())]
 
 
-def relative_address(target: Path, folder: Path) -> str:
-    """The address of a folder relative to the page's; empty if it does not exist."""
-    return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target.is_dir() else ""
-
-
 # ---------------------------------------------------------------------------------------------------- figures
 
 CHART_NOTE = (
@@ -378,8 +360,6 @@ def draw_figures(results: Results) -> dict[str, str]:
     if lines and len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS:
         text = "Scores by row: the numbers are in the table above"
         drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
-    if 0 < len(curves := curves_of(results.trainings)) <= MOST_PANELS:
-        drawn["trainings"] = draw_svg(lambda: figures.trainings(curves), "trainings", "Training loss over steps")
     return drawn
 
 
@@ -393,20 +373,6 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
     return lines
 
 
-def curves_of(trainings: Sequence[RunResult]) -> dict[str, list[figures.Curve]]:
-    """Label -> the curves of its trainings, as far as they have a log."""
-    curves: dict[str, list[figures.Curve]] = {}
-    for training in trainings:
-        path = training.folder / "log.jsonl"
-        rows = read_jsonl(path) if path.is_file() else []
-        loss, validation = (
-            [(row["step"], row[key]) for row in rows if key in row] for key in ("loss", "validation_loss")
-        )
-        if loss or validation:
-            curves.setdefault(training.label or training.name, []).append(figures.Curve(loss, validation))
-    return curves
-
-
 def maps_of(results: Results) -> list[list[tuple[str, str]]]:
     """(SVG, caption) of the analyses that are figures of the table, without those that cells show numbers of."""
     shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
@@ -416,11 +382,9 @@ def maps_of(results: Results) -> list[list[tuple[str, str]]]:
 
 def write_figures(results: Results, folder: Path) -> list[str]:
     """Write the table's figures as SVG and PDF; gives the reasons why others were not drawn."""
-    curves = curves_of(results.trainings)
     return figures.write_all({
         "scores": lambda: figures.scores(cell_lines(results)),
         "contrasts": lambda: figures.contrasts(results.contrasts, results.primary),
-        "trainings": lambda: figures.trainings(curves),
     }, folder)  # fmt: skip
 
 

@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.benchmarks import kind_of, measures_of, primary_metric
 from pipeline.config import conf
-from pipeline.config.harness_tasks import task_of_option
 from pipeline.errors import suggest
 from pipeline.report.claims import FACT, Claim, read_claims
 from pipeline.report.expression import is_open_choice, is_plain_mean, leaf_cells
-from pipeline.stats.translations import CORPUS_METRICS
+from pipeline.report.questions import metrics_of, tasks_of
 from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import PLACEHOLDER, TRAININGS
@@ -139,11 +137,11 @@ class PlacedClaim:
             if not all(facts):
                 raise claim.refuse("metric fact, but it names a cell that shows none")
             return
-        tasks = dict.fromkeys(task for cell in self.all_cells for task in tasks_of(self.plan, cell))
-        if None in tasks or any(facts):
+        tasks = tasks_of(self.plan, self.all_cells)
+        if None in tasks:
             raise claim.refuse("it names a cell without answers, of a fact or a figure")
         if len(tasks) > 1:
-            raise claim.refuse(f"over mixes {' and '.join(map(str, tasks))}, which have different problems")
+            raise claim.refuse(f"over mixes {' and '.join(sorted(map(str, tasks)))}, which have different problems")
         metrics = metrics_of(str(next(iter(tasks))))
         if claim.metric not in metrics:
             raise claim.refuse(
@@ -223,24 +221,6 @@ def matching_sides(name: str, across: Sequence[str], plan: TablePlan, written: S
         pattern, end = f"{pattern}{re.escape(name[end : hole.start()])}(?:{'.+' if hole[2] else values})", hole.end()
     expression = re.compile(pattern + re.escape(name[end:]))
     return [side for side in across if side not in written and expression.fullmatch(side)]
-
-
-def tasks_of(plan: TablePlan, cell: Cell) -> set[str | None]:
-    """The tasks whose answers are under a cell; None stands for a fact or a figure."""
-    tasks: set[str | None] = set()
-    for leaf in leaf_cells(plan, cell):
-        for item in leaf.items:
-            words = [dict(score.words) for reading in item.readings for score in reading.values()]
-            tasks |= {settings.get("task") or task_of_option(str(settings["eval"])) for settings in words} or {None}
-    return tasks
-
-
-def metrics_of(task: str) -> list[str]:
-    """The metrics that are stored for each answer of a task."""
-    kind = kind_of(task)
-    if kind is None or kind == "translation":
-        return list(CORPUS_METRICS) if kind else []
-    return [primary_metric(task)[0], *(["numeric_match"] if kind == "number" else []), *measures_of(task)]
 
 
 def check_claims(planning: Planning) -> None:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import find_benchmark, is_measure
+from pipeline.benchmarks import find_benchmark, kind_of, measures_of, primary_metric
 from pipeline.config.harness_tasks import task_of_option
-from pipeline.evaluate.records import passage_group
-from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.report.cell_values import NoScore, Outcome
-from pipeline.report.expression import evaluate, is_open_choice, leaf_cells
-from pipeline.report.load.answers import question_scores, read_samples
+from pipeline.report.expression import evaluate, is_open_choice, leaf_cells, scores_under
+from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.stats.statistics import (
     DRAWS,
     Contrast,
@@ -28,82 +24,15 @@ from pipeline.stats.statistics import (
     corpus_contrast,
     half_weights,
     halved_means,
-    resampled_means,
     share_interval,
 )
 from pipeline.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
-from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import Cell, ScoreRef, TablePlan, Values, difference_of
+from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 
 if TYPE_CHECKING:
     import numpy as np
 
-Vector = dict[Any, float]  # doc_id -> score
-Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 Key = tuple[ScoreRef, str | None]  # a score, and a pair of languages
-
-
-@dataclass
-class StoredAnswers:
-    """The stored answers under a table's scores. draws: number of draws of each bootstrap over questions."""
-
-    table: BoundTable
-    draws: int = DRAWS
-    _scores: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
-    _texts: dict[tuple[ScoreRef, str | None], dict[str, Translations]] = field(default_factory=dict)
-
-    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        """doc_id -> score of each question. Raises NoScore for an unfinished run, or one without such answers."""
-        if (score, metric, pair) not in self._scores:
-            self._scores[score, metric, pair] = self.read_answers(score, metric, pair)
-        return self._scores[score, metric, pair]
-
-    def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        if parts := difference_of(score, metric):
-            measure, subtracted = parts
-            values, others = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
-            return {question: value - others[question] for question, value in values.items() if question in others}
-        (path,) = self.sample_files(score, pair or score.language)
-        scale = percent_factor(metric) / 100  # as shares, which tables show in percent
-        return {key: scale * value for key, value in question_scores(path, metric).items()}
-
-    def fact_numbers(self, cell: Cell) -> Values:
-        """Function from each run under a cell of a fact to the number it recorded. It raises NoScore if missing."""
-        return partial(Outcome(self.table).number_of, cell, runs={})
-
-    def sample_files(self, score: ScoreRef, language: str) -> list[Path]:
-        """The samples files of a score. language: a language, a pair, or * for all of them."""
-        run, _ = Outcome(self.table).finished(score, self.table.evaluations.get(score), {})
-        task = run.config.eval.tasks[0].task
-        paths = sorted((run.folder / "samples").glob(f"{task}.{language}.jsonl"))
-        if not paths:
-            raise NoScore(f"{run.name} kept no answers of {task}.{language}")
-        return paths
-
-    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
-        """doc_id -> the passage that the question is about, which samples of earlier versions have in prompts alone."""
-        (path,) = self.sample_files(score, pair or score.language)
-        return {
-            sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
-            for sample in read_samples(path)
-        }
-
-    def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
-        """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
-        if (score, pair) not in self._texts:
-            files = self.sample_files(score, pair or "*")
-            self._texts[score, pair] = {
-                path.stem.partition(".")[2]: {
-                    one["doc_id"]: (one["target"], one["extracted"]) for one in read_samples(path)
-                }
-                for path in files
-            }
-        return self._texts[score, pair]
-
-
-def passage_of(prompt: str) -> str:
-    """The passage of the last question of a prompt, as the harness writes it: P: passage, Q: question, A: answer."""
-    return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
 @dataclass
@@ -123,12 +52,12 @@ class Questions:
     def needed_scores(self) -> list[Key]:
         """The scores that are shown, and those that choices among shown candidates use."""
         scores: dict[Key, None] = {}
-        for cell in (leaf for shown_cell in self.cells for leaf in leaf_cells(self.plan, shown_cell)):
-            for item in cell.items:
-                scores |= dict.fromkeys((score, cell.pair) for reading in item.readings for score in reading.values())
-                if is_open_choice(item):
-                    candidates = self.plan.choices[item.choice or ""].candidates.values()
-                    scores |= dict.fromkeys((score, cell.pair) for members in candidates for score in members)
+        for cell in self.cells:
+            scores |= {(score, leaf.pair): None for leaf, score in scores_under(self.plan, cell)}
+            for leaf in leaf_cells(self.plan, cell):
+                for choice in {item.choice or "" for item in leaf.items if is_open_choice(item)}:
+                    candidates = self.plan.choices[choice].candidates.values()
+                    scores |= {(score, leaf.pair): None for members in candidates for score in members}
         return list(scores)
 
     @cached_property
@@ -138,9 +67,9 @@ class Questions:
         Questions about one passage are not independent: their sum, scaled so that the mean stays, counts as one."""
         import numpy as np
 
-        answers = {key: self.answers.scores_by_question(key[0], self.metric, key[1]) for key in self.needed_scores}
-        ids = shared_questions(answers.values())
-        vectors = {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in answers.items()}
+        stored = {key: self.answers.scores_by_question(key[0], self.metric, key[1]) for key in self.needed_scores}
+        ids = shared_questions(stored.values())
+        vectors = {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in stored.items()}
         groups = self.groups_of_questions(ids)
         if len(set(groups)) == len(ids):
             return vectors
@@ -151,8 +80,7 @@ class Questions:
     def groups_of_questions(self, ids: Sequence[Any]) -> Sequence[Any]:
         """What each question is in one cluster with: those about its passage, or itself alone."""
         score, pair = self.needed_scores[0]
-        words = dict(score.words)
-        benchmark = find_benchmark(str(words.get("task") or task_of_option(str(words["eval"]))))
+        benchmark = find_benchmark(task_of(score))
         if benchmark is None or benchmark.passage is None:
             return ids
         groups = self.answers.groups_of(score, pair)
@@ -168,10 +96,6 @@ class Questions:
     @cached_property
     def means(self) -> dict[Key, float]:
         return {key: float(vector.mean()) for key, vector in self.vectors.items()}
-
-    @cached_property
-    def draws(self) -> dict[Key, np.ndarray]:
-        return self.means_of(lambda stacked: resampled_means(stacked, self.answers.draws))
 
     @cached_property
     def halves(self) -> dict[Key, np.ndarray]:
@@ -206,8 +130,8 @@ class Questions:
 
     @property
     def bounded(self) -> bool:
-        """Whether answers are shares; measures such as bits have no bounds, and Student's t in place of Wilson's."""
-        return not is_measure(self.metric)
+        """Whether answers are shares; numbers such as bits have no bounds, and Student's t in place of Wilson's."""
+        return self.answers.is_share(self.metric)
 
     def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
         """The value of a cell, with choices as observed, and its variance over draws of problems."""
@@ -272,10 +196,6 @@ class Corpora(Questions):
         return {key: float(vector[0]) for key, vector in self.vectors.items()}
 
     @cached_property
-    def draws(self) -> dict[Key, np.ndarray]:
-        return {key: vector[1:] for key, vector in self.vectors.items()}
-
-    @cached_property
     def halves(self) -> dict[Key, np.ndarray]:
         return self.resampled((half_weights(self.size) > 0).astype(float))
 
@@ -314,3 +234,39 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
 
 def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell], metric: str) -> Questions:
     return (Corpora if metric in CORPUS_METRICS else Questions)(plan, answers, cells, metric)
+
+
+# ---------------------------------------------------------------------------------------------------- metrics
+
+
+def task_of(score: ScoreRef) -> str:
+    words = dict(score.words)
+    return str(words.get("task") or task_of_option(str(words["eval"])))
+
+
+def tasks_of(plan: TablePlan, cells: Iterable[Cell]) -> set[str | None]:
+    """The tasks whose answers are under cells; None stands for a fact or a figure."""
+    leaves = [leaf for cell in cells for leaf in leaf_cells(plan, cell)]
+    facts = {None for leaf in leaves if leaf.fact or any(item.model for item in leaf.items)}
+    return facts | {task_of(score) for leaf in leaves for _, score in scores_under(plan, leaf)}
+
+
+def metrics_of(task: str) -> list[str]:
+    """The metrics that are stored for each answer of a task, the primary one first."""
+    kind = kind_of(task)
+    if kind is None or kind == "translation":
+        return list(CORPUS_METRICS) if kind else []
+    return [primary_metric(task)[0], *(["numeric_match"] if kind == "number" else []), *measures_of(task)]
+
+
+def stored_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
+    """The one metric that all cells show, if it is stored for each answer, or for each set of translations; None for
+    different ones, and for facts, figures and spBLEU."""
+    (task, *others), shown = tasks_of(plan, cells), {cell.metric for cell in cells}
+    if others or task is None:
+        return None
+    if " " in task:  # a column of stage=compare
+        return shown.pop()
+    stored = metrics_of(task)
+    metrics = {metric or primary_metric(task)[0] for metric in shown}
+    return metrics.pop() if len(metrics) == 1 and metrics <= set(stored) else None

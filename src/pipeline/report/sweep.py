@@ -12,7 +12,7 @@ from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
-from pipeline.report.load.answers import question_scores
+from pipeline.report.load.answers import Place, answers_of, sample_files
 from pipeline.report.page import Frame, Td, environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.runs.manifest import read_manifest
@@ -54,16 +54,18 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
 
 def point_scores(run: Run) -> list[list[float]] | None:
     """Scores of a finished point in percent, a list of questions per task and language; None if unfinished."""
-    if read_manifest(run.folder) is None:
-        return None
-    return [scores_in(path) for path in sorted((run.folder / "samples").glob("*.jsonl"))]
+    return None if read_manifest(run.folder) is None else list(scores_in(run.folder).values())
 
 
-def scores_in(path: Path) -> list[float]:
-    """Scores of the questions of one samples file by the task's primary metric, in percent; of questions with several
-    steps the share of each in the mean over all steps."""
-    metric, _ = primary_metric(path.name.partition(".")[0])
-    return [percent_factor(metric) * score for score in question_scores(path, metric).values()]
+def scores_in(folder: Path) -> dict[Place, list[float]]:
+    """Place -> scores of its questions by the task's primary metric, in percent; of questions with several steps the
+    share of each in the mean over all steps."""
+    scores = {}
+    for place, samples in sample_files(folder):
+        metric, _ = primary_metric(place[1])
+        values = answers_of(place, samples).by_question(metric).values()
+        scores[place] = [percent_factor(metric) * value for value in values]
+    return scores
 
 
 def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:

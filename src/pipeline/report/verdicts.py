@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.cell_values import NoScore
 from pipeline.report.claims import (
     FACT,
     Claim,
@@ -29,8 +28,9 @@ from pipeline.report.claims import (
     not_testable,
 )
 from pipeline.report.expression import evaluate, is_plain_mean, leaf_cells, scores_under
-from pipeline.report.placed_claims import PlacedClaim, claims_of, metrics_of, tasks_of
-from pipeline.report.questions import Questions, StoredAnswers, questions_of
+from pipeline.report.placed_claims import PlacedClaim, claims_of
+from pipeline.report.questions import Questions, questions_of, stored_metric
+from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.stats import ranks
 from pipeline.stats.statistics import Contrast, contrast_of_trainings
 from pipeline.tables.plan import Cell, TablePlan
@@ -109,26 +109,6 @@ class Comparison:
         estimate, draws = (None, None) if self.is_plain else self.questions.split_half(self.difference)
         return self.questions.contrast(self.differences(), estimate, draws, self.reach)
 
-    def describe_detail(self) -> str:
-        """Wins per pair, and the effect of choosing, where they apply."""
-        import numpy as np
-
-        questions, array, parts = self.questions, self.differences(), []
-        if array.ndim > 1:
-            pairs = array.mean(axis=-1)
-            parts += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
-            parts += [f"pairs {', '.join(f'{100 * pair:+.1f}' for pair in pairs.ravel())}"]
-        if not self.is_plain:
-            low, high = np.quantile(self.difference(questions.draws, questions.draws), [0.025, 0.975])
-            other = {key: means[::-1] for key, means in questions.halves.items()}
-            left, right = (100 * float(np.mean(side)) for side in self.sides(questions.halves, other))
-            whole = 100 * float(self.difference(questions.means, questions.means))
-            parts += [
-                f"by split-half {left:.1f} against {right:.1f}",
-                f"chosen and scored on the same problems {whole:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
-            ]
-        return "; ".join(parts)
-
 
 def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
     """(name, comparison) of each candidate a side, over the mean of all places or at each one: every one has to be on
@@ -180,7 +160,7 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
         except NoScore as error:
             verdicts[claim.id] = not_made(claim, str(error))
     verdicts |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
-    return correct_verdicts(claims, [verdicts[claim.id] for claim in claims])
+    return correct_verdicts([verdicts[claim.id] for claim in claims])
 
 
 def judge(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -202,7 +182,7 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     if others:
         verdict = judge_every(claim, [unit_of(*one) for one in means])
     else:
-        verdict = judge_difference(claim, first.contrast(), *first.values, first.describe_detail())
+        verdict = judge_difference(claim, first.contrast(), *first.values)
     if claim.units == "count":
         return judge_wins(claim, units_of(placed, answers, True), verdict, bool(placed.axes))
     return verdict
@@ -256,7 +236,7 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
     import numpy as np
 
     def fact_of(cell: Cell, key: Any) -> float:
-        return float(answers.fact_numbers(cell)(key)) / 100
+        return answers.fact(cell, key) / 100
 
     return [np.asarray(evaluate(placed.plan, cell, fact_of, fact_of, placed.axes)[1]) for cell in cells]
 
@@ -266,10 +246,8 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
     three equal trainings has an advantage over one, also on questions that did not choose it."""
     values = []
     for cell in cells:
-        metric = placed.claim.metric
-        if placed.claim.test == "spearman":
-            metric = metrics_of(str(next(iter(tasks_of(placed.plan, cell)))))[0]
-        questions = questions_of(placed.plan, answers, [cell], metric)
+        metric = stored_metric(placed.plan, [cell]) if placed.claim.test == "spearman" else placed.claim.metric
+        questions = questions_of(placed.plan, answers, [cell], metric or "")
         values.append(mean_of_candidates(questions, cell))
     return values
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from pipeline.files import write_atomically
 from pipeline.report.claims import claims_csv
 from pipeline.report.compare import headline_sentences
-from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, refuse_unlike
-from pipeline.report.marks import inconclusive_sentence, mark_lines, questions_to_keep, suspicious_scores
+from pipeline.report.marks import inconclusive_sentence, mark_lines, suspicious_scores
 from pipeline.report.page import page
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
 from pipeline.report.render.tidy import tidy_rows
@@ -32,10 +31,9 @@ def write_report(results: Results, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_unlike(results)
-    answers = read_answers(results.evaluations, questions_to_keep(results), folder / "answers.parquet")
-    notes, marks = notes_of(results), suspicious_scores(results, answers)
-    headline = [*inconclusive_sentence(results, answers), *headline_sentences(results.contrasts, results.primary)]
-    html, pictures = page(results, answers, headline, notes, marks, folder)
+    notes, marks = notes_of(results), suspicious_scores(results)
+    headline = [*inconclusive_sentence(results), *headline_sentences(results.contrasts, results.primary)]
+    html, pictures = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),
         "cells.csv": cells_csv(results),
@@ -52,6 +50,7 @@ def write_report(results: Results, folder: Path) -> Path:
     for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json", "SHA256SUMS"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)
+    (folder / "answers.parquet").write_bytes(results.parquet)
     for name, text in written.items():
         write_atomically(folder / name, text)
     (folder / "plots").mkdir(exist_ok=True)

@@ -513,22 +513,3 @@ def expert_variance(means: np.ndarray) -> tuple[float, float]:
     residuals = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
     within = float(np.sum(residuals**2)) / max(1, (experts - 1) * (n - 1))
     return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
-
-
-def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
-    """Half the width of the 95 % prediction interval of this cell for another set of experts, in the values' unit.
-
-    levels: for each axis of experts, the cell's value at each of its A >= 2 levels, and whether the cell is a mean over
-    the axis. Both sets answer the same questions, so that only experts differ: the variance of a difference of two
-    sets' means is 2 s^2 / A per axis, with s^2 the variance over its levels; for a maximum or minimum at most 2 s^2,
-    that of single experts. Student's t with Satterthwaite's degrees of freedom.
-    """
-    import numpy as np
-
-    parts = [
-        (2 * float(np.var(values, ddof=1)) / (len(values) if averaged else 1), len(values) - 1)
-        for values, averaged in levels
-    ]
-    variance = sum(part for part, _ in parts)
-    df = degrees_of_freedom(variance, sum(part**2 / free for part, free in parts))
-    return t_quantile(1 - LEVEL / 2, df) * math.sqrt(variance)

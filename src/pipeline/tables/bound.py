@@ -29,9 +29,9 @@ class BoundTable:
         return model if isinstance(model, Run) else None
 
     def spec_of(self, score: ScoreRef) -> Spec | None:
-        """The spec of the scored model; None while its choice is open."""
+        """The spec of the scored model; None while its choice is open, or without one."""
         if score.model in self.plan.specs:
             return self.plan.specs[score.model]
-        model = self.plan.chosen[score.model]
-        winner = self.winners[model.choice]
-        return None if winner is None else self.plan.specs[model.models[winner]]
+        model = self.plan.chosen.get(score.model)
+        winner = self.winners[model.choice] if model else None
+        return self.plan.specs[model.models[winner]] if model and winner is not None else None

@@ -35,7 +35,7 @@ class ScoreRef:
 def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
     """(measure, the score whose measure is subtracted) if a metric is a difference, such as reading; else None."""
     words = dict(score.words)
-    parts = difference_parts(str(words.get("task")), metric)
+    parts = difference_parts(str(words["task"]), metric) if metric and "task" in words else None
     if parts is None:
         return None
     measure, task = parts

@@ -7,7 +7,6 @@ one run, by their hashes. What cannot be built is kept as a problem, of those th
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +24,7 @@ from pipeline.config.defaults import with_hardware
 from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest
+from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
@@ -328,35 +328,38 @@ def refs_as_names(value: Any) -> Any:
 
 def primary_value(run: Run[EvalStage]) -> float | None:
     """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished."""
-    values = [row["value"] for row in score_rows(run)]
+    values = [row.value for row in score_rows(run) if row.value is not None]
     return statistics.fmean(values) if values and read_manifest(run.folder) else None
 
 
-def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[dict[str, Any]]:
-    """The rows of scores.json in a metric (None: the task's primary one), of a pair if one is given."""
+def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:
+    """The scores, also without a value, in a metric (None: the task's primary one), of a pair if one is given."""
     primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
-    path = run.folder / "scores.json"
-    if not path.is_file():
-        return []
     return [
         row
-        for row in _read_rows(path, path.stat().st_mtime_ns)
-        if row["metric"] == (metric or primary)
-        and (row["filter"] == primary_filter or (metric or primary) != primary)
-        and not row["subject"]
-        and pair in (None, row["pair"])
-        and row["value"] is not None
+        for row in stored_scores(run)[0]
+        if row.metric == (metric or primary)
+        and (row.filter == primary_filter or (metric or primary) != primary)
+        and not row.subject
+        and pair in (None, row.pair)
     ]
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:
     """Why a finished evaluation has no number, where its task was wanted where_possible and was not."""
+    return next((row.reason for row in stored_scores(run)[0] if row.reason), None)
+
+
+def stored_scores(run: Run[EvalStage]) -> tuple[list[ScoreRow], dict[str, Any]]:
+    """(scores, how they were scored) of an evaluation; none where it is not finished. Raises PipelineError where its
+    file cannot be read."""
     path = run.folder / "scores.json"
-    rows = _read_rows(path, path.stat().st_mtime_ns) if path.is_file() else []
-    return next((row["reason"] for row in rows if row.get("reason")), None)
+    return _read_scores(path, path.stat().st_mtime_ns) if path.is_file() else ([], {})
 
 
 @lru_cache(maxsize=65536)
-def _read_rows(path: Path, _: int) -> list[dict[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return [*content["rows"], *content.get("beside", [])]
+def _read_scores(path: Path, _: int) -> tuple[list[ScoreRow], dict[str, Any]]:
+    try:
+        return read_scores(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise PipelineError(f"scores.json of {path.parent.name} cannot be read: rerun it with redo=true") from None

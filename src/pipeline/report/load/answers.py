@@ -1,45 +1,74 @@
-"""The answers behind a table, from samples files: scores by question, answers.parquet, and the data of the page."""
+"""Samples files, each read once: the scores of questions, the columns of answers.parquet, and what the page shows."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks import answer_language, is_measure, kind_of, primary_metric
+from pipeline.benchmarks import answer_language, find_benchmark, is_measure, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, share_in, value_per_question
-from pipeline.evaluate.records import Sample
+from pipeline.evaluate.records import Sample, ScoreRow, passage_group
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
-from pipeline.report.load.contents import Evaluation, Place
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
 AT_ONCE = 20_000  # rows per row group of answers.parquet
 CONSTANT = ("run", "task", "language", "num_fewshot")  # columns of answers.parquet; the pair, for translations
 TEXTS = ("prompt", "target", "response", "extracted")
 
+Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
+Vector = dict[Any, float]  # doc_id -> score
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a finished evaluation stored: its scores, its harness' settings, and (place, answers by question) of
+    each of its tasks."""
+
+    rows: Sequence[ScoreRow]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    samples: Iterable[tuple[Place, Sequence[Sample]]] = ()
+
 
 @dataclass
 class Answers:
-    """Data for the page on one model's answers to one task in one language (or pair).
+    """One model's answers to one task in one language (or pair).
 
-    `text`: digest of all responses, empty if there are none. `first`: the first questions, as the page shows them.
+    file: for errors; scores: metric -> doc_id -> what is stored; texts: doc_id -> (reference, translation); groups:
+    doc_id -> passage, of tasks that have them; text: digest of all responses, empty if there are none; first: the first
+    questions, as the page shows them.
     """
 
+    file: str = ""
     n: int = 0
     unparsed: int = 0
     cut_off: int = 0
     strange: int = 0  # answers mostly in letters of another script, counted only if most answers are
     text: str = ""
     first: list[list[Any]] = field(default_factory=list)
+    scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
+    groups: dict[Any, Any] = field(default_factory=dict)
+
+    def by_question(self, metric: str) -> Vector:
+        """doc_id -> score. Scores of the parts of a question, stored as [question, value], are joined
+        (`value_per_question`). Raises PipelineError, naming the file, for an answer without the metric."""
+        with one_sentence(self.file, metric):
+            stored = self.scores[metric]
+            parts = [(int(score[0]), float(score[1])) for score in stored.values() if isinstance(score, list)]
+            if len(stored) < self.n:
+                raise KeyError(metric)
+            return value_per_question(parts, is_measure(metric)) if parts else {at: float(stored[at]) for at in stored}
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -60,15 +89,6 @@ def read_samples(path: Path) -> list[Sample]:
     return sorted(rows, key=lambda sample: sample["doc_id"])
 
 
-def question_scores(path: Path, metric: str) -> dict[Any, float]:
-    """doc_id -> score of one samples file. Scores of the parts of a question, stored as [question, value], are joined
-    (`value_per_question`). Raises PipelineError for a broken line, or one without the metric."""
-    with one_sentence(f"samples/{path.name} of {path.parents[1].name}", metric):
-        scores = {sample["doc_id"]: sample["scores"][metric] for sample in read_samples(path)}
-        parts = [(int(score[0]), float(score[1])) for score in scores.values() if isinstance(score, list)]
-        return value_per_question(parts, is_measure(metric)) if parts else {at: float(scores[at]) for at in scores}
-
-
 @contextmanager
 def one_sentence(where: str, metric: str = "") -> Iterator[None]:
     try:
@@ -80,63 +100,67 @@ def one_sentence(where: str, metric: str = "") -> Iterator[None]:
         raise PipelineError(f"{where} contains {what}: rerun it with redo=true") from error
 
 
-@dataclass(frozen=True)
-class SampleFiles:
-    """(task, language or pair, answers by question) of each samples file of an evaluation, read one by one."""
+def sample_files(folder: Path) -> Iterator[tuple[Place, Sequence[Sample]]]:
+    """(place, answers by question) of each samples file of an evaluation."""
+    for path in sorted((folder / "samples").glob("*.jsonl")):
+        task, _, language = path.name.removesuffix(".jsonl").partition(".")
+        place = folder.name, task, language
+        with one_sentence(file_of(*place)):
+            yield place, read_samples(path)
 
-    folder: Path
-    name: str
 
-    def __iter__(self) -> Iterator[tuple[str, str, Sequence[Sample]]]:
-        for path in sorted((self.folder / "samples").glob("*.jsonl")):
-            task, _, language = path.name.removesuffix(".jsonl").partition(".")
-            with one_sentence(f"samples/{path.name} of {self.name}"):
-                yield task, language, read_samples(path)
+def file_of(run: str, task: str, language: str) -> str:
+    return f"samples/{task}.{language}.jsonl of {run}"
 
 
 def read_answers(
-    evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int], parquet: Path
-) -> dict[Place, Answers]:
-    """Write all answers of `evaluations` to `parquet`; return the page's data for the places in `keep`, each with that
-    number of its first questions.
+    evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int]
+) -> tuple[dict[Place, Answers], bytes]:
+    """(the answers of each place, answers.parquet) of these evaluations. keep: how many of the first questions of a
+    place the page shows.
 
     Raises PipelineError if a samples file is truncated or contains anything other than answers.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    answers: dict[Place, Answers] = {}
-    schema = answer_schema()
+    types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
+    names = [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
+    schema = pa.schema([*zip(CONSTANT, types, strict=True), *names, *((name, pa.string()) for name in TEXTS)])
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
-    with pq.ParquetWriter(parquet, schema, compression="zstd") as writer:
+    answers: dict[Place, Answers] = {}
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
 
         def write_rows() -> None:
             writer.write_table(pa.Table.from_pydict(columns, schema=schema))
             for values in columns.values():
                 values.clear()
 
-        for name, evaluation in sorted(evaluations.items()):
+        for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
-            for task, language, samples in evaluation.samples:
-                place = name, task, language
-                with one_sentence(f"samples/{task}.{language}.jsonl of {name}"):
-                    for column, values in answer_columns(task, samples).items():
+            for place, samples in evaluation.samples:
+                with one_sentence(file_of(*place)):
+                    answers[place] = answers_of(place, samples, keep.get(place, 0))
+                    for column, values in answer_columns(place[1], samples).items():
                         columns[column] += values
-                    for column, value in zip(CONSTANT, (*place, shots.get((task, language))), strict=True):
+                    for column, value in zip(CONSTANT, (*place, shots.get(place[1:])), strict=True):
                         columns[column] += [value] * len(samples)
-                    if place in keep:
-                        answers[place] = page_answers(task, language, samples, keep[place])
                 if len(columns["run"]) >= AT_ONCE:
                     write_rows()
         write_rows()
-    return answers
+    return answers, file.getvalue()
 
 
-def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int) -> Answers:
+def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answers:
+    """The answers in one samples file; keep: how many of them the page shows."""
+    _, task, language = place
+    benchmark = find_benchmark(task)
     responses = [str(sample.get("response") or "") for sample in samples]
     digest_input = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
     lost = [sample.get("extracted") in (None, "", INVALID) for sample in samples]
-    return Answers(
+    found = Answers(
+        file=file_of(*place),
         n=len(samples),
         unparsed=0 if kind_of(task) in ("choice", "text") else sum(lost),
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
@@ -144,6 +168,20 @@ def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int)
         text=hashlib.sha256(digest_input.encode()).hexdigest() if any(responses) else "",
         first=[page_item(sample) for sample in samples[:keep]],
     )
+    for sample in samples:
+        for metric, value in (sample.get("scores") or {}).items():
+            found.scores.setdefault(metric, {})[sample["doc_id"]] = value
+    if benchmark and benchmark.kind == "translation":
+        found.texts = {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples}
+    if benchmark and benchmark.passage:  # which samples of earlier versions have in prompts alone
+        found.groups = {sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
+                        for sample in samples}  # fmt: skip
+    return found
+
+
+def passage_of(prompt: str) -> str:
+    """The passage of the last question of a prompt, as the harness writes it: P: passage, Q: question, A: answer."""
+    return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
 def score_of(task: str, sample: Sample) -> float | None:
@@ -196,17 +234,6 @@ def page_item(sample: Sample) -> list[Any]:
 
 def text_of(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-# ------------------------------------------------------------------------------------------------ answers.parquet
-
-
-def answer_schema() -> Any:
-    import pyarrow as pa
-
-    types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
-    columns = [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
-    return pa.schema([*zip(CONSTANT, types, strict=True), *columns, *((name, pa.string()) for name in TEXTS)])
 
 
 def answer_columns(task: str, samples: Sequence[Sample]) -> dict[str, list[Any]]:

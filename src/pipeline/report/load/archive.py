@@ -4,7 +4,7 @@ or secrets.
 A zip file whose bytes depend only on the results. What is unpacked has known names and sizes with limits.
 
     archive.json                {"format": 3, "table": its name, "finished": number of its finished cells}
-    index.html, cells.csv ...   the report, as in runs_dir/reports/TABLE, without links to run folders
+    index.html, cells.csv ...   the report, as in runs_dir/reports/TABLE
     table.yaml                  the table as requested
     conf/GROUP/NAME.yaml        the options and languages of --config-dir, without launcher and tracking
     runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
@@ -20,7 +20,6 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import PipelineError
@@ -50,7 +49,7 @@ def write_archive(results: Results, table: str, file: Path, roots: Sequence[str]
     ):  # fmt: skip
         contents = {"format": FORMAT, "table": results.table, "finished": results.finished}
         add_member(archive, "archive.json", json.dumps(contents))
-        report = write_report(replace(without_private(results, roots), linked=False), Path(folder)).parent
+        report = write_report(without_private(results, roots), Path(folder)).parent
         for path in sorted(path for path in report.rglob("*") if path.is_file()):
             add_member(archive, path.relative_to(report).as_posix(), path.read_bytes())
         add_member(archive, "table.yaml", without_private(table, roots))

@@ -8,23 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.benchmarks import primary_metric
-from pipeline.config.stages import Report
-from pipeline.evaluate.records import Sample, ScoreRow
+from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
+from pipeline.report.load.answers import Answers, Evaluation, Place
 
 TRAININGS = ("sft", "cpt")
-
-Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
 
 
 @dataclass(frozen=True)
 class RunResult:
     """A run behind the table, as its manifest records it. `label`: the name that its seeds share.
 
-    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from; `card`:
-    the data run whose card describes its rows; `unlike`: differences from most runs of its stage; `warnings`: its
-    warnings; `stale`: why its files may have changed since; `reason`: why it is missing.
+    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from;
+    `unlike`: differences from most runs of its stage; `warnings`: its warnings; `stale`: why its files may have changed
+    since; `reason`: why it is missing.
     """
 
     name: str
@@ -37,7 +34,6 @@ class RunResult:
     unlike: Sequence[str] = ()
     warnings: Sequence[str] = ()
     model: str = ""
-    card: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)  # role -> name
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
@@ -50,10 +46,11 @@ class RunResult:
 
 @dataclass(frozen=True)
 class CellScore:
-    """An evaluation behind a cell: its run and the values of the table's axes."""
+    """An evaluation behind a cell: its run, the values of the table's axes, and the scores that the cell shows."""
 
     run: str
     at: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[ScoreRow] = ()
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ class CellResult:
     empty if the number is a fact that runs recorded. `role`: of the scored model, base, expert or merge;
     `best`: significantly above each other model in the same place, after Holm's correction over them.
     `maximum`: the score of a best configuration on the questions that chose it, as the papers report it; `value` is
-    then its split-half estimate, or the maximum if there is none. `base`: untrained models only; `experts`: points by
-    which another set of experts may differ (95 %), if the cell is reduced over several."""
+    then its split-half estimate, or the maximum if there is none."""
 
     row: str
     column: str
@@ -75,8 +71,6 @@ class CellResult:
     high: float | None = None
     n: int = 0
     published: float | None = None
-    base: bool = False
-    experts: float | None = None
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
@@ -103,16 +97,6 @@ class FailedRun:
     reason: str
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What a finished evaluation stored: its scores, its harness' settings, and (task, language or pair, answers by
-    question) of each of its tasks."""
-
-    rows: Sequence[ScoreRow]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    samples: Iterable[tuple[str, str, Sequence[Sample]]] = ()
-
-
 class ScoreBehind(NamedTuple):
     """A score behind a cell's number, with the evaluation that it is from."""
 
@@ -134,9 +118,8 @@ class Results:
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
-    `verdicts`: on the claims about it. `base_tolerance`: points by
-    which an untrained model may differ from its published score. `linked`: whether the page can link to run folders;
-    `evaluations`: the finished ones, by name.
+    `verdicts`: on the claims about it. `evaluations`: the finished ones, by name; `answers`: theirs; `parquet`: the
+    bytes of answers.parquet.
     """
 
     table: str
@@ -160,9 +143,9 @@ class Results:
     declared: bool = True
     primary: Sequence[str] = ()
     verdicts: Sequence[Verdict] = ()
-    base_tolerance: float = Report.base_tolerance
-    linked: bool = True
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    answers: Mapping[Place, Answers] = field(default_factory=dict)
+    parquet: bytes = b""
 
     @property
     def by_place(self) -> dict[tuple[str, str], CellResult]:
@@ -181,13 +164,8 @@ class Results:
     @cached_property
     def behind(self) -> list[ScoreBehind]:
         """The score rows behind each cell's number, from each of its finished evaluations."""
-        found = []
-        for cell in self.cells:
-            first, filter_name = primary_metric(cell.task)
-            metric = cell.metric or first
-            for score in cell.scores:
-                for row in self.evaluations[score.run].rows if score.run in self.evaluations else ():
-                    matches = row.task == cell.task and row.metric == metric and not row.subject
-                    if matches and cell.pair in (None, row.pair) and (row.filter == filter_name or metric != first):
-                        found.append(ScoreBehind(cell, score, row))
-        return found
+        return behind(self.cells)
+
+
+def behind(cells: Iterable[CellResult]) -> list[ScoreBehind]:
+    return [ScoreBehind(cell, score, row) for cell in cells for score in cell.scores for row in score.rows]

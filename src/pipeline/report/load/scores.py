@@ -1,31 +1,15 @@
-"""Reading the scores of a table's evaluations and matching them with its cells."""
+"""How the scores of a table were computed, in notes; and the refusal of those that cannot be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from pipeline.benchmarks import find_benchmark
 from pipeline.errors import PipelineError
-from pipeline.evaluate.records import read_scores
-from pipeline.report.load.answers import SampleFiles
-from pipeline.report.load.contents import Evaluation, Results, RunResult
+from pipeline.report.load.contents import Results
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
 MOST_NOTES = 20  # tasks listed by name
-
-
-def read_evaluations(runs: Iterable[RunResult]) -> dict[str, Evaluation]:
-    """The evaluations among these runs that are finished. Raises PipelineError if scores.json of one is unreadable."""
-    evaluations = {}
-    for run in runs:
-        if run.stage == "eval" and (run.folder / "scores.json").is_file():
-            try:
-                rows, settings = read_scores(run.folder / "scores.json")
-            except (OSError, ValueError, KeyError, TypeError):
-                raise PipelineError(f"scores.json of {run.name} cannot be read: rerun it with redo=true") from None
-            evaluations[run.name] = Evaluation(rows, settings, SampleFiles(run.folder, run.name))
-    return evaluations
 
 
 def refuse_unlike(results: Results) -> None:

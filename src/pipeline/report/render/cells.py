@@ -22,12 +22,11 @@ BEST_NOTE = (
 
 def cell_lines(results: Results) -> list[dict[str, Any]]:
     """The lines of cells.csv, one per cell. low, high: 95 % interval of value over draws of problems; value, maximum:
-    see CellResult; difference: of the number by the papers' method from the published one; allowed: its limit."""
+    see CellResult; difference: of the number by the papers' method from the published one."""
     return [
         {
             "row": cell.row, "column": cell.column, "value": cell.value, "low": cell.low, "high": cell.high,
             "maximum": cell.maximum, "n": cell.n, "published": cell.published, "difference": cell_difference(cell),
-            "allowed": allowed_difference(cell, results.base_tolerance) if cell.published is not None else None,
             "suspect": cell.suspect, "missing": cell.missing, "runs": " ".join(cell.runs),
         }
         for cell in results.cells
@@ -47,24 +46,6 @@ def cell_difference(cell: CellResult) -> float | None:
     return (
         None if cell.as_published is None or cell.published is None else round(cell.as_published - cell.published, 10)
     )
-
-
-def allowed_difference(cell: CellResult, base_tolerance: float) -> float | None:
-    """Points by which the published number may differ if paper and table agree; None if that is unknown.
-
-    Both sides answered the same questions, so the draw of questions is not a reason to differ. For untrained models
-    only the scoring differs: `base_tolerance`. For trained ones the experts differ, too: the 95 % interval of another
-    set, if the cell is reduced over several experts; a single training has no variance to estimate it from.
-    """
-    if cell.base:
-        return base_tolerance
-    return None if cell.experts is None else max(cell.experts, base_tolerance)
-
-
-def is_outside(cell: CellResult, base_tolerance: float) -> bool:
-    """Whether the published number, unless suspect, differs by more than `allowed` and its rounding to 0.1."""
-    gap, limit = cell_difference(cell), allowed_difference(cell, base_tolerance)
-    return gap is not None and limit is not None and not cell.suspect and abs(gap) > limit + 0.05
 
 
 def choices_json(results: Results) -> str:

@@ -1,4 +1,4 @@
-"""A table's cells and choices as plain data: each value with its interval over draws of problems."""
+"""A table's cells as plain data: each value with its interval over draws of problems, and the choices."""
 
 from __future__ import annotations
 
@@ -8,43 +8,56 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pipeline.benchmarks import is_measure
 from pipeline.config.stages import TrainStage
-from pipeline.report.cell_values import VALIDATIONS, NoScore, Outcome
-from pipeline.report.contrasts import sampled_axes
+from pipeline.papers import published as papers
 from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.placed_claims import metrics_of, tasks_of
-from pipeline.report.questions import StoredAnswers, questions_of
+from pipeline.report.private import without_private
+from pipeline.report.questions import questions_of, stored_metric, tasks_of
+from pipeline.report.stored import VALIDATIONS, NoScore, StoredAnswers
 from pipeline.runs.run import Run, parent_runs
-from pipeline.stats.statistics import replication_reach
-from pipeline.stats.translations import CORPUS_METRICS
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, TablePlan
+from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, difference_of
 from pipeline.tables.planned_runs import primary_value
 
 
-def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> CellResult:
-    """A cell of the outcome with its interval and the evaluations that it was read from."""
-    table, cell, found = outcome.table, outcome.table.plan.cells[place], outcome.cells[place]
-    is_chosen = cell.fact is None and not is_plain_mean(table.plan, cell)
-    estimated = estimate_interval(table.plan, cell, is_chosen, answers) if found.value is not None else None
-    value, low, high = estimated or (found.value, None, None)
-    is_comparable = found.value is not None and found.published is not None
-    tasks = tasks_of(table.plan, cell) if cell.fact is None else set()
-    leaf_scores = (score for leaf in leaf_cells(table.plan, cell) for _, score in shown_scores(table, leaf))
-    return replace(
-        found, value=value if is_chosen else found.value, low=low, high=high,
-        maximum=found.value if is_chosen else None, digits=3 if cell.fact in VALIDATIONS else 1,
-        base=is_comparable and is_untrained(table.plan, cell),
-        experts=expert_reach(outcome, cell) if is_comparable else None,
+def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
+    """A cell without its number: what it shows, and the evaluations that it is read from."""
+    table, plan = stored.table, stored.table.plan
+    tasks = tasks_of(plan, [cell])
+    shown = [(item, score) for leaf in leaf_cells(plan, cell) for item, score in shown_scores(table, leaf)]
+    keys: list[Any] = [item.model for leaf in leaf_cells(plan, cell) for item in leaf.items if item.model]
+    for leaf, score in scores_under(plan, cell):
+        keys += [score, *(difference_of(score, leaf.metric) or ())[1:]]
+    return CellResult(
+        cell.row, cell.column, digits=3 if cell.fact in VALIDATIONS else 1,
+        n=sum(max(1, len(item.readings)) for leaf in leaf_cells(plan, cell) for item in leaf.items),
+        published=papers.published_value(*cell.published) if cell.published else None,
+        suspect=papers.reason_for_doubt(*cell.published) if cell.published else None,
         scores=[
-            CellScore(run.name, {axis: str(value) for axis, value in item.at.items()})
-            for item, score in shown_scores(table, cell) if (run := table.evaluations.get(score))
+            CellScore(run.name, {axis: str(value) for axis, value in item.at.items()},
+                      () if cell.fact else stored.rows_of(score, cell))
+            for item, score in shown_scores(table, cell) if (run := stored.run_of(score))
         ],
+        runs=list(dict.fromkeys(run.name for key in keys if (run := stored.run_of(key)))),
         task="".join(map(str, tasks - {None})) if len(tasks) == 1 else "", metric=cell.metric or "", pair=cell.pair,
-        role=model_role(table, next(leaf_scores, None)),
+        role=model_role(table, shown[0][1] if shown else None),
     )  # fmt: skip
+
+
+def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None = None) -> CellResult:
+    """A cell with its number and 95 % interval, or with the reason why it has none. described: by `describe_cell`."""
+    found = described or describe_cell(stored, cell)
+    if cell.fact is None and any(item.model is not None for item in cell.items):
+        return replace(found, n=len(found.runs), missing="a figure, in its run's folder")
+    try:
+        value = float(stored.value(cell))
+    except NoScore as error:
+        return replace(found, n=0, missing=without_private(str(error)))
+    is_chosen = cell.fact is None and not is_plain_mean(stored.table.plan, cell)
+    estimate, low, high = estimate_interval(stored, cell, is_chosen) or (value, None, None)
+    maximum = value if is_chosen else None
+    return replace(found, value=estimate if is_chosen else value, low=low, high=high, maximum=maximum)
 
 
 def shown_scores(table: BoundTable, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
@@ -74,9 +87,7 @@ def model_role(table: BoundTable, score: ScoreRef | None) -> str:
     return "merge" if is_joint or spec.words.get("stage") == "merge" else "expert"
 
 
-def estimate_interval(
-    plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswers
-) -> tuple[float, float, float] | None:
+def estimate_interval(stored: StoredAnswers, cell: Cell, is_chosen: bool) -> tuple[float, float, float] | None:
     """A cell and its 95 % interval over draws of problems, in percent or bits. What is chosen (the best configuration,
     a maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
 
@@ -85,11 +96,10 @@ def estimate_interval(
     """
     import numpy as np
 
-    tasks = [str(task) for task in tasks_of(plan, cell)]
-    metric = cell.metric or next(iter(metrics_of(tasks[0])), "") if len(tasks) == 1 else ""
-    if cell.fact or not (metric in CORPUS_METRICS or is_measure(metric) or (metric and not cell.metric)):
+    metric = stored_metric(stored.table.plan, [cell])
+    if metric is None:
         return None
-    questions = questions_of(plan, answers, [cell], metric)
+    questions = questions_of(stored.table.plan, stored, [cell], metric)
     try:
         value, variance = questions.mean_and_variance(cell)
         if is_chosen:
@@ -99,23 +109,6 @@ def estimate_interval(
     except NoScore:
         return None
     return 100 * value, 100 * low, 100 * high
-
-
-def is_untrained(plan: TablePlan, cell: Cell) -> bool:
-    """Whether all models that a cell scores are the unmodified model of `every`."""
-    specs = plan.specs
-    models = [score.model for _, score in scores_under(plan, cell)]
-    return all(model in specs and specs[model].kind == "base" for model in models)
-
-
-def expert_reach(outcome: Outcome, cell: Cell) -> float | None:
-    """Points by which another set of experts may differ (95 %); None if a cell is not reduced over several experts."""
-    plan, axis_numbers = outcome.table.plan, []
-    steps = {axis: how for leaf in leaf_cells(plan, cell) for how, axes in leaf.reduce for axis in axes}
-    for axis in sampled_axes(plan):
-        if axis in steps and len(numbers := outcome.evaluate(cell, {}, [axis])) > 1:
-            axis_numbers.append((list(numbers), steps[axis] == "mean"))
-    return replication_reach(axis_numbers) if axis_numbers else None
 
 
 def choices_of(table: BoundTable) -> dict[str, Any]:

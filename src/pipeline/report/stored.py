@@ -1,0 +1,180 @@
+"""What the runs behind a table stored: scores, answers and facts, from which its cells and comparisons are computed.
+
+Nothing is scored here, and no cell is skipped: one that cannot be filled has a reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.benchmarks import is_measure
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.report.expression import evaluate, scores_under
+from pipeline.report.load.answers import Answers, Place, Vector, answers_of, sample_files
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.stats.statistics import DRAWS
+from pipeline.tables.bound import BoundTable
+from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of
+from pipeline.tables.planned_runs import reason_left_out, score_rows
+
+SPM_MODEL = (
+    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
+)
+VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
+Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
+
+
+class NoScore(PipelineError):
+    """A missing number, with the reason."""
+
+
+@dataclass
+class StoredAnswers:
+    """The scores, answers and facts under a table. failed: name of a run -> why it failed; answers: those that were
+    read so far; draws: number of draws of each bootstrap over questions."""
+
+    table: BoundTable
+    failed: Mapping[str, str] = field(default_factory=dict)
+    answers: dict[Place, Answers] = field(default_factory=dict)
+    draws: int = DRAWS
+    _vectors: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------------ numbers
+
+    def value(self, cell: Cell, axes: Sequence[str] = ()) -> Any:
+        """The number of a cell, or (levels ...) numbers at each value of `axes`: percent; BLEU, chrF++, bits and facts
+        on their own scale. Raises NoScore if one of its scores is missing."""
+        own = {score for _, score in scores_under(self.table.plan, cell)}
+
+        def number(at: Cell, key: ScoreRef | str) -> float:
+            if isinstance(key, str) or (at.fact and key in own):
+                return self.fact(at, key)
+            return self.number(key, at.metric, at.pair) if key in own else self.number(key)  # the choice's own metric
+
+        return evaluate(self.table.plan, cell, number, number, axes)[1]
+
+    def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
+        """One score. Raises NoScore if it is missing."""
+        if parts := difference_of(score, metric):
+            return self.number(score, parts[0], pair) - self.number(parts[1], parts[0], pair)
+        run = self.finished(score)
+        rows = [row for row in score_rows(run, metric, pair) if row.value is not None]
+        if not rows:
+            if reason := reason_left_out(run):
+                raise NoScore(reason)
+            remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
+            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
+        return statistics.fmean(row.value or 0.0 for row in rows) * percent_factor(rows[0].metric)
+
+    def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
+        """The stored scores that a cell shows of a score; none of one that is not finished."""
+        run = self.table.evaluations.get(score)
+        return score_rows(run, cell.metric, cell.pair) if run else []
+
+    def fact(self, cell: Cell, key: ScoreRef | str) -> float:
+        """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
+        fact, run = cell.fact or "", self.finished(key)
+        if fact in VALIDATIONS:
+            value = validation_loss(run, fact)
+        elif ROWS_CHANGED.fullmatch(fact):
+            value = percent_rows_changed(run, fact)
+        else:
+            manifest = read_manifest(run.folder)
+            value = manifest.facts.get(fact) if manifest else None
+        if not isinstance(value, int | float):
+            raise NoScore(f"{run.name} records no {fact}")
+        return float(value)
+
+    def run_of(self, key: ScoreRef | str) -> Run | None:
+        return self.table.training_of(key) if isinstance(key, str) else self.table.evaluations.get(key)
+
+    def finished(self, key: ScoreRef | str) -> Run:
+        """The run of a score, or of a spec with a fact. Raises NoScore unless it is there and finished."""
+        run = self.run_of(key)
+        if run is None:
+            waits = "its run cannot be planned, or is still to be chosen"
+            if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
+                waits = f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
+            raise NoScore(self.table.problems.get(key, waits))
+        if read_manifest(run.folder) is None:
+            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        return run
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def is_share(self, metric: str) -> bool:
+        """Whether a metric's scores of questions are shares of 1."""
+        return not is_measure(metric)
+
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        """doc_id -> score of each question, as tables show it, over 100. Raises NoScore for an unfinished run, or one
+        without such answers."""
+        if (score, metric, pair) not in self._vectors:
+            self._vectors[score, metric, pair] = self.read_vector(score, metric, pair)
+        return self._vectors[score, metric, pair]
+
+    def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        if parts := difference_of(score, metric):
+            measure, subtracted = parts
+            values, others = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
+            return {question: value - others[question] for question, value in values.items() if question in others}
+        language, scale = pair or score.language, percent_factor(metric) / 100
+        stored = self.answers_under(score, language)[language].by_question(metric)
+        return {key: scale * value for key, value in stored.items()}
+
+    def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:
+        """The answers of a score in a language or pair; None: in each of its pairs."""
+        run = self.finished(score)
+        task = run.config.eval.tasks[0].task
+
+        def known() -> dict[str, Answers]:
+            if language is not None:
+                answers = self.answers.get((run.name, task, language))
+                return {language: answers} if answers else {}
+            return {place[2]: answers for place, answers in self.answers.items() if place[:2] == (run.name, task)}
+
+        if not known():
+            self.answers |= {place: answers_of(place, samples) for place, samples in sample_files(run.folder)}
+        if not (found := known()):
+            raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
+        return found
+
+    def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
+        """doc_id -> the passage that the question is about."""
+        (answers,) = self.answers_under(score, pair or score.language).values()
+        return answers.groups
+
+    def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
+        """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
+        return {where: answers.texts for where, answers in self.answers_under(score, pair).items()}
+
+
+def validation_loss(run: Run, fact: str) -> float | None:
+    """The validation loss of a training before its first step, or the last one; on a joint set, that of both sides."""
+    log = run.folder / "log.jsonl"
+    rows = read_jsonl(log) if log.is_file() else []
+    losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
+    if fact == "starting_validation_loss":
+        losses = [point for point in losses if point[0] == 0]
+    return losses[-1][1] if losses else None
+
+
+def percent_rows_changed(run: Run, fact: str) -> float | None:
+    """Percent of rows whose change is above the threshold, in an analysis, as the published maps show it: the mean over
+    the two-dimensional parameters of some columns and layers (rows_changed.attention.0-1,30-31)."""
+    _, columns, layers = fact.split(".")
+    ends = [map(int, span.split("-")) for span in layers.split(",")]
+    numbers = {str(layer) for first, last in ends for layer in range(first, last + 1)}
+    kinds = ("attention", "feed_forward") if columns == "all" else (columns,)
+    with open(run.folder / "delta.csv", encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["column"].startswith(kinds) and row["layer"] in numbers]
+    shares = [float(row["share"]) for row in rows]
+    return 100 * statistics.fmean(shares) if {row["layer"] for row in rows} == numbers else None
