@@ -215,7 +215,7 @@ def test_the_scripts_and_make_targets_that_a_page_names_exist(page: Path) -> Non
 
 def test_readme_is_short_and_its_demo_is_four_lines() -> None:
     text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 160
+    assert len(text.splitlines()) <= 130
     demo = next(block for block in blocks(README) if block.language == "text")
     assert len(demo.text.splitlines()) == 4 and demo.text.endswith("runs/reports/sandbox/index.html\n")
     for stage in conf.options("stage"):

@@ -154,7 +154,7 @@ def training_memory(
     shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, on_gpu: bool = True
 ) -> dict[str, float]:
     """Purpose -> bytes that a process of a training holds at the worst moment of a step, within a tenth of the sum of
-    all tensors (scripts/bench_shapes.py, results/bench/shapes.json).
+    all tensors (tests/train/shapes_on_fake_tensors.py, results/bench/shapes.json).
 
     The moments are the loss, the highest layer of the backward pass, and its end. Gradients exist from the first pass
     on where a step has several, else they appear as activations go; of sides that take turns one's. Checkpointing keeps
