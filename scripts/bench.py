@@ -417,7 +417,7 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 def vllm_model(asked: argparse.Namespace) -> Any:
     from pipeline.evaluate.model import Answering
-    from pipeline.evaluate.vllm_backend import VllmBackend
+    from pipeline.extras.vllm_backend import VllmBackend
 
     backend = VllmBackend(8, "float32", python=asked.vllm, weights=asked.model)
     backend.load()

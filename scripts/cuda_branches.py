@@ -84,7 +84,7 @@ STAND_INS = {
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
     "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
-    "evaluate/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
+    "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
     "train/stage.py::train_in_process.save_to": "the stage saves what FSDP2 gathers; test_processes.py gathers",

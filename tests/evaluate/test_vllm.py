@@ -22,10 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import evaluation_seconds
-from pipeline.evaluate import vllm_backend, vllm_engine
-from pipeline.evaluate.before import vllm_versions
 from pipeline.evaluate.model import Answering, load_model
-from pipeline.evaluate.vllm_backend import VllmBackend
+from pipeline.extras import vllm_backend, vllm_engine
+from pipeline.extras.vllm_backend import VllmBackend, vllm_versions
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import merge_of_one, model_of
 from pipeline.merge.merge import Merging, open_merge
@@ -367,7 +366,7 @@ def test_a_penalty_of_the_model_is_refused(folders: list[Path]) -> None:
 
 def test_the_process_ends_with_its_parent(folders: list[Path]) -> None:
     """Killed without a chance to say so, while vLLM is being loaded."""
-    start = "import os, sys, time; from pipeline.evaluate import vllm_backend as v; "
+    start = "import os, sys, time; from pipeline.extras import vllm_backend as v; "
     start += "v.Engine.ask = lambda self, *_, **__: (print(self.process.pid, flush=True), time.sleep(600)); "
     parent = subprocess.Popen([sys.executable, "-c", start + f"v.Engine({PYTHON!r}, {{}})"], stdout=subprocess.PIPE)
     assert parent.stdout

@@ -6,10 +6,6 @@ Imports nothing heavy, so that a plan checks the same.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,13 +15,13 @@ from typing import TYPE_CHECKING
 from pipeline.benchmarks import kind_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval
+from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.tasks import LeftOut, task_definitions
 from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, read_json
 from pipeline.runs.lineage import is_adapter
-from pipeline.runs.provenance import environment_for
 from pipeline.runs.run import Folder
 
 if TYPE_CHECKING:
@@ -60,57 +56,12 @@ def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None
         check_confinement()
     if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
-    if settings.backend == "vllm":
-        vllm_versions(settings.vllm_python, settings.vllm_suffix)
+    if settings.backend != "hf":
+        outside_core(BACKENDS, settings.backend).versions(settings)
     refuse_unreachable_base(run)
     if "checkpoint" not in run.parents:
         return  # a merge's files are looked at with its headers
     refuse_model(run.parents["checkpoint"].folder, settings)
-
-
-VERSIONS = """
-import importlib.metadata as metadata, json
-found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
-names = "vllm", "torch", "transformers", "arctic-inference"
-print(json.dumps({name: found[name] for name in names if name in found}))
-"""
-OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
-
-
-@functools.cache
-def vllm_versions(python: str | None, suffix: bool = False) -> dict[str, str]:
-    """Versions of vLLM and of what it computes with, in the Python of eval.vllm_python (None: this one). suffix: drafts
-    by suffix decoding.
-
-    Raises PipelineError where there is no vLLM, one that is too old, or not what suffix decoding needs.
-    """
-    named = f"eval.vllm_python={python}" if python else "this Python"
-    try:
-        asked = subprocess.run(
-            [python or sys.executable, "-c", VERSIONS], env=environment_for(python), capture_output=True, text=True,
-            timeout=60,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PipelineError(
-            f"eval.vllm_python={python} cannot be run ({error}): give the path of a Python with vLLM"
-        ) from error
-    versions = json.loads(asked.stdout or "{}")
-    if "vllm" not in versions:
-        raise PipelineError(
-            f"eval.backend=vllm needs vLLM, which {named} does not have: pip install vllm, name a Python that has it "
-            "with eval.vllm_python=PATH, or use eval.backend=hf"
-        )
-    arctic = versions.pop("arctic-inference", None)
-    if suffix and not arctic:
-        raise PipelineError(
-            f"eval.vllm_suffix=true: {named} lacks arctic-inference: pip install arctic-inference==0.1.1"
-        )
-    if tuple(map(int, versions["vllm"].split(".")[:2])) < OLDEST_VLLM:
-        raise PipelineError(
-            f"eval.backend=vllm: {named} has vLLM {versions['vllm']}, too old to replace weights: install 0.32 or later"
-        )
-    versions |= {"arctic-inference": arctic} if suffix else {}
-    return versions | {"batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0")}
 
 
 def refuse_unreachable_base(run: Run[EvalStage]) -> None:

@@ -24,7 +24,6 @@ from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.progress import announced, say
 
 if TYPE_CHECKING:
-    from pipeline.evaluate.vllm_backend import VllmBackend
     from pipeline.merge.merge import Merging
 
 GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a request
@@ -35,7 +34,7 @@ def open_model(
     weights: Merging | Path,
     batch_size: int = 1,
     dtype: str = "auto",
-    backend: Callable[..., TorchBackend | VllmBackend] = TorchBackend,
+    backend: Callable[..., Any] = TorchBackend,
 ) -> Answering:
     """The model of a folder or merge, its headers and tokenizer read, its weights not yet. Raises PipelineError where
     its files are not those of a model."""
@@ -67,7 +66,7 @@ class Answering(HFLM):
     model did not allow it. `ended`: is given the kind of a request, its arguments and its answer, as store.py has them.
     """
 
-    def __init__(self, backend: TorchBackend | VllmBackend | None = None, batch_size: int = 1, **kwargs: Any) -> None:
+    def __init__(self, backend: Any = None, batch_size: int = 1, **kwargs: Any) -> None:
         self._encoded = functools.lru_cache(maxsize=8)(super().tok_encode)  # a context has several continuations
         self.engine = backend or TorchBackend(batch_size, model=kwargs["pretrained"])
         super().__init__(batch_size=self.engine.batch_size, **kwargs)

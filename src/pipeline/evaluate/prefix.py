@@ -32,7 +32,11 @@ def group_prompts(
         members = order[begin:end]
         caps = [len(prompts[place]) - 1 if longest is None else longest[place] for place in members]
         shared = min([*common[begin : end - 1], *caps], default=0)
-        if len(members) == 1 or shared < LEAST or (most and len(build_tries(prompts, members, 0, min(most, SMALL))) == 1):
+        if (
+            len(members) == 1
+            or shared < LEAST
+            or (most and len(build_tries(prompts, members, 0, min(most, SMALL))) == 1)
+        ):
             alone += members
         else:
             grouped.append((shared, members))

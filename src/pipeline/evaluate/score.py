@@ -19,7 +19,8 @@ from lm_eval.utils import hash_string
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
-from pipeline.evaluate.before import too_long, vllm_versions
+from pipeline.config.extensions import BACKENDS, outside_core
+from pipeline.evaluate.before import too_long
 from pipeline.evaluate.model import Answering, is_reproducible
 from pipeline.evaluate.prompts import (
     build_requests,
@@ -112,8 +113,8 @@ def facts_of(settings: Eval) -> dict[str, Any]:
 def decided_by(settings: Eval) -> dict[str, Any]:
     """What decides an answer besides the model and the request."""
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
-    if settings.backend == "vllm":
-        decides["engine"] = vllm_versions(settings.vllm_python, settings.vllm_suffix)
+    if settings.backend != "hf":
+        decides["engine"] = outside_core(BACKENDS, settings.backend).versions(settings)
     return decides
 
 

@@ -8,7 +8,6 @@ cut its beginning off with no more than a warning. Answers that are stored are n
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.evaluation import Eval
+from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records
 from pipeline.evaluate.backend import merge_or_folder
@@ -83,10 +83,8 @@ def backend_of(settings: Eval) -> Callable[..., Any]:
     """What eval.backend names."""
     if settings.backend == "hf":
         return TorchBackend
-    from pipeline.evaluate.vllm_backend import VllmBackend
-
-    share, suffix = settings.share_prefix, settings.vllm_suffix
-    return functools.partial(VllmBackend, python=settings.vllm_python, share_prefix=share, suffix=suffix)
+    opens: Callable[..., Any] = outside_core(BACKENDS, settings.backend).backend(settings)
+    return opens
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:

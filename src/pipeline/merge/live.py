@@ -35,7 +35,7 @@ COPY = 2**23  # entries of a source's tensor that are copied at once
 class Live:
     """A model in memory, and for each parameter what it holds. `folder`: from which it was loaded; `kind`: what else
     decides its answers, and its dtype; `served`: a process that computes with these weights
-    (evaluate/vllm_backend.py).
+    (extras/vllm_backend.py).
     """
 
     model: Any

@@ -7,7 +7,9 @@ modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive,
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,13 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import vllm_engine
 from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, Sampling, settings_beyond_greedy
 from pipeline.evaluate.torch_backend import TorchBackend
+from pipeline.extras import vllm_engine
 from pipeline.runs.provenance import environment_for
 
 if TYPE_CHECKING:
+    from pipeline.config.evaluation import Eval
     from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
 
@@ -275,3 +278,59 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
 def put_tensors(live: Live) -> None:
     parameters = dict(live.model.named_parameters())
     live.served.ask("load", ((name, one.data) for name, one in parameters.items()), names=list(parameters))
+
+
+VERSIONS = """
+import importlib.metadata as metadata, json
+found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+names = "vllm", "torch", "transformers", "arctic-inference"
+print(json.dumps({name: found[name] for name in names if name in found}))
+"""
+OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
+
+
+def versions(settings: Eval) -> dict[str, str]:
+    """What of vLLM changes answers, of the Python that the settings name."""
+    return vllm_versions(settings.vllm_python, settings.vllm_suffix)
+
+
+def backend(settings: Eval) -> functools.partial[VllmBackend]:
+    """What opens weights, as TorchBackend does."""
+    share, suffix = settings.share_prefix, settings.vllm_suffix
+    return functools.partial(VllmBackend, python=settings.vllm_python, share_prefix=share, suffix=suffix)
+
+
+@functools.cache
+def vllm_versions(python: str | None, suffix: bool = False) -> dict[str, str]:
+    """Versions of vLLM and of what it computes with, in the Python of eval.vllm_python (None: this one). suffix: drafts
+    by suffix decoding.
+
+    Raises PipelineError where there is no vLLM, one that is too old, or not what suffix decoding needs.
+    """
+    named = f"eval.vllm_python={python}" if python else "this Python"
+    try:
+        asked = subprocess.run(
+            [python or sys.executable, "-c", VERSIONS], env=environment_for(python), capture_output=True, text=True,
+            timeout=60,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PipelineError(
+            f"eval.vllm_python={python} cannot be run ({error}): give the path of a Python with vLLM"
+        ) from error
+    versions = json.loads(asked.stdout or "{}")
+    if "vllm" not in versions:
+        raise PipelineError(
+            f"eval.backend=vllm needs vLLM, which {named} does not have: pip install vllm, name a Python that has it "
+            "with eval.vllm_python=PATH, or use eval.backend=hf"
+        )
+    arctic = versions.pop("arctic-inference", None)
+    if suffix and not arctic:
+        raise PipelineError(
+            f"eval.vllm_suffix=true: {named} lacks arctic-inference: pip install arctic-inference==0.1.1"
+        )
+    if tuple(map(int, versions["vllm"].split(".")[:2])) < OLDEST_VLLM:
+        raise PipelineError(
+            f"eval.backend=vllm: {named} has vLLM {versions['vllm']}, too old to replace weights: install 0.32 or later"
+        )
+    versions |= {"arctic-inference": arctic} if suffix else {}
+    return versions | {"batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0")}
