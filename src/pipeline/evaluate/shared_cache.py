@@ -116,7 +116,11 @@ class SharedCache(Cache):
                 layer.prefix = tuple(states[:, :, -self.window :].clone() for states in layer.prefix)
 
     def fill(self, row: int, prompt: Sequence[int]) -> None:
-        """Write a prompt to a row. What the row held beyond it is visible to no token before it is written over."""
+        """Write a prompt to a row, which forgets what it held: an overflow would stay, masked or not."""
+        layer: Any
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[row], layer.values[row] = 0, 0
         if prompt:
             places = torch.arange(len(prompt))[None]
             self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
