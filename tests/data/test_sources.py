@@ -270,7 +270,7 @@ def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path)
         ("q\ta\r\nMji?\tNairobi\r\nJina?\tAli\r\n", ["Mji?", "Jina?"]),
     ],
 )
-def test_a_carriage_return_inside_a_quoted_cell_stays(text: str, expected: list[str], stream: bool, tmp_path: Path) -> None:
+def test_a_quoted_carriage_return_stays(text: str, expected: list[str], stream: bool, tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(text.encode())
     own = source("own", file="a.tsv", prompt="{q}", completion="{a}", stream=stream)
     found = list(read_source("own", own, tmp_path))
