@@ -88,7 +88,6 @@ def test_prompts_that_may_be_too_long_leave_the_score(data_root: Path, tmp_path:
         ),
         ("{{ ''.__class__.__mro__ }}", "raises on the prompts .*unsafe"),
         ("{{ messages[0].content + 1 }}", "raises on the prompts"),
-        ("{{ 'a' * 20000000 }}", "renders a prompt of 20000000 characters"),
     ],
 )
 def test_a_template_without_a_prompt_is_refused(

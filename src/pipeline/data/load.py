@@ -212,12 +212,12 @@ def of_lines(
 ) -> Rows:
     """Rows of files of lines, of a split or of slices of splits (train[:10%]+dev), which `datasets` resolves. The
     columns are those of the first row; one that another row lacks is null there."""
-    from datasets import IterableDataset, ReadInstruction
-
     rows: Iterator[Row]
     read = partial(read_files, kind=kind, separator=separator, opener=opener)
     available = sampled_from = None
     if source.stream:
+        from datasets import IterableDataset
+
         stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[source.split]})
         rows = islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
     elif source.split in splits:
@@ -226,6 +226,8 @@ def of_lines(
         if most_rows(chain.from_iterable(shards), opener, limit) > limit:  # else to count them is a second reading
             available = sum(1 for _ in read(shards))
     else:
+        from datasets import ReadInstruction
+
         counts = {name: sum(1 for _ in read(shards)) for name, shards in splits.items()}
         slices = ReadInstruction.from_spec(source.split).to_absolute(counts)
         rows = chain.from_iterable(islice(read(splits[part.splitname]), part.from_, part.to) for part in slices)

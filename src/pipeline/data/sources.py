@@ -259,8 +259,8 @@ def by_speaker(cell: list[Row]) -> list[Message] | Unusable:
             raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
         if role == "tool" or message.get("tool_calls") or message.get("function_call"):
             return "tool_turns"
-        words = text_of_message(message.get("content") if message.get("content") is not None else message.get("value"))
-        if words is None:
+        words = next((text for text in map(message.get, ("content", "value")) if text is not None), "")
+        if not isinstance(words, str):
             return "not_text"
         if merged and merged[-1]["role"] == role:
             words = f"{merged.pop()['content']}\n\n{words}"
@@ -284,16 +284,6 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
             if answers == limit:
                 break
     return turns[:end]
-
-
-def text_of_message(content: Any) -> str | None:
-    """The text of a message, or of its parts, such as {"type": "text", "text": ...}; None where one is no text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    kinds = (None, "text", "input_text", "output_text")
-    parts = content if isinstance(content, list) else [content]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") in kinds and "text" in part]
-    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(text, str) for text in texts) else None
 
 
 def fill_template(words: str, row: Row) -> str:

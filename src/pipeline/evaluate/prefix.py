@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,18 +26,15 @@ def group_prompts(
     0: each prompt by itself.
     """
     order, common = sort_prompts(prompts, range(len(prompts)))
-    cuts = [at for at, same in enumerate(common) if FAR_LESS * same < max(common[max(at - 1, 0) : at + 2])]
+    cuts = [at + 1 for at, same in enumerate(common) if FAR_LESS * same < max(common[max(at - 1, 0) : at + 2])]
     grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
-    for begin, end in zip([0, *(at + 1 for at in cuts)], [*(at + 1 for at in cuts), len(order)], strict=True):
+    for begin, end in pairwise([0, *cuts, len(order)]):
         members = order[begin:end]
         caps = [len(prompts[place]) - 1 if longest is None else longest[place] for place in members]
         shared = min([*common[begin : end - 1], *caps], default=0)
-        if (
-            len(members) == 1
-            or shared < LEAST
-            or (most and len(build_tries(prompts, members, 0, min(most, SMALL))) == 1)
-        ):
+        is_small = most and len(build_tries(prompts, members, 0, min(most, SMALL))) == 1
+        if len(members) == 1 or shared < LEAST or is_small:
             alone += members
         else:
             grouped.append((shared, members))

@@ -34,7 +34,6 @@ from pipeline.models.load import date_of_templates
 from pipeline.progress import say
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
-LONGEST_PROMPT = 10**7  # characters of a rendered prompt; no model takes as many
 
 
 def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
@@ -128,35 +127,28 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
         PipelineError: the model's chat template cannot render the prompts.
     """
     templated = settings.chat_template
-    if templated and not getattr(lm.tokenizer, "chat_template", None):
-        raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
     how = prompt_settings(settings)
     if templated:
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
     requests: list[Instance] = []
     for answer in range(settings.answers):
         prepare(task, definition, settings, answer)
-        for some in (rows[:1], rows) if templated else (rows,):  # one first: the text of a template may have any length
-            try:
-                task.build_all_requests(samples=some, **how)
-            except Exception as error:  # a template is a program, and raises what it likes
-                if not templated:
-                    raise
-                problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
-                raise PipelineError(template_problem(problem)) from error
-            for request in task.instances if templated else ():
-                refuse_empty_prompt(request, definition, task, lm.tokenizer)
+        try:
+            task.build_all_requests(samples=rows, **how)
+        except Exception as error:  # a template is a program, and raises what it likes
+            if not templated:
+                raise
+            problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
+            raise PipelineError(template_problem(problem)) from error
+        for request in task.instances if templated else ():
+            refuse_empty_prompt(request, definition, task, lm.tokenizer)
         requests += task.instances
     return requests
 
 
 def refuse_empty_prompt(request: Instance, definition: Definition, task: Any, tokenizer: Any) -> None:
-    """Raise PipelineError for a prompt that a chat template leaves empty, or that has no end."""
-    prompt = request.args[0]
-    if len(prompt) > LONGEST_PROMPT:
-        problem = f"renders a prompt of {len(prompt)} characters for a question of {definition.name}"
-        raise PipelineError(template_problem(problem))
-    if not without_marks(prompt, tokenizer) and without_marks(str(task.doc_to_text(request.doc)), None):
+    """Raise PipelineError for a prompt that a chat template leaves empty."""
+    if not without_marks(request.args[0], tokenizer) and without_marks(str(task.doc_to_text(request.doc)), None):
         raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
 
 

@@ -116,7 +116,7 @@ class SharedCache(Cache):
                 layer.prefix = tuple(states[:, :, -self.window :].clone() for states in layer.prefix)
 
     def fill(self, row: int, prompt: Sequence[int]) -> None:
-        """Write a prompt to a row, which forgets what it held."""
+        """Write a prompt to a row, which forgets what it held: an overflow would stay, masked or not."""
         layer: Any
         for layer in self.layers:
             if layer.is_initialized:
