@@ -306,8 +306,9 @@ class Contrast:
         (part, *others) = self.parts or [(0.0, 0.0, 0)]
         return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not others else None
 
-    def detectable(self, level: float) -> float:
-        """The minimum detectable difference at a level, with POWER, if experts differ as measured.
+    def detectable(self, level: float, spread: float | None = None) -> float:
+        """The minimum detectable difference at a level, with POWER. spread: the standard deviation of the difference
+        from expert to expert on each axis, instead of the measured one.
 
         Over experts, the test's own estimate of their variance varies from sample to sample as a chi-squared number
         does: its power is the mean over that."""
@@ -320,7 +321,9 @@ class Contrast:
                 if least
                 else min(reach, (t_quantile(1 - level / 2, self.df) + t_quantile(POWER, self.df)) * self.error)
             )
-        added = [max(0.0, between - within) for between, within, _ in self.parts]
+        added = [
+            max(0.0, between - within) if spread is None else spread**2 / count for between, within, count in self.parts
+        ]
         tested = self.problems**2
         if isinstance(self.test, PairedScore):
             tested = self.test.variance(0.0) - self.test.experts
