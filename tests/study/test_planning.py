@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from pipeline.report.intervals import model_role
 from planned import TABLES
 
 from pipeline.commands.plan import show_plan
@@ -19,6 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import History
 from pipeline.files import ADDED_CONF
+from pipeline.report.cells import model_role
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build

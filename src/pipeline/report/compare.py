@@ -19,11 +19,14 @@ Line = Mapping[str, Any]  # of contrasts.csv
 def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[Line]:
     """The lines with p_holm, p after Holm's correction over all that have one, and `primary`. primary: left, right and
     place of the primary comparison."""
-    first = [[line["left"], line["right"], line["place"]] == list(primary) for line in lines]
-    is_missing = bool(primary) and not any(is_first and line["p"] is not None
-                                           for is_first, line in zip(first, lines, strict=True))  # fmt: skip
-    ps = adjust_p_values(list(map(p_of_chosen, lines)), first, is_missing)
-    return [{**line, "p_holm": p, "primary": is_first} for line, p, is_first in zip(lines, ps, first, strict=True)]
+    is_first = [[line["left"], line["right"], line["place"]] == list(primary) for line in lines]
+    tested = {at: p for at, line in enumerate(lines) if (p := p_of_chosen(line)) is not None}
+    ps, firsts = list(tested.values()), [is_first[at] for at in tested]
+    if primary and ps and not any(firsts):  # a missing primary comparison keeps its half of the error rate
+        ps, firsts = [*ps, 1.0], [*firsts, True]
+    corrected = holm(ps, [max(1, len(ps) - 1) if first else 1 for first in firsts])
+    p_holm = dict(zip(tested, corrected, strict=False))
+    return [{**line, "p_holm": p_holm.get(at), "primary": is_first[at]} for at, line in enumerate(lines)]
 
 
 def is_significant(line: Line) -> bool:
@@ -35,15 +38,6 @@ def p_of_chosen(line: Line) -> float | None:
     the best of eight equal experts is often above a merge."""
     p, models = line["p"], line.get("chosen_of") or 1
     return p if p is None or line["difference"] > 0 else min(1.0, models * p)
-
-
-def adjust_p_values(ps: Sequence[float | None], first: Sequence[bool], is_missing: bool) -> list[float | None]:
-    """is_missing: the primary comparison has no p. It keeps its half of the error rate all the same."""
-    tested = [(p, is_first) for p, is_first in zip(ps, first, strict=True) if p is not None]
-    tested += [(1.0, True)] * (is_missing and bool(tested))
-    weights = [max(1, len(tested) - 1) if is_first else 1 for _, is_first in tested]
-    corrected_ps = iter(holm([p for p, _ in tested], weights))
-    return [None if p is None else next(corrected_ps) for p in ps]
 
 
 def holm_level(count: int, is_first: bool, has_first: bool) -> float:

@@ -17,7 +17,7 @@ from pipeline.report.compare import Line, correct_contrasts, holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
-from pipeline.report.questions import stored_metric
+from pipeline.report.questions import questions_of, stored_metric
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
 from pipeline.stats.ranks import holm
@@ -192,13 +192,12 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 @dataclass
 class MeasuredPair:
     """A pair's line of contrasts.csv without the numbers of its contrast, which is None if there is none; axes: the
-    sampled axes that its contrast has parts of; factor: from these numbers to the unit of the line."""
+    sampled axes that its contrast has parts of."""
 
     line: dict[str, Any]
     metric: str
     axes: Sequence[str] = ()
     contrast: Contrast | None = None
-    factor: float = 100.0
 
 
 def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]) -> list[Line]:
@@ -206,27 +205,21 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]
     of on these questions.
 
     Resampled are problems (for translations, sentences), and the experts that both sides average over; trainings:
-    "these", or "a sample" of three or more seeds. Facts and figures have no lines.
+    "these", or "a sample" of three or more seeds; could_see: by the measured discordance, after Holm's correction over
+    all, of which `primary`, if there is one, has half; spread: standard deviation of the difference from training to
+    training. Facts and figures have no lines.
+
+    Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
+    any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
     """
-    measured = []
+    measured, primary = [], plan.table.primary
     for pair in pairs:
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
         if metric := stored_metric(plan, cells):
             measured.append(measure_pair(plan, cells, metric, pair, answers))
             measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
-    return contrast_lines(measured, plan.table.primary)
-
-
-def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> list[Line]:
-    """The lines of contrasts.csv with the numbers of their contrasts, in `unit`: difference, interval, could_see (by
-    the measured discordance, after Holm's correction over all; `primary`, if there is one, has half of it) and spread
-    (standard deviation of the difference from training to training).
-
-    Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
-    any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
-    """
     ratios = pooled_ratios(measured)
-    firsts = [[found.line[key] for key in ("left", "right", "place")] == list(primary) for found in measured]
+    firsts = [tuple(found.line[key] for key in ("left", "right", "place")) == tuple(primary) for found in measured]
     tested = [first for first, found in zip(firsts, measured, strict=True) if found.contrast is not None]
     count = len(tested) + (bool(primary) and not any(tested))  # a missing primary comparison keeps its half
     for found, is_first in zip(measured, firsts, strict=True):
@@ -234,7 +227,7 @@ def contrast_lines(measured: Sequence[MeasuredPair], primary: Sequence[str]) -> 
             contrast = found.contrast.with_least_between([ratios[found.metric, axis] for axis in found.axes])
             numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "spread")}
             numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
-            found.line |= {name: None if one is None else found.factor * one for name, one in numbers.items()}
+            found.line |= {name: None if one is None else 100 * one for name, one in numbers.items()}
             found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
     return correct_contrasts([dict.fromkeys(MEASURED) | found.line for found in measured], primary)
 
@@ -254,7 +247,7 @@ def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: 
     """The first cell against the second one, over questions and the sampled axes that both are means over."""
     left, right = ([(1.0, cell)] for cell in cells)
     axes = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
-    return Comparison.of(plan, answers, metric, left, right, axes)
+    return Comparison(questions_of(plan, answers, cells, metric), left, right, axes)
 
 
 def measure_pair(

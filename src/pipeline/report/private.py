@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.hub.addresses import without_credentials
 
-UNCHANGED = ("folder", "answers")  # of runs; as the archive has them in samples files
+UNCHANGED = ("folder", "answers")  # of runs; and as their samples files in the archive have them
 ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
 
 
@@ -20,11 +20,7 @@ def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
     roots: local folders to remove from texts, also if their names contain spaces.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        kept = {
-            item.name: getattr(value, item.name)
-            for item in fields(value)
-            if item.init and item.name not in ("folder", "answers")
-        }
+        kept = {item.name: getattr(value, item.name) for item in fields(value) if item.name not in UNCHANGED}
         return replace(value, **{name: without_private(inner, roots) for name, inner in kept.items()})
     if isinstance(value, Mapping):
         return {key: without_private(inner, roots) for key, inner in value.items()}

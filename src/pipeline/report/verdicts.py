@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import mean
 from pipeline.report.claims import (
     FACT,
     Claim,
@@ -27,7 +28,7 @@ from pipeline.report.claims import (
     not_made,
     not_testable,
 )
-from pipeline.report.expression import evaluate, is_plain_mean, leaf_cells, scores_under
+from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.questions import Questions, questions_of, stored_metric
 from pipeline.report.stored import NoScore, StoredAnswers
@@ -53,14 +54,6 @@ class Comparison:
     right: Weights
     axes: Sequence[str] = ()
     factor: float = 1.0
-
-    @classmethod
-    def of(
-        cls, plan: TablePlan, answers: StoredAnswers, metric: str, left: Weights, right: Weights,
-        axes: Sequence[str] = (), factor: float = 1.0,
-    ) -> Comparison:  # fmt: skip
-        cells = [cell for _, cell in (*left, *right)]
-        return cls(questions_of(plan, answers, cells, metric), left, right, axes, factor)
 
     @property
     def reach(self) -> float:
@@ -125,9 +118,9 @@ def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = Fa
         candidates = " against ".join(filter(None, [left_name, right_name]))
         name = " ".join(filter(None, [placed.places[group[0]] if by_place else "", candidates]))
         factor = 1 + claim.threshold / 100 if claim.relative else 1.0
-        found.append(
-            (name, Comparison.of(placed.plan, answers, claim.metric, weights[0], weights[1], placed.axes, factor))
-        )
+        cells = [cell for side in weights for _, cell in side]
+        questions = questions_of(placed.plan, answers, cells, claim.metric)
+        found.append((name, Comparison(questions, weights[0], weights[1], placed.axes, factor)))
     return found
 
 
@@ -153,21 +146,16 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
             verdicts[claim.id] = not_made(claim, str(error))
             continue
         try:
-            if claim.test == "wilcoxon" and not placed.untestable:
+            if placed.untestable:
+                verdicts[claim.id] = not_testable(claim, placed.untestable)
+            elif claim.test == "wilcoxon":
                 signed_ranks.append((claim, ranked_pairs(placed, answers)))
             else:
-                verdicts[claim.id] = judge(placed, answers)
+                verdicts[claim.id] = JUDGES[claim.test](placed, answers)
         except NoScore as error:
             verdicts[claim.id] = not_made(claim, str(error))
     verdicts |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
     return correct_verdicts([verdicts[claim.id] for claim in claims])
-
-
-def judge(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
-    """The verdict on a claim, of any test but wilcoxon."""
-    if placed.untestable:
-        return not_testable(placed.claim, placed.untestable)
-    return JUDGES[placed.claim.test](placed, answers)
 
 
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -180,16 +168,12 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
         return judge_every(claim, units_of(placed, answers, False))
     (_, first), *others = means = comparisons(placed, answers)
     if others:
-        verdict = judge_every(claim, [unit_of(*one) for one in means])
+        verdict = judge_every(claim, [Unit(name, one.contrast(), *one.values) for name, one in means])
     else:
         verdict = judge_difference(claim, first.contrast(), *first.values)
     if claim.units == "count":
         return judge_wins(claim, units_of(placed, answers, True), verdict, bool(placed.axes))
     return verdict
-
-
-def unit_of(name: str, comparison: Comparison) -> Unit:
-    return Unit(name, comparison.contrast(), *comparison.values)
 
 
 def units_of(placed: PlacedClaim, answers: StoredAnswers, experts: bool) -> list[Unit]:
@@ -199,7 +183,7 @@ def units_of(placed: PlacedClaim, answers: StoredAnswers, experts: bool) -> list
     units: list[Unit] = []
     for name, comparison in comparisons(placed, answers, by_place=True):
         if not (experts and placed.axes):
-            units.append(unit_of(name, comparison))
+            units.append(Unit(name, comparison.contrast(), *comparison.values))
             continue
         pairs = comparison.differences()
         for pair in np.ndindex(pairs.shape[:-1]):
@@ -235,10 +219,7 @@ def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell])
     """The fact at each place, as shares: arrays (levels of each axis ...)."""
     import numpy as np
 
-    def fact_of(cell: Cell, key: Any) -> float:
-        return answers.fact(cell, key) / 100
-
-    return [np.asarray(evaluate(placed.plan, cell, fact_of, fact_of, placed.axes)[1]) for cell in cells]
+    return [np.asarray(answers.value(cell, placed.axes)) / 100 for cell in cells]
 
 
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
@@ -248,13 +229,8 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
     for cell in cells:
         metric = stored_metric(placed.plan, [cell]) if placed.claim.test == "spearman" else placed.claim.metric
         questions = questions_of(placed.plan, answers, [cell], metric or "")
-        values.append(mean_of_candidates(questions, cell))
+        values.append(mean([questions.means[score, leaf.pair] for leaf, score in scores_under(placed.plan, cell)]))
     return values
-
-
-def mean_of_candidates(questions: Questions, cell: Cell) -> float:
-    means = [questions.means[score, leaf.pair] for leaf, score in scores_under(questions.plan, cell)]
-    return float(sum(means) / len(means))
 
 
 def place_clusters(placed: PlacedClaim) -> list[tuple[Any, ...]] | None:
