@@ -155,6 +155,6 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # Gemma 2 and others with capped scores have eager alone
         raise PipelineError(
-            f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}, give "
-            f"eager where it has no other: {' '.join(str(error).split())}"
+            f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}: "
+            f"{' '.join(str(error).split())}; where that is missing, give model.attn_implementation=eager"
         ) from error

@@ -178,7 +178,7 @@ def training_memory(
     embedding = 0 if lora or not any(part.outside for part in parts) else shape.embedding
     one = (layer_bytes(shape, sft.weights) + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
     inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else one)
-    top, low = (4 + cast) * embedding, 4 * (1 + shape.tied) * embedding  # copies
+    top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding  # copies
     if sharded:
         top += (width if lora else cast) * shape.embedding + layer  # under adapters the head comes in its own dtype
         low = max(low, (2 + 4 / cast) * layer + cast * max(embedding, shape.embedding * shape.tied))

@@ -27,7 +27,7 @@ def trainer_of(
     sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
     held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     with examples.naming_the_template(tokenizer):
-        trainer = Trainer(
+        trainer: Any = Trainer(
             model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
             train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
             eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,

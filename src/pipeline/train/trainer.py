@@ -39,11 +39,11 @@ class Trainer(SFTTrainer):
     steps.
     """
 
-    def __init__(self, *args: Any, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any) -> None:
+    def __init__(self, *, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any) -> None:
         """`train_dataset`: part -> its examples, kept separate also when rows are packed."""
         self.sft, self.parts = sft, parts
         first, *others = train_dataset
-        super().__init__(*args, train_dataset=train_dataset[first], **keywords)
+        super().__init__(train_dataset=train_dataset[first], **keywords)
         config, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
