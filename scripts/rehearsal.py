@@ -3,7 +3,7 @@
 Recipes, mixtures, seeds, partitions, choices, evaluations, numbers of layers, architectures and tokenizer classes are
 the shipped ones, and the commands are the program's own (prefetch, plan, table, report). The Hub of tests/rehearsal has
 the repositories that the tables read, laid out as published. Lowered are the width of the models and, by every., the
-rows (two or three optimizer steps a training; table A.3 keeps its 2,000), the validation rows, the interval of
+rows (two or three optimizer steps a training; four in a part of table A.3), the validation rows, the interval of
 snapshots and the questions. Random models seldom end an answer before the limit: these end most contexts.
 
     python scripts/rehearsal.py                                            # all tables, one after the other
@@ -35,7 +35,7 @@ for below in ("rehearsal", "data", "slurm"):
     sys.path.insert(0, str(ROOT / "tests" / below))
 
 from fake_hub import serving  # noqa: E402
-from published import GATED, TOKEN, Texts, add_troubles, fill, proxy_certificate  # noqa: E402
+from published import GATED, TOKEN, add_troubles, fill, proxy_certificate  # noqa: E402
 
 from pipeline.runs.provenance import machine_facts, package_versions  # noqa: E402
 
@@ -47,14 +47,20 @@ UNREASONABLE = [
 ]  # fmt: skip
 # Steps of the largest batch: three of 8 rows in the first paper, as the first of a warm-up moves nothing and merges
 # refuse a snapshot that is its base; two of 32 rows in the second, or of 64 a side where two sides train.
-# Of continual pretraining 64 pages of 1,100 tokens, packed into rows of 1,024. Table A.3 compares turns of up to 1,000
-# steps, so that its trainings keep their own 2,000, of 64 rows, 1,000 a side; in float32, a third of the time on a CPU.
+# Of continual pretraining 64 pages of 1,100 tokens, packed into rows of 1,024.
 SCORING = ["every.eval.limit=2"]
 TRAINING = {
     "layer_swapping": ["every.data.size=24", "every.sft.snapshot_every=12", "every.select.eval.limit=2"],
     "unreasonable": ["hardware=two_cores", "every.data.size=64", "every.data.validation=2"],
 }
-OF_MANY_STEPS = "unreasonable_table_a3"
+# Table A.3's 2,000 steps are its own and no rows': here four, and turns that fit in them.
+SWITCHING = """axes: {steps: [1, 2]}
+runs:
+  switching: {stage: sft, expert: "math_{language}", sft: simultaneous, partition: "{partition}",
+    recipe: unreasonable_simultaneous, seed: "{seed}", sft.steps_per_switch: "{steps}", sft.steps: 4,
+    sft.validate_at_start: true}
+compare: {"1": ["2"]}"""
+PARTS = {"unreasonable_table_a3": SWITCHING}
 UNTRAINED, UNSCORED = ["unreasonable_table_a8"], ["layer_swapping_figures"]
 QUICK = {
     "layer_swapping_table6": "axes: {language: [sw], m: [1, 2], l: [1, 2]}",
@@ -65,13 +71,8 @@ QUICK = {
 def words_of(table: str) -> list[str]:
     """What is lowered in a table: keys that none of its runs reads are refused."""
     training = next(TRAINING[name] for name in TRAINING if table.startswith(name))
-    if table == OF_MANY_STEPS:
-        training = [
-            "hardware=two_cores",
-            "every.data.size=64000",
-            "every.data.validation=2",
-            "every.sft.precision=fp32",
-        ]
+    if table in PARTS:
+        training = [word.replace("data.size=64", "data.size=128") for word in training]  # two turns a side
     return [*(SCORING if table not in UNSCORED else []), *(training if table not in UNTRAINED else [])]
 
 
@@ -205,15 +206,14 @@ def main() -> int:
         place = Place(folder, hub.address, proxy_certificate(folder, hub))
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory() as published:
-            many = {"math": 65_000, "swahili": 22_000} if OF_MANY_STEPS in asked.tables and not asked.quick else {}
-            fill(hub, Path(published), Texts(**many))
+            fill(hub, Path(published))
         add_troubles(hub)
         print(f"the Hub is filled: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
         rows = []
         tables = list(QUICK) if asked.quick else [table for table in asked.tables if table not in asked.slurm]
         jobs = [(table, False) for table in tables] + [(table, True) for table in asked.slurm]
         for table, by_slurm in jobs:
-            words, parts = words_of(table), QUICK if asked.quick else {}
+            words, parts = words_of(table), QUICK if asked.quick else PARTS
             source = part_of(folder, table, parts[table]) if table in parts else table
             try:
                 if by_slurm:
@@ -250,7 +250,7 @@ def write_record(file: Path, rows: list[dict[str, Any]], minutes: float) -> None
     key = [(row["table"], row.get("launcher")) for row in rows]
     kept = [row for row in earlier if (row["table"], row.get("launcher")) not in key]
     record = {
-        "machine": machine_facts(), "versions": package_versions(), "note": NOTE,
+        "machine": machine_facts(), "versions": package_versions(), "note": NOTE, "parts": PARTS,
         "words": {table: words_of(table) for table in [*LAYER_SWAPPING, *UNREASONABLE]},
         "minutes_of_last": round(minutes, 1), "rows": [*kept, *rows],
     }  # fmt: skip
@@ -260,8 +260,8 @@ def write_record(file: Path, rows: list[dict[str, Any]], minutes: float) -> None
 NOTE = (
     "Narrow random models (hidden size 12 to 28, vocabulary of 700) with the true layers, architectures and tokenizer "
     "classes; their output heads end most contexts, so that answers are short. Limits of answers, recipes, mixtures, "
-    "seeds, partitions, choices and evaluations are the shipped ones; `words` are all that was changed. Tables share "
-    "one runs_dir, in the order of rows: `computed` are the runs that no earlier table had."
+    "seeds, partitions, choices and evaluations are the shipped ones; `words` and `parts` are all that was changed. "
+    "Tables share one runs_dir, in the order of rows: `computed` are the runs that no earlier table had."
 )
 
 if __name__ == "__main__":

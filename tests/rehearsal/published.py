@@ -50,10 +50,10 @@ Write = Callable[["Texts", Path], None]
 
 
 class Texts:
-    """Texts that differ from each other, the same each time. math, swahili: rows of each of their large sets."""
+    """Texts that differ from each other, the same each time."""
 
-    def __init__(self, math: int = 300, swahili: int = 150) -> None:
-        self.math, self.swahili, self.random = math, swahili, random.Random(0)
+    def __init__(self) -> None:
+        self.random = random.Random(0)
 
     def text(self, code: str, words: int = 4) -> str:
         chosen = self.random.choices(WORDS[code].split(), k=words)
@@ -64,8 +64,9 @@ class Texts:
         return [{name: self.text(code) for name, code in columns.items()} for _ in range(count)]
 
 
-def fill(hub: Hub, folder: Path, texts: Texts) -> None:
+def fill(hub: Hub, folder: Path) -> None:
     """Every repository and file that the papers' tables read. folder: an empty one for their files."""
+    texts = Texts()
     for name, write in {**training_sets(), **benchmark_sets()}.items():
         path = folder / "datasets" / name
         write(texts, path)
@@ -74,7 +75,7 @@ def fill(hub: Hub, folder: Path, texts: Texts) -> None:
         hub.tags[f"datasets/{name}", tag] = hub.heads[f"datasets/{name}"]
     for address, (code, columns) in BITEXTS.items():
         path = folder / "bitext" / address.rpartition("/")[2]
-        pairs = [(texts.text("en"), texts.text(code)) for _ in range(MANY if code != "sw" else texts.swahili)]
+        pairs = [(texts.text("en"), texts.text(code)) for _ in range(MANY)]
         repositories.raw_bitext(path, code, columns, pairs)
         hub.files[address] = path.read_bytes()
     corpus = [texts.text(code) for code in ("en", "sw", "bn", "te", "ja") for _ in range(200)]
@@ -150,7 +151,7 @@ def orca_math(texts: Texts, folder: Path) -> None:
             "question": f"{texts.text('en')} What is {n} plus {n + 2}?",
             "answer": f"{texts.text('en')} It is {2 * n + 2}.",
         }
-        for n in range(texts.math)
+        for n in range(2 * MANY)
     ]
     parquet(folder / "data/train-00000-of-00001.parquet", rows)
 
@@ -176,14 +177,14 @@ def bongchat(texts: Texts, folder: Path) -> None:
 def inkuba(texts: Texts, folder: Path) -> None:
     repositories.inkuba(folder)
     more = {"task": "mmt", "data_source": "nllb"}
-    rows = [row | more for row in texts.rows(texts.swahili, instruction="sw", inputs="sw", targets="sw")]
+    rows = [row | more for row in texts.rows(MANY, instruction="sw", inputs="sw", targets="sw")]
     parquet(folder / "data/swahili_train-00000-of-00001.parquet", [*rows, rows[0] | {"inputs": None}])
 
 
 def xp3mt(texts: Texts, folder: Path) -> None:
     repositories.xp3mt(folder)
     (file,) = (folder / "sw").glob("*.jsonl")
-    jsonl(file, texts.rows(texts.swahili, inputs="sw", targets="sw"))
+    jsonl(file, texts.rows(MANY, inputs="sw", targets="sw"))
 
 
 def llm_japanese(texts: Texts, folder: Path) -> None:

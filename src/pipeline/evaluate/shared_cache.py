@@ -6,8 +6,8 @@ positions, not columns, so that models with windows are exact too.
 
 transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not used: it generates but
 gives no likelihoods of given continuations, it ends an answer at end tokens only and not at the stop strings of the
-tasks, and on a CPU its attention over all requests at once costs eight times what this does (scripts/bench_eval.py
-measures it beside).
+tasks, and on a CPU its attention over all requests at once costs eight times what this does (measured at
+commit fb35b6d).
 """
 
 from __future__ import annotations
