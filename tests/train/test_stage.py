@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -14,9 +15,13 @@ from safetensors.torch import load_file
 from tiny_words import FEW
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.config.compose import compose
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.launch import in_process, preflight
 from pipeline.runs.manifest import read_manifest
+from pipeline.stages.rows import build
+from pipeline.train import load
 from pipeline.train.examples import datasets_of
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
@@ -117,6 +122,22 @@ def test_the_validation_loss_before_the_first_step(
     assert first["validation_loss"] == pytest.approx(total / count, rel=1e-4)
     with pytest.raises(PipelineError, match="sft.validate_at_start=true needs validation rows: give data.validation"):
         make_run("stage=sft", *start, "expert=math", "sft.validate_at_start=true")
+
+
+def test_what_does_not_fit_is_refused_before_the_base_is_loaded(
+    world: Path, base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By each process that makes runs, a job's too."""
+    monkeypatch.setattr(preflight, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(preflight, "gpu_memory", lambda: 1000)
+    monkeypatch.setattr(load, "load_model", lambda *_: pytest.fail("the base was loaded"))
+    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW, "seed=77"]
+    for way in (["recipe=sandbox_math"], ["sft=lora", "recipe=sandbox_lora"]):
+        run: Any = build(compose([*words, *way, f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
+        with pytest.raises(
+            PipelineError, match=r"GB of memory on each GPU, and these have 0: no hardware="
+        ):
+            in_process.make_run(run)
 
 
 def test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas(

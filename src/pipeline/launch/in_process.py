@@ -78,7 +78,8 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
-    of_training = isinstance(run.config, TrainStage)
+    if of_training := isinstance(run.config, TrainStage):
+        refuse_too_large([run])  # its base is here now, whose shape may not have been known before
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):
         stage_function(run)  # imports, before the run's time is taken
