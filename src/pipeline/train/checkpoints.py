@@ -133,7 +133,7 @@ class Checkpoints(TrainerCallback):
         due = minutes is not None and time.monotonic() - self.saved >= 60 * minutes
         request = 2.0 if self.asked_to_stop else float(due)
         if self.trainer.args.world_size > 1:
-            if step % LOOK:
+            if step % LOOK and minutes != 0:  # 0: after each step, as all of them know
                 return False
             shared = torch.tensor(request, device=self.trainer.args.device)
             torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
