@@ -148,7 +148,7 @@ def test_another_family_and_a_mixture_of_experts(here: Path, call: Callable[...,
     words = [CONF, "stage=sft", "expert=swahili", *TRAIN[1:], "sft=partial", "partition=own"]
     words += ["partition.bottom_layers=1", "partition.top_layers=1"]
     refused = call(*words, "model=./gemma2")
-    assert refused.status == 1 and refused.err.endswith("set model.attn_implementation=eager\n"), refused.err
+    assert refused.status == 1 and refused.err.endswith("give model.attn_implementation=eager\n"), refused.err
     trained = call(*words, "model=./gemma2", "model.attn_implementation=eager")
     assert trained.status == 0, trained.err
     before = AutoModelForCausalLM.from_pretrained("gemma2").state_dict()

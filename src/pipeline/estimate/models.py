@@ -12,25 +12,31 @@ from pipeline.errors import PipelineError
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
-_shapes: dict[str, Shape] = {}  # by the hash of what has it
-
 
 def shape_for(run: Run) -> Shape:
     """The shape of the model that a run trains or scores, by its base: a folder that is here, or a known one."""
-    if shape := shape_of_parent(run):
+    changed = run.runs_dir.stat().st_mtime_ns if run.runs_dir.is_dir() else 0
+    if shape := shape_of_parent(run, _known(run.runs_dir, changed)):
         return shape
     raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
 
 
-def shape_of_parent(run: Parent) -> Shape | None:
+@lru_cache(maxsize=8)
+def _known(runs_dir: Path, changed: int) -> dict[str, Shape]:
+    """Hash -> shape, until another run is published, whose files may say otherwise than its name."""
+    return {}
+
+
+def shape_of_parent(run: Parent, known: dict[str, Shape]) -> Shape | None:
     """That of its folder, of what it is derived from, or of the model that it names; None where it is not known."""
-    if run.hash not in _shapes:
+    if run.hash not in known:
         shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
-        shape = shape or next(filter(None, map(shape_of_parent, models_of(run))), None) or named_shape(run)
+        behind = (shape_of_parent(parent, known) for parent in models_of(run))
+        shape = shape or next(filter(None, behind), None) or named_shape(run)
         if shape is None:
             return None
-        _shapes[run.hash] = shape
-    return _shapes[run.hash]
+        known[run.hash] = shape
+    return known[run.hash]
 
 
 def named_shape(run: Parent) -> Shape | None:

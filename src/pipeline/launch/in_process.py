@@ -78,11 +78,12 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
-    if of_training := isinstance(run.config, TrainStage):
-        refuse_too_large([run])  # its base is here now, whose shape may not have been known before
+    of_training = isinstance(run.config, TrainStage)
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):
         stage_function(run)  # imports, before the run's time is taken
+        if of_training and why_not_finished(run):
+            refuse_too_large([run])  # its base is here now, whose shape may not have been known before
         return make_once(run, stage_function(run), bytes_needed, predicted_seconds, guess(run))
 
 
