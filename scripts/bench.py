@@ -506,8 +506,8 @@ def plan(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     shipped = json.loads(text)
     runs_dir, tables = folder / "runs", folder / "conf/tables"
     for number in range(100 if asked.small else 10_000):
-        digits = f"{number:064x}"
-        run = runs_dir / f"other-{number}-{digits[-8:]}"
+        digits = f"{number:08x}{0:056x}"  # a folder is named by the first eight
+        run = runs_dir / f"other-{number}-{digits[:8]}"
         run.mkdir(parents=True)
         (run / "manifest.json").write_text(text.replace(shipped["hash"], digits).replace(shipped["name"], run.name))
     tables.mkdir(parents=True)

@@ -31,8 +31,8 @@ def shape_of_parent(run: Parent, known: dict[str, Shape]) -> Shape | None:
     """That of its folder, of what it is derived from, or of the model that it names; None where it is not known."""
     if run.hash not in known:
         shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
-        behind = (shape_of_parent(parent, known) for parent in models_of(run))
-        shape = shape or next(filter(None, behind), None) or named_shape(run)
+        inherited = (shape_of_parent(parent, known) for parent in models_of(run))
+        shape = shape or next(filter(None, inherited), None) or named_shape(run)
         if shape is None:
             return None
         known[run.hash] = shape
