@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PIECES = 700  # of the vocabulary, special tokens aside
+PIECES = 1100  # of the vocabulary, special tokens aside
 SHARDS = 4  # files of weights, as of 8B in bfloat16
 ENDING = 0.97  # of random contexts are followed by the end of the answer
 ZEROS = 0.05  # of the weights are 0, which a step moves at any rate: others stay in bfloat16 at rates of a warm-up

@@ -75,10 +75,11 @@ def fill(hub: Hub, folder: Path) -> None:
         hub.tags[f"datasets/{name}", tag] = hub.heads[f"datasets/{name}"]
     for address, (code, columns) in BITEXTS.items():
         path = folder / "bitext" / address.rpartition("/")[2]
-        pairs = [(texts.text("en"), texts.text(code)) for _ in range(MANY)]
+        pairs = [(texts.text("en"), texts.text(code)) for _ in range(rows_of(code))]
         repositories.raw_bitext(path, code, columns, pairs)
         hub.files[address] = path.read_bytes()
     corpus = [texts.text(code) for code in ("en", "sw", "bn", "te", "ja") for _ in range(200)]
+    corpus += [f"What is {n} plus {n + 2}? It is {2 * n + 2}." for n in range(90)] * 4
     corpus += [family.chat for family in FAMILIES.values() if isinstance(family.chat, str)] * 20
     for seed, name in enumerate(FAMILIES):
         write_model(name, folder / "models" / name, corpus, seed)
@@ -126,7 +127,13 @@ BITEXTS = {  # path of the address -> language, columns
 REVISIONS = {"lelapa/Inkuba-instruct": "a417af0dd9fff92950f037857b0cfa6980cfc743"}
 TAGS = {"izumi-lab/llm-japanese-dataset": "1.0.3"}
 MANY = 150  # rows of a set that gives a share
+A_SIDE = 66_000  # rows of math and of Swahili: table A.3's trainings take 64,000 of each
 PAGE = {"en": 1100, "bn": 400}  # words of a page of plain text: 1,100 tokens
+
+
+def rows_of(code: str) -> int:
+    """Rows of each set of a language that gives a share: Swahili has three of them."""
+    return A_SIDE // 3 if code == "sw" else MANY
 
 
 def training_sets() -> dict[str, Write]:
@@ -148,10 +155,10 @@ def orca_math(texts: Texts, folder: Path) -> None:
     repositories.orca_math(folder)
     rows = [
         {
-            "question": f"{texts.text('en')} What is {n} plus {n + 2}?",
-            "answer": f"{texts.text('en')} It is {2 * n + 2}.",
+            "question": f"{texts.text('en')} What is {n % 90} plus {n % 90 + 2}?",
+            "answer": f"{texts.text('en')} It is {2 * (n % 90) + 2}.",
         }
-        for n in range(2 * MANY)
+        for n in range(A_SIDE)
     ]
     parquet(folder / "data/train-00000-of-00001.parquet", rows)
 
@@ -177,14 +184,14 @@ def bongchat(texts: Texts, folder: Path) -> None:
 def inkuba(texts: Texts, folder: Path) -> None:
     repositories.inkuba(folder)
     more = {"task": "mmt", "data_source": "nllb"}
-    rows = [row | more for row in texts.rows(MANY, instruction="sw", inputs="sw", targets="sw")]
+    rows = [row | more for row in texts.rows(rows_of("sw"), instruction="sw", inputs="sw", targets="sw")]
     parquet(folder / "data/swahili_train-00000-of-00001.parquet", [*rows, rows[0] | {"inputs": None}])
 
 
 def xp3mt(texts: Texts, folder: Path) -> None:
     repositories.xp3mt(folder)
     (file,) = (folder / "sw").glob("*.jsonl")
-    jsonl(file, texts.rows(MANY, inputs="sw", targets="sw"))
+    jsonl(file, texts.rows(rows_of("sw"), inputs="sw", targets="sw"))
 
 
 def llm_japanese(texts: Texts, folder: Path) -> None:
