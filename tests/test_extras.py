@@ -74,6 +74,7 @@ def test_without_extras_a_table_is_made(core: Path, world: Path) -> None:
     ("file", "words"),
     [
         ("mergekit", "stage=merge merge=mergekit merge.file=x.yaml"),
+        ("compare", "stage=compare results=[a,b]"),
         ("search", "stage=search merge=soup eval=mgsm_0shot"),
     ],
 )
@@ -85,4 +86,4 @@ def test_a_missing_extra_is_named(core: Path, file: str, words: str) -> None:
 
 
 def test_extras_are_options_like_those_of_other_packages() -> None:
-    assert {"search"} <= set(conf.options("stage")) and "mergekit" in conf.options("merge")
+    assert {"compare", "search"} <= set(conf.options("stage")) and "mergekit" in conf.options("merge")

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.stages import CompareStage
 from pipeline.errors import PipelineError
+from pipeline.extras.compare import CompareStage
+from pipeline.extras.logs import compare_logs
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.logs import compare_logs
 from pipeline.report.write import write_report
 
 LOGS = Path(__file__).parent / "logs"
@@ -206,7 +206,7 @@ def test_three_models_are_compared_in_pairs(tmp_path: Path) -> None:
 def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
     """On all items of a log, also over two epochs: matched with itself under another name."""
     renamed = Path(shutil.copy(only_file(STRONG, "*.eval"), tmp_path / "renamed.eval"))
-    from pipeline.report.logs import read_inspect
+    from pipeline.extras.logs import read_inspect
 
     (log,) = read_inspect(renamed)
     assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"
@@ -345,8 +345,6 @@ def test_damaged_eval_files(tmp_path: Path) -> None:
 
 
 def test_the_page_of_hostile_logs(tmp_path: Path) -> None:
-    from pipeline.commands.compare import compare
-
     evil = "</script><script>alert(1)</script>\x00\ud800\r\n<!--{{ 7*7 }}"
     copies = [copy_of(entry, tmp_path) for entry in (GUESSES, TINY)]
     for number, copy in enumerate(copies):
@@ -362,7 +360,7 @@ def test_the_page_of_hostile_logs(tmp_path: Path) -> None:
         rewrite_lines(file, lambda rows: [row | {"target": evil, "resps": evil, "filter": evil} for row in rows])
         (copy / file.parent.name / "samples_..").mkdir()
         file.rename(copy / file.parent.name / file.name.replace("samples_sums", "samples_../su.ms"))  # fmt: skip
-    page = compare(CompareStage(stage="compare", results=[*map(str, copies)], runs_dir=str(tmp_path / "runs")))
+    page = CompareStage(stage="compare", results=[*map(str, copies)], runs_dir=str(tmp_path / "runs")).answer()
     html = page.read_text(encoding="utf-8")
     assert "<script>alert" not in html and "alert(1)" in html and "{{ 7*7 }}" in html
     assert html.count("</script>") == 3 and "\ud800" not in html

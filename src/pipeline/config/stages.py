@@ -27,7 +27,6 @@ __all__ = [
     "CheckStage",
     "Clean",
     "CleanStage",
-    "CompareStage",
     "Data",
     "DataStage",
     "Eval",
@@ -372,13 +371,6 @@ class Show(Knobs):
 class ShowStage(Stage):
     run: str = knob(run=True)  # the finished run that is shown
     show: Show = part(Show)
-
-
-@dataclass
-class CompareStage(Stage):
-    """The report page of what `lm_eval --log_samples` and inspect_ai wrote, for two models or more."""
-
-    results: list[str] = knob()  # folders or files of these tools, the baseline first: [DIR_A, DIR_B]
 
 
 @dataclass

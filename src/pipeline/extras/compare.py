@@ -1,0 +1,35 @@
+"""Stage compare: the report page of what lm_eval or inspect_ai wrote, for two models or more."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.knob import knob
+from pipeline.config.stages import Stage
+from pipeline.progress import say
+
+
+@dataclass
+class CompareStage(Stage):
+    """The report page of what `lm_eval --log_samples` and inspect_ai wrote, for two models or more."""
+
+    results: list[str] = knob()  # folders or files of these tools, the baseline first: [DIR_A, DIR_B]
+
+    def answer(self) -> Path:
+        """Write the page of the comparison to runs_dir/reports, and its verdict to standard error. Returns its path."""
+        from pipeline.extras.logs import compare_logs
+        from pipeline.report.compare import headline_sentences
+        from pipeline.report.write import write_report
+
+        entries = self.results
+        digits = hashlib.sha256("\n".join(str(Path(entry).resolve()) for entry in entries).encode()).hexdigest()[:8]
+        name = f"compare-{digits}"
+        command = shlex.join(["python", "-m", "pipeline", "stage=compare", f"results=[{','.join(entries)}]"])
+        results = compare_logs(entries, name, command)
+        page = write_report(results, Path(self.runs_dir) / "reports" / name)
+        for sentence in [*headline_sentences(results.contrasts, results.primary), results.note]:
+            say(sentence)
+        return page
