@@ -174,6 +174,11 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
     assert expected_rows(run.parents["data"]) == 90 and expected_steps(run) == 22 and planned_steps(run) is None
     assert seconds(run) > 0 and (memory_here(run) or 0) > LIBRARIES
+    one, two = (
+        memory_here(of(*words, "data.validation=10", "sft.micro_batch_size=1", f"sft.processes={count}"))
+        for count in (1, 2)
+    )
+    assert one and two == 2 * one
     sized = of(*words, "sft.batch_size=4", "data.size=40", f"runs_dir={tmp_path}/runs")
     assert expected_steps(sized) == planned_steps(sized) == 10
     fewer = of(*words, "sft.batch_size=4", "data.size=400", "data.allow_fewer=true", f"runs_dir={tmp_path}/runs")

@@ -93,7 +93,8 @@ def plan_text(
         causes = [cause.replace("every.", "") for cause in causes]
     history = History(finished_manifests(Path(config.runs_dir)))
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
-    time = history.sum([run for run in runs if run.hash in reasons], workers)
+    remaining = [run for run in runs if run.hash in reasons]
+    time = history.sum(remaining, workers).removeprefix("?, not including ")
     parts = [
         about,
         f"{len(reasons)} of {len(runs)} runs to compute here: {time}",
@@ -101,9 +102,9 @@ def plan_text(
         omitted,
     ]
     head = "; ".join([*filter(None, parts), *([pluralize(len(causes), "problem")] if causes else [])])
-    text = "\n".join(
-        [head, show_runs(runs, history, reasons, config.plan.lines), *(cost.lines() if cost else []), *more, head]
-    )
+    needed = cost.lines() if cost else [] if visible_gpus() else memory_lines(remaining)
+    shown = show_runs(runs, history, reasons, config.plan.lines)
+    text = "\n".join([head, shown, *cut_lines(remaining), *needed, *more, head])
     if causes:
         raise PipelineError("\nerror: ".join(causes), output=text)
     return text
@@ -126,8 +127,7 @@ def not_planned(planning: Planning) -> list[str]:
 
 
 def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> str:
-    """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs and
-    memory."""
+    """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs."""
     rows = [("run", "stage", "seconds", "state")]
     for run in runs:
         if run.hash in reasons:
@@ -144,9 +144,6 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
         missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
         lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
         lines += [*inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
-    remaining = [run for run in runs if run.hash in reasons]
-    lines += cut_lines(remaining)
-    lines += memory_lines(remaining) if not visible_gpus() else []
     return "\n".join(lines)
 
 

@@ -204,11 +204,12 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
 
 
 def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> float | None:
-    """Bytes that a process of a training, with rows as in `memory_of`, or a score takes of this machine's memory, or of
-    its GPU's; None for others and unknown models."""
+    """Bytes that a training, with rows as in `memory_of`, takes of each GPU or, in all processes, of this machine, or
+    that a score takes of this machine; None for others and unknown models."""
     try:
         if isinstance(run.config, TrainStage):
-            return memory_of(run, shape_for(run), run.config.sft, on_gpu, row)
+            sft = run.config.sft
+            return memory_of(run, shape_for(run), sft, on_gpu, row) * (1 if on_gpu else sft.processes)
         if isinstance(run.config, EvalStage):
             return scoring_memory(shape_for(run), QuestionSet(1, 0, 0), dtype_of(run), 1)["weights"] + LIBRARIES
     except (PipelineError, KeyError, OSError, ValueError):

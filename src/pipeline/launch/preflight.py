@@ -77,10 +77,8 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     on_gpu = bool(visible_gpus())
     room, largest, needed = gpu_memory() if on_gpu else cpu.memory(), None, 0.0
     for run in runs:
-        is_training = isinstance(run.config, TrainStage)
-        if is_training or not on_gpu:
-            of_process = memory_here(run, on_gpu, row=0) or 0.0
-            size = of_process * run.config.sft.processes if is_training and not on_gpu else of_process
+        if isinstance(run.config, TrainStage) or not on_gpu:
+            size = memory_here(run, on_gpu, row=0) or 0.0
             largest, needed = (run, size) if size > needed else (largest, needed)
     if largest is None or room is None or needed <= room:
         return
