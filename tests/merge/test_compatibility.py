@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 
 import pytest
@@ -356,9 +355,8 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_that_looks_finished(tmp_
     process.wait()
     assert {path.name for path in runs_dir.iterdir()} - {".digests"} == {".work"}
     assert not list(runs_dir.glob(".work/*/manifest.json"))
-    begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().startswith(str(runs_dir)) and time.perf_counter() - begun < 60
+    assert done.stdout.strip().startswith(str(runs_dir))
     assert "torch" not in done.stderr
 
 
