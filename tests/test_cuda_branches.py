@@ -24,7 +24,7 @@ from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
-from pipeline.train import load, optim, processes, recipe
+from pipeline.train import load, processes, recipe
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -152,11 +152,11 @@ def test_attentions_are_those_of_transformers() -> None:
 def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     stances: list[str] = []
     monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
-    recipe = Sft(name="full", weights="bfloat16", optimizer="adamw_8bit")
-    kind, given = optim.torchao_optimizer(recipe)
+    sft = Sft(name="full", weights="bfloat16", optimizer="adamw_8bit")
+    kind, given = recipe.torchao_optimizer(sft)
     assert (kind.__name__, given["bf16_stochastic_round"], stances) == ("AdamW8bit", True, [])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    optim.torchao_optimizer(recipe)
+    recipe.torchao_optimizer(sft)
     assert stances == ["force_eager"]
 
 

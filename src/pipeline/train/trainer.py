@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from itertools import islice
 from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
-from pipeline.train.order import InOrder, order_of_turns, sort_by_length
 from pipeline.train.steps import side_of_step
 from pipeline.train.trainable import Parts
 
@@ -64,7 +64,9 @@ class Trainer(SFTTrainer):
         counts = {side: len(rows) for side, rows in self.sets.items()}
         lengths = [len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]]
         order = order_of_turns(counts, self.sft, self.args.max_steps, self.args.seed)
-        batches = InOrder(sort_by_length(order, lengths, self.sft.batch_size), self.args.per_device_train_batch_size)
+        order = sort_by_length(order, lengths, self.sft.batch_size)
+        # processes take every n-th micro-batch: a step's are the same rows, however many processes share them
+        batches = BatchSampler(order, self.args.per_device_train_batch_size, drop_last=False)
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
@@ -130,3 +132,33 @@ class Toggle(TrainerCallback):
         for side, parameters in self.parameters.items():
             for parameter in parameters:
                 parameter.requires_grad_(side == turn)
+
+
+# ---------------------------------------------------------------------------------------------------- order of rows
+
+
+def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
+    """Row numbers of sft.epochs passes, one after the other, each shuffled with the next draws of the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    for _ in range(sft.epochs):
+        order += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
+    return order
+
+
+def order_of_turns(rows: dict[str, int], sft: Sft, steps: int, seed: int) -> list[int]:
+    """Row numbers of the steps; those of a step are all from one side's set. They count the sets' rows one set after
+    the other. Each set is shuffled by the seed, anew for each pass."""
+    orders, first = {}, 0
+    for number, (side, count) in enumerate(rows.items()):
+        orders[side] = iter([first + row for row in pass_order(count, sft, seed * len(rows) + number)])
+        first += count
+    turns = (side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(steps))
+    return [row for side in turns for row in islice(orders[side], sft.batch_size)]
+
+
+def sort_by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """`order` with the rows of each `step` of them sorted by length: micro-batches need hardly any padding, and a
+    step's rows, and so its loss, stay the same."""
+    steps = (order[start : start + step] for start in range(0, len(order), step))
+    return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
