@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
@@ -48,13 +47,7 @@ class Trainer(SFTTrainer):
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
             self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, config, config.packing, None, side)
-        if others:
-            self.add_callback(Toggle(self))
         self.stop_backward_at_lowest()
-
-    def parameters_of(self, part: str) -> list[torch.nn.Parameter]:
-        parameters = dict(cast(Any, self.model).named_parameters())
-        return [parameters[name] for name in self.parts[part]]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
@@ -77,11 +70,19 @@ class Trainer(SFTTrainer):
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
+    def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
+        """Of two parts, that whose turn it is, by the step number only, is trained in this micro-batch."""
+        model: Any = self.model
+        if len(self.parts) > 1:
+            if self.is_fsdp_enabled:  # before a side is frozen: the dtype of a shard's gradients is settled here, if
+                model._get_fsdp_state()._lazy_init()  # it is trained then
+            turn = side_of_step(self.state.global_step, self.sft.steps_per_switch)
+            for side, names in self.parts.items():
+                for name in names:
+                    model.get_parameter(name).requires_grad_(side == turn)
+        return super().training_step(*args, **keywords)
+
     def create_optimizer(self, model: Any = None) -> Any:
-        """One optimizer over all parts, including the one that is frozen."""
-        for part in self.parts:
-            for parameter in self.parameters_of(part):
-                parameter.requires_grad_(True)
         self.stop_backward_at_lowest()
         return super().create_optimizer(model)
 
@@ -111,27 +112,6 @@ class Trainer(SFTTrainer):
         if self.is_fsdp_enabled and self.args.bf16:
             return torch.autocast(self.args.device.type, torch.bfloat16)
         return super().autocast_smart_context_manager(cache_enabled)
-
-
-class Toggle(TrainerCallback):
-    """Before each step, enables gradients of the part whose turn it is, by the step number only."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.parameters: dict[str, list[torch.nn.Parameter]] = {}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.parameters = {side: self.trainer.parameters_of(side) for side in self.trainer.parts}
-        if self.trainer.is_fsdp_enabled:
-            # before a side is frozen: FSDP2 settles the dtype of a shard's gradients once, if it is trained then
-            model: Any = self.trainer.model
-            model._get_fsdp_state()._lazy_init()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        turn = side_of_step(state.global_step, self.trainer.sft.steps_per_switch)
-        for side, parameters in self.parameters.items():
-            for parameter in parameters:
-                parameter.requires_grad_(side == turn)
 
 
 # ---------------------------------------------------------------------------------------------------- order of rows
