@@ -68,7 +68,7 @@ STAND_INS = {
     ),
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
     "train/recipe.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
-    "train/processes.py::init_process_group": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
+    "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
     "train/recipe.py::refuse_flat_shards": SHARDS,
     "train/trainer.py::Trainer.training_step": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(

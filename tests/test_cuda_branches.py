@@ -47,9 +47,9 @@ def test_every_branch_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
     script = load_script("cuda_branches")
     assert script.problems() == []
-    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/processes.py::init_process_group": 2})
+    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/processes.py::join_processes": 2})
     [more] = script.problems()
-    assert more.startswith("train/processes.py::init_process_group: CUDA decides in lines [")
+    assert more.startswith("train/processes.py::join_processes: CUDA decides in lines [")
     (tmp_path / "new.py").write_text(
         '"""cuda"""\ndef pick():\n    return "cuda" if torch.cuda.is_available() else "cpu"\n'
     )
@@ -164,10 +164,12 @@ def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch
     """accelerate takes NCCL where it is not told to be on a CPU."""
     met: list[bool] = []
     monkeypatch.setattr("accelerate.PartialState", lambda cpu, timeout: met.append(cpu))
-    processes.init_process_group()
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda of_this: ["of the first"])
+    run: Any = SimpleNamespace(lease=None)
+    processes.join_processes(run)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    processes.init_process_group()
-    assert met == [False, True]
+    processes.join_processes(run)
+    assert met == [False, True] and run.lease == "of the first"
 
 
 # ------------------------------------------------------------------------------------------------ scoring

@@ -115,7 +115,7 @@ def trainer_schedule(name: str, steps: int, decay_share: float) -> tuple[str, di
 def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
     """Set what depends on the number of steps, known after packing: the schedule, and when to validate."""
     args.max_steps = number
-    if sft.warmup_steps >= number and args.process_index == 0:
+    if sft.warmup_steps >= number:
         share = (number - 1) / sft.warmup_steps  # the first step has rate 0
         warn(
             f"sft.warmup_steps={sft.warmup_steps} of {number} steps: the rate ends at {share:.0%} of "
