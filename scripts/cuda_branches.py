@@ -67,10 +67,10 @@ STAND_INS = {
         "tests/runs/test_run.py::test_only_trainings_in_shards_are_others_than_before", 'return {"shards"'
     ),
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
-    "train/optim.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
-    "train/processes.py::init_process_group": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
+    "train/recipe.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
+    "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
     "train/recipe.py::refuse_flat_shards": SHARDS,
-    "train/trainer.py::Toggle.on_train_begin": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
+    "train/trainer.py::Trainer.training_step": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",

@@ -24,7 +24,7 @@ from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
-from pipeline.train import load, optim, processes, recipe
+from pipeline.train import load, processes, recipe
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -47,9 +47,9 @@ def test_every_branch_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """With a test and a line that are there; a new branch, one more in a function, and one that is gone, are named."""
     script = load_script("cuda_branches")
     assert script.problems() == []
-    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/processes.py::init_process_group": 2})
+    monkeypatch.setattr(script, "LINES", {**script.LINES, "train/processes.py::join_processes": 2})
     [more] = script.problems()
-    assert more.startswith("train/processes.py::init_process_group: CUDA decides in lines [")
+    assert more.startswith("train/processes.py::join_processes: CUDA decides in lines [")
     (tmp_path / "new.py").write_text(
         '"""cuda"""\ndef pick():\n    return "cuda" if torch.cuda.is_available() else "cpu"\n'
     )
@@ -152,11 +152,11 @@ def test_attentions_are_those_of_transformers() -> None:
 def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     stances: list[str] = []
     monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
-    recipe = Sft(name="full", weights="bfloat16", optimizer="adamw_8bit")
-    kind, given = optim.torchao_optimizer(recipe)
+    sft = Sft(name="full", weights="bfloat16", optimizer="adamw_8bit")
+    kind, given = recipe.torchao_optimizer(sft)
     assert (kind.__name__, given["bf16_stochastic_round"], stances) == ("AdamW8bit", True, [])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    optim.torchao_optimizer(recipe)
+    recipe.torchao_optimizer(sft)
     assert stances == ["force_eager"]
 
 
@@ -164,10 +164,12 @@ def test_processes_meet_as_gpus(cuda: list[str], monkeypatch: pytest.MonkeyPatch
     """accelerate takes NCCL where it is not told to be on a CPU."""
     met: list[bool] = []
     monkeypatch.setattr("accelerate.PartialState", lambda cpu, timeout: met.append(cpu))
-    processes.init_process_group()
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda of_this: ["of the first"])
+    run: Any = SimpleNamespace(lease=None)
+    processes.join_processes(run)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    processes.init_process_group()
-    assert met == [False, True]
+    processes.join_processes(run)
+    assert met == [False, True] and run.lease == "of the first"
 
 
 # ------------------------------------------------------------------------------------------------ scoring

@@ -31,9 +31,10 @@ from pipeline.runs.lease import Lease, take_lease
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.stop import UNFINISHED, heard_by
+from pipeline.runs.tracking import Tracker
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage
-from pipeline.train.processes import Relay, forward_signal, train_together
+from pipeline.train.processes import forward_signal, train_together
 from pipeline.train.progress import Progress
 
 STEPS = 6
@@ -210,14 +211,14 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
     rank = int(os.environ["RANK"])
     checkpoints.LOOK = 1  # look at each step
-    found = [stage.train(run, run.work, Relay(None))]
+    found = [stage.train(run, run.work, Tracker(None))]
     other = replace(run, config=replace(run.config, runs_dir=str(work)))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
         disturb(patch, 3 if rank else 0, lambda model: os.kill(os.getpid(), signal.SIGTERM))
-        stage.train(other, other.work, Relay(None))
+        stage.train(other, other.work, Tracker(None))
     record = resume.usable_resume_point(other)
     assert stopped.value.code == UNFINISHED and record is not None and record["step"] == 3
-    found.append(stage.train(other, other.work, Relay(None)))
+    found.append(stage.train(other, other.work, Tracker(None)))
     if rank == 0:
         told = [facts_of(facts, one.work) for facts, one in zip(found, (run, other), strict=True)]
         (work / "told.json").write_text(json.dumps([told, found[1]["resumed"]]))
@@ -231,7 +232,7 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
         make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
-        train_together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(whole_and_stopped, run, tmp_path, Tracker(None))
     assert ended.value.code == UNFINISHED
     (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())
     assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]

@@ -10,8 +10,7 @@ import tiny
 import torch
 
 from pipeline.train.memory import BYTES, bytes_per_parameter, rounds_stochastically
-from pipeline.train.optim import torchao_optimizer
-from pipeline.train.recipe import warn_of_rate
+from pipeline.train.recipe import torchao_optimizer, warn_of_rate
 
 CHOICES = list(BYTES)
 

@@ -16,9 +16,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipeline.errors import PipelineError
+from pipeline.runs.tracking import Tracker
 from pipeline.train import recipe as recipes
 from pipeline.train import stage
-from pipeline.train.processes import Relay, train_together
+from pipeline.train.processes import train_together
 from pipeline.train.save import save_model
 from pipeline.train.trainer import Trainer
 
@@ -244,7 +245,7 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
 
 def test_shards_have_the_dtypes_of_the_recipe(tmp_path: Path) -> None:
     """accelerate sets its own unless it is kept from it, which a newer version of it may need to be in another way."""
-    facts = train_together(dtypes, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+    facts = train_together(dtypes, run_of(2), tmp_path, Tracker(None))
     for name, knobs in DTYPES.items():
         copies, shards = facts["ddp"][name], facts["fsdp2"][name]
         kept = ["float32" if "adapter" in knobs else knobs["weights"]]
@@ -262,13 +263,13 @@ def test_shards_have_the_dtypes_of_the_recipe(tmp_path: Path) -> None:
 
 def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"^sft.learning_rate=9: lower it$"):
-        train_together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
 
 def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
-        train_together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
 
 def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,10 @@ from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides_of_all
 from pipeline.train import recipe as recipes
-from pipeline.train.order import order_of_turns, pass_order
 from pipeline.train.recipe import refuse_flat_shards
 from pipeline.train.steps import side_of_step, steps_of
 from pipeline.train.trainable import choose_parameters
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Trainer, order_of_turns, pass_order
 
 RATE, WARMUP, CLIP = 1e-2, 2, 0.5
 WORDS = dict(

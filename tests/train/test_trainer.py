@@ -20,12 +20,10 @@ from pipeline.errors import PipelineError
 from pipeline.train.examples import check_lengths, cut_rows, make_dataset
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches
-from pipeline.train.optim import trainer_schedule
-from pipeline.train.order import pass_order, sort_by_length
-from pipeline.train.recipe import plan_steps, trainer_arguments
+from pipeline.train.recipe import plan_steps, trainer_arguments, trainer_schedule
 from pipeline.train.save import lost_movements, save_model
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Trainer, pass_order, sort_by_length
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 

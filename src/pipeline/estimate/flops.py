@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
+from pipeline.models.anatomy import Site
 from pipeline.models.shape import Shape
-from pipeline.train.memory import WIDTH, Trained, adapter_parameters, bytes_per_parameter, trained_parameters
+from pipeline.train.memory import OUTSIDE, WIDTH, Trained, adapter_parameters, bytes_per_parameter, trained_parameters
 
 # ---------------------------------------------------------------------------------------------------- cards
 
@@ -66,20 +67,20 @@ def training_flops(
     Attention over s positions of width w: 4 s w forward, twice that backward (PaLM, appendix B). Input embeddings are
     looked up: 0. LoRA saves the weights' gradients and adds its own products.
     """
-    outside = trained.outside and not lora_rank  # adapters sit in layers
-    lowest = 0 if outside else min(trained.attention | trained.mlp)
+    outside = OUTSIDE in trained and not lora_rank  # adapters sit in layers
+    lowest = 0 if outside else min(site.layer for site in trained if site.layer is not None)
     core = 4 * length * shape.heads * shape.head_width
     total = 2.0 * shape.embedding * (4 if outside else 3)
-    of_attention, of_mlp = adapter_parameters(shape, lora_rank)
+    adapters, matrices = adapter_parameters(shape, lora_rank), {"attention": shape.attention, "mlp": shape.mlp}
     for layer in range(shape.layers):
-        adapter = of_attention * (layer in trained.attention) + of_mlp * (layer in trained.mlp)
+        kinds = [kind for kind in matrices if Site(layer, kind) in trained]
+        adapter = sum(adapters[kind] for kind in kinds)
         weights = shape.attention + shape.mlp + adapter
         total += 2 * weights + core
         if layer < lowest:
             continue
         total += 2 * weights + 2 * core + (2 * weights + core if checkpointing else 0)
-        moved = shape.attention * (layer in trained.attention) + shape.mlp * (layer in trained.mlp)
-        total += 2 * (adapter if lora_rank else moved)
+        total += 2 * (adapter if lora_rank else sum(matrices[kind] for kind in kinds))
         if layer == lowest and lora_rank:
             total -= 2 * shape.qkv  # the norm below is frozen too: nothing asks for the gradient of their input
     return total

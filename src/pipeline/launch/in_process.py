@@ -35,7 +35,7 @@ from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import RUN_STAGES, build
-from pipeline.train.processes import Relay, is_follower, launched_count
+from pipeline.train.processes import is_follower, launched_count
 
 OUT_OF_MEMORY = "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
 DEVICE_ERRORS = {  # what torch and NCCL print -> what to do
@@ -214,7 +214,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
     was_finished = not config.redo and why_not_finished(run) is None
     if is_follower():
         if not was_finished:
-            stage_function(run)(run, run.work, Relay(None))
+            stage_function(run)(run, run.work, None)  # the first logs
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from typing import Any
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): rerun the same command to resume. Slurm scripts requeue on it
@@ -38,7 +39,8 @@ def _handle_signal(number: int, frame: Any) -> None:
         if _interrupted:
             raise KeyboardInterrupt
         _interrupted = True
-        os.write(2, b"\ninterrupted: stopping in good order; Ctrl-C again stops at once\n")
+        if parent_process() is None:  # which prints it too
+            os.write(2, b"\ninterrupted: stopping in good order; Ctrl-C again stops at once\n")
     if _listeners:
         _listeners[-1](_signal_name)
     elif not isinstance(

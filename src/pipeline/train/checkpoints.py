@@ -24,7 +24,6 @@ from pipeline.runs import resume
 from pipeline.runs.run import Run
 from pipeline.runs.state import update_state
 from pipeline.runs.stop import UNFINISHED, heard_by
-from pipeline.train import processes
 from pipeline.train.progress import LOG
 from pipeline.train.steps import snapshot_steps
 
@@ -62,13 +61,13 @@ class Checkpoints(TrainerCallback):
         """Sign of life: where no other comes within sft.stall_minutes, the stacks of all threads are written, and the
         process ends with status 1."""
         if self.sft.stall_minutes is not None:
-            faulthandler.dump_traceback_later(60 * self.sft.stall_minutes, exit=True, file=processes.ERRORS)
+            faulthandler.dump_traceback_later(60 * self.sft.stall_minutes, exit=True, file=2)
 
     # ------------------------------------------------------------------------------------------ the trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat()
-        if self.first and state.global_step:
+        if state.global_step:
             say(f"{self.run.name}: resumes after step {state.global_step}")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -112,10 +111,10 @@ class Checkpoints(TrainerCallback):
         if self.asked_to_stop:
             if self.first:
                 update_state(self.run.workplace, step=state.global_step)
-                say(
-                    f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}, its resume point "
-                    "is written; rerun the same command to resume"
-                )
+            say(
+                f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}, its resume point is "
+                "written; rerun the same command to resume"
+            )
             raise SystemExit(UNFINISHED)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -21,7 +21,6 @@ under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from pipeline.config.training import Partition, Sft
@@ -35,17 +34,16 @@ BYTES = {  # (weights, optimizer) -> bytes per trained parameter
     ("float32", "adamw"): 16, ("float32", "adamw_8bit"): 10,
     ("bfloat16", "adamw"): 8, ("bfloat16", "adamw_bf16"): 8, ("bfloat16", "adamw_8bit"): 6,
 }  # fmt: skip
-
-
 # Neighbours in bfloat16 are 0.4 to 0.8 % apart: a second moment that changes by less than half of that a step and is
 # rounded to nearest, as in adamw_bf16, never falls. Once gradients are a tenth of what they were, weights move 0.98 as
 # far as in fp32 at 0.99, and 0.4 at 0.997 (results/bench/precision.json).
 MOST_BETA2 = 0.99
-
-
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
 WIDER = 1.6  # activations of products in fp32 over those in bf16
 CONTEXT, LIBRARIES = 1e9, 0.7e9  # bytes of CUDA's context on a GPU; on a CPU of Python, torch and transformers
+
+Trained = frozenset[Site]  # the halves of layers that are trained, a norm that both share, and what lies outside
+OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
 
 def bytes_per_parameter(sft: Sft) -> int:
@@ -89,51 +87,31 @@ def micro_batches(sft: Sft) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------------- what is trained
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The trained part of a model: layers whose attention, whose MLP is trained, and whether embeddings are."""
-
-    attention: frozenset[int]
-    mlp: frozenset[int]
-    outside: bool = False
-
-
 def full_model(shape: Shape) -> Trained:
     """All layers, embeddings and head."""
-    layers = frozenset(range(shape.layers))
-    return Trained(layers, layers, outside=True)
+    kinds = ("attention", "mlp", "shared_norm")[: 3 if shape.norms == 1 else 2]
+    return frozenset({OUTSIDE, *(Site(layer, kind) for layer in range(shape.layers) for kind in kinds)})
 
 
 def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
     """The math or language side of a partition, by the same predicate as freezing and swapping."""
-
-    def layers(kind: str) -> frozenset[int]:
-        return frozenset(
-            layer for layer in range(shape.layers) if side_of(partition, Site(layer, kind), shape.layers) == side
-        )
-
-    return Trained(
-        layers("attention"), layers("mlp"), side_of(partition, Site(None, "embedding"), shape.layers) == side
-    )
+    return frozenset(site for site in full_model(shape) if side_of(partition, site, shape.layers) == side)
 
 
 def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
     """Number of trained parameters, with norms and biases; with lora_rank those of adapters on all seven matrices."""
-    if lora_rank:
-        a, m = adapter_parameters(shape, lora_rank)
-        return len(trained.attention) * a + len(trained.mlp) * m
-    of_attention = shape.attention + shape.around_attention
     of_mlp = shape.mlp + shape.norms // 2 * shape.width
-    shared = shape.width * len(trained.attention & trained.mlp) if shape.norms == 1 else 0
-    layers = len(trained.attention) * of_attention + len(trained.mlp) * of_mlp + shared
-    return layers + (shape.outside if trained.outside else 0)
+    whole = {"attention": shape.attention + shape.around_attention, "mlp": of_mlp, "shared_norm": shape.width}
+    whole[OUTSIDE.kind] = shape.outside
+    sizes = adapter_parameters(shape, lora_rank) if lora_rank else whole
+    return sum(sizes.get(site.kind, 0) for site in trained)
 
 
-def adapter_parameters(shape: Shape, rank: int) -> tuple[int, int]:
-    """LoRA's parameters of a layer's (attention, MLP): rank x (inputs + outputs) of each matrix (Hu et al. 2022)."""
+def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
+    """LoRA's parameters of a layer's attention and MLP: rank x (inputs + outputs) of each matrix (Hu et al. 2022)."""
     queries, keys = shape.head_width * shape.heads, shape.head_width * shape.kv_heads
     attention = 2 * (shape.width + queries) + 2 * (shape.width + keys)
-    return rank * attention, rank * 3 * (shape.width + shape.inner)
+    return {"attention": rank * attention, "mlp": rank * 3 * (shape.width + shape.inner)}
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -175,7 +153,7 @@ def training_memory(
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width
     layer = cast * (shape.parameters - shape.outside) / shape.layers
-    embedding = 0 if lora or not any(part.outside for part in parts) else shape.embedding
+    embedding = 0 if lora or not any(OUTSIDE in part for part in parts) else shape.embedding
     one = (layer_bytes(shape, sft.weights) + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
     inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else one)
     top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding  # copies

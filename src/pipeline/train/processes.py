@@ -1,6 +1,6 @@
 """Several processes that train together, one a GPU: torch elastic starts those of one node, torchrun those of several.
 
-Rank 0 writes and answers; the others only train. Their terminal output is dropped, their errors are not.
+Rank 0 writes and answers; the others only train.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
-ERRORS = 2  # the descriptor of this process' error output, in those that print nothing a copy of it
-GRACE = 5  # seconds until processes are killed after another has failed
+GRACE = 5  # seconds until processes are killed after another has failed, or a second Ctrl-C
 
 
 def launched_count() -> int | None:
@@ -57,19 +58,15 @@ def check_launch(processes: int) -> None:
         )
 
 
-def init_process_group() -> None:
-    """Wait for all launched processes: the first one arrives when the run's parents are finished."""
+def join_processes(run: Run[TrainStage]) -> None:
+    """Wait for all launched processes, of which the first arrives when the run's parents are finished: all take its
+    lease."""
     import torch
     from accelerate import PartialState
-
-    PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
-
-
-def shared_lease(lease: str | None) -> str | None:
-    """The lease of the first process, broadcast to all."""
     from accelerate.utils import broadcast_object_list
 
-    return broadcast_object_list([lease])[0]
+    PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
+    run.lease = broadcast_object_list([run.lease])[0]
 
 
 def train_together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
@@ -83,14 +80,13 @@ def train_together(train: Train, run: Run[TrainStage], work: Path, tracker: Trac
     if count == 1:
         return train(run, work, tracker)
     if launched_count() is not None:
-        init_process_group()
-        run.lease = shared_lease(run.lease)
+        join_processes(run)
         return train(run, run.work, tracker)
     return start_processes(count, train, run, work, tracker)
 
 
 def start_processes(count: int, train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Train in processes of this machine. Signals reach them all; a second Ctrl-C kills them."""
+    """Train in processes of this machine. Signals reach them all; after a second Ctrl-C they have GRACE seconds."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -99,27 +95,24 @@ def start_processes(count: int, train: Train, run: Run[TrainStage], work: Path, 
         min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id=run.name, rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", shutdown_timeout=GRACE, signals_to_handle="SIGQUIT",
     )  # fmt: skip
-    told, refusals, ended = multiprocessing.get_context("spawn").SimpleQueue(), [], threading.Event()
+    inbox, outbox = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    refusals: list[str] = []
 
     def listen() -> None:
-        while not (ended.wait(0.1) and told.empty()):
-            while not told.empty():
-                message = told.get()
+        with suppress(EOFError):  # when all copies of the outbox are closed
+            while True:
+                message = inbox.recv()
                 refusals.append(message) if isinstance(message, str) else tracker.log(*message)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     try:
         with heard_by(forward_signal):
-            return elastic_launch(one_node, train_rank)(told, train, run, work)[0]
+            return elastic_launch(one_node, train_rank)(outbox, train, run, work)[0]
     except ChildFailedError as error:
         failed = error
-    except KeyboardInterrupt:
-        for child in multiprocessing.active_children():
-            child.kill()
-        raise
     finally:
-        ended.set()
+        outbox.close()
         listener.join()
     if refusals:
         raise PipelineError(refusals[0])
@@ -136,35 +129,19 @@ def forward_signal(signal_name: str) -> None:
             os.kill(child.pid or 0, signal.SIGTERM if signal_name == "SIGINT" else signal.Signals[signal_name])
 
 
-def train_rank(told: Any, train: Train, run: Run[TrainStage], work: Path) -> dict[str, Any]:
-    """Train in one of these processes, with its share of the cores."""
-    global ERRORS
+def train_rank(outbox: Connection, train: Train, run: Run[TrainStage], work: Path) -> dict[str, Any]:
+    """Train in one of these processes, with its share of the cores. What rank 0 logs, and why any refuses, goes to the
+    process that started it."""
     import torch
 
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(run.config.threads or max(1, torch.get_num_threads() // count))
-    if rank:
-        ERRORS = os.dup(2)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
+    torch.set_num_threads(run.config.threads or max(1, torch.get_num_threads() // run.config.sft.processes))
+    tracker: Any = SimpleNamespace(log=lambda numbers, step=None: outbox.send((numbers, step)))
     try:
         with handle_signals():
-            facts = train(run, work, Relay(told if rank == 0 else None))
+            facts = train(run, work, tracker)
     except PipelineError as error:
-        told.put(str(error))
+        outbox.send(str(error))
         raise
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return facts
-
-
-class Relay:
-    """The tracker in a training process: rank 0's logs go to the process that started it."""
-
-    def __init__(self, told: Any) -> None:
-        self.told = told
-
-    def log(self, numbers: dict[str, float], step: int | None = None) -> None:
-        if self.told is not None:
-            self.told.put((numbers, step))

@@ -13,7 +13,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
-from pipeline.train import examples, memory, optim, steps
+from pipeline.train import examples, memory, steps
 from pipeline.train.trainable import Parts
 from pipeline.train.trainer import Trainer
 
@@ -31,7 +31,7 @@ def trainer_of(
             model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
             train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
             eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
-            optimizer_cls_and_kwargs=None if sft.optimizer == "adamw" else optim.torchao_optimizer(sft),
+            optimizer_cls_and_kwargs=None if sft.optimizer == "adamw" else torchao_optimizer(sft),
         )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
@@ -88,16 +88,40 @@ def fsdp_arguments(sft: Sft) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
+def torchao_optimizer(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """torchao's AdamW with moments of 8 bits (Dettmers et al. 2022), or of bfloat16, and its settings.
+
+    Its steps are compiled, a kernel per shape; on a CPU they run uncompiled, as compiling costs more than it saves.
+    """
+    from torchao.optim import AdamW8bit
+    from torchao.optim.adam import _AdamW  # the same step with moments in the weights' dtype
+
+    if not torch.cuda.is_available():
+        torch.compiler.set_stance("force_eager")
+    kind = AdamW8bit if sft.optimizer == "adamw_8bit" else _AdamW
+    return kind, {
+        "lr": sft.learning_rate, "betas": (sft.adam_beta1, sft.adam_beta2), "eps": 1e-8,
+        "bf16_stochastic_round": memory.rounds_stochastically(sft),
+    }  # fmt: skip
+
+
+def trainer_schedule(name: str, steps: int, decay_share: float) -> tuple[str, dict[str, Any]]:
+    """The trainer's name and keywords of our schedule `name`. wsd decays linearly over the last share of steps."""
+    if name == "wsd":
+        return "warmup_stable_decay", {"num_decay_steps": max(1, round(steps * decay_share)), "decay_type": "linear"}
+    return {"linear": "linear", "constant": "constant_with_warmup"}[name], {}
+
+
 def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
     """Set what depends on the number of steps, known after packing: the schedule, and when to validate."""
     args.max_steps = number
-    if sft.warmup_steps >= number and args.process_index == 0:
+    if sft.warmup_steps >= number:
         share = (number - 1) / sft.warmup_steps  # the first step has rate 0
         warn(
             f"sft.warmup_steps={sft.warmup_steps} of {number} steps: the rate ends at {share:.0%} of "
             f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
         )
-    args.lr_scheduler_type, args.lr_scheduler_kwargs = optim.trainer_schedule(sft.schedule, number, sft.decay_share)
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = trainer_schedule(sft.schedule, number, sft.decay_share)
     args.eval_steps = max(1, number // 4)
 
 

@@ -7,12 +7,13 @@ tokens (sft.packing, cpt's default).
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import resource
 import shutil
 import warnings
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,9 @@ def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Train in one of the stage's processes; the first saves and returns the facts, the others none."""
-    with recorded_warnings() as told:
+    """Train in one of the stage's processes; the first speaks, saves and returns the facts, the others none."""
+    silence = redirect_stderr(io.StringIO()) if processes.is_follower() else nullcontext()
+    with recorded_warnings() as told, silence:
         facts = train_in_process(run, work, tracker)
     return facts | ({"warnings": told} if facts and told else {})
 
@@ -58,8 +60,8 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     tokenizer = load.load_tokenizer(run, rows, base)
     truncated = check_early(run, rows, tokenizer, base)
 
-    if not processes.is_follower():  # what happens before the first step can take a minute
-        say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
+    # what happens before the first step can take a minute
+    say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
     model, parts = choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
     trainer, counts = recipe.trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
     first, record = trainer.is_world_process_zero(), resume.usable_resume_point(run)
@@ -118,8 +120,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Pat
     """Number of rows that are truncated. Raises PipelineError, before weights are loaded, for what this base, these
     rows or this machine cannot do."""
     config = run.config
-    if not processes.is_follower():
-        recipe.warn_of_rate(config.sft)
+    recipe.warn_of_rate(config.sft)
     load.check_kernels(config)
     if base is not None:
         load.check_base(base, tokenizer)

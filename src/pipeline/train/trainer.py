@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from itertools import islice
 from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import DataLoader
-from transformers import TrainerCallback
+from torch.utils.data import BatchSampler, DataLoader
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
-from pipeline.train.order import InOrder, order_of_turns, sort_by_length
 from pipeline.train.steps import side_of_step
 from pipeline.train.trainable import Parts
 
@@ -48,13 +47,7 @@ class Trainer(SFTTrainer):
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
             self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, config, config.packing, None, side)
-        if others:
-            self.add_callback(Toggle(self))
         self.stop_backward_at_lowest()
-
-    def parameters_of(self, part: str) -> list[torch.nn.Parameter]:
-        parameters = dict(cast(Any, self.model).named_parameters())
-        return [parameters[name] for name in self.parts[part]]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
@@ -64,7 +57,9 @@ class Trainer(SFTTrainer):
         counts = {side: len(rows) for side, rows in self.sets.items()}
         lengths = [len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]]
         order = order_of_turns(counts, self.sft, self.args.max_steps, self.args.seed)
-        batches = InOrder(sort_by_length(order, lengths, self.sft.batch_size), self.args.per_device_train_batch_size)
+        order = sort_by_length(order, lengths, self.sft.batch_size)
+        # processes take every n-th micro-batch: a step's are the same rows, however many processes share them
+        batches = BatchSampler(order, self.args.per_device_train_batch_size, drop_last=False)
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
@@ -75,11 +70,19 @@ class Trainer(SFTTrainer):
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
+    def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
+        """Of two parts, that whose turn it is, by the step number only, is trained in this micro-batch."""
+        model: Any = self.model
+        if len(self.parts) > 1:
+            if self.is_fsdp_enabled:  # before a side is frozen: the dtype of a shard's gradients is settled here, if
+                model._get_fsdp_state()._lazy_init()  # it is trained then
+            turn = side_of_step(self.state.global_step, self.sft.steps_per_switch)
+            for side, names in self.parts.items():
+                for name in names:
+                    model.get_parameter(name).requires_grad_(side == turn)
+        return super().training_step(*args, **keywords)
+
     def create_optimizer(self, model: Any = None) -> Any:
-        """One optimizer over all parts, including the one that is frozen."""
-        for part in self.parts:
-            for parameter in self.parameters_of(part):
-                parameter.requires_grad_(True)
         self.stop_backward_at_lowest()
         return super().create_optimizer(model)
 
@@ -111,22 +114,31 @@ class Trainer(SFTTrainer):
         return super().autocast_smart_context_manager(cache_enabled)
 
 
-class Toggle(TrainerCallback):
-    """Before each step, enables gradients of the part whose turn it is, by the step number only."""
+# ---------------------------------------------------------------------------------------------------- order of rows
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.parameters: dict[str, list[torch.nn.Parameter]] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.parameters = {side: self.trainer.parameters_of(side) for side in self.trainer.parts}
-        if self.trainer.is_fsdp_enabled:
-            # before a side is frozen: FSDP2 settles the dtype of a shard's gradients once, if it is trained then
-            model: Any = self.trainer.model
-            model._get_fsdp_state()._lazy_init()
+def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
+    """Row numbers of sft.epochs passes, one after the other, each shuffled with the next draws of the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    for _ in range(sft.epochs):
+        order += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
+    return order
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        turn = side_of_step(state.global_step, self.trainer.sft.steps_per_switch)
-        for side, parameters in self.parameters.items():
-            for parameter in parameters:
-                parameter.requires_grad_(side == turn)
+
+def order_of_turns(rows: dict[str, int], sft: Sft, steps: int, seed: int) -> list[int]:
+    """Row numbers of the steps; those of a step are all from one side's set. They count the sets' rows one set after
+    the other. Each set is shuffled by the seed, anew for each pass."""
+    orders, first = {}, 0
+    for number, (side, count) in enumerate(rows.items()):
+        orders[side] = iter([first + row for row in pass_order(count, sft, seed * len(rows) + number)])
+        first += count
+    turns = (side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(steps))
+    return [row for side in turns for row in islice(orders[side], sft.batch_size)]
+
+
+def sort_by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """`order` with the rows of each `step` of them sorted by length: micro-batches need hardly any padding, and a
+    step's rows, and so its loss, stay the same."""
+    steps = (order[start : start + step] for start in range(0, len(order), step))
+    return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
