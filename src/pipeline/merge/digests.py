@@ -43,7 +43,7 @@ class SourceDigests:
         """Cache the digests of copied tensors, {tensor: digest}, for the next merge of the same sources."""
         by_file: dict[Path, dict[str, str]] = {}
         for name in digests:
-            copied = self.merge.copied_from(name) if name in self.merge.weights else None
+            copied = self.merge.copied_from(name)
             if copied and name not in self.known[copied[0]]:
                 by_file.setdefault(copied[1].file, {})[name] = digests[name]
         for file, tensors in by_file.items():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
     merge = merge_of(run)
-    config, rows, size = merge.config, merge.plan_rows(), merge.bytes()
+    config, rows, size = merge.config, merge.method.rows, merge.bytes()
     print_plan(config, run.parents, rows, size)
     free = shutil.disk_usage(work).free
     if free < size["written"]:
@@ -66,7 +66,7 @@ def write_card(run: Run[MergeStage], merge: Merging, work: Path) -> None:
     config = run.config
     split = resolve_partition(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
     made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, Path(config.runs_dir))
-    recipe = recipe_text(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split)
+    recipe = recipe_text(merge.config, run.parents, merge.method.rows, merge.bytes(), split)
     body = f"{recipe}\n{data_section(made_of)}"
     relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
     text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)

@@ -52,7 +52,7 @@ class Slerp(Merge):
             return lambda start, stop: weighted_sum([(a, first), (b, second)], name, start, stop)
 
         return Computed(
-            formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}", passes=2
+            formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
         )
 
 
