@@ -88,6 +88,10 @@ class Adapted(Checkpoint):
     settings: dict[str, Any] = field(kw_only=True)  # adapter_config.json
     uniform: bool = False
 
+    @property
+    def model(self) -> Checkpoint:
+        return self.base
+
     def stored(self, name: str) -> TensorInfo | None:
         """The base's bytes, of a float32 base's tensor that the adapter leaves alone."""
         info = self.base.info(name)

@@ -291,7 +291,7 @@ def open_merge(
     vocabulary = None
     if config.merges_vocabularies:
         sources, base, vocabulary = align_vocabularies(sources, base, config.vocabulary, config.files_from)
-    check_sources(sources, base, vocabulary=config.vocabulary, fixed=not config.merges_vocabularies)
+    check_sources(sources, base, vocabulary=config.vocabulary)
     method: Linear | Computed = config.decide(sources, base, partition, threads)
     if controlled := config.controlled_roles():
         assert base is not None
@@ -350,5 +350,7 @@ def _as_adapter(merge: Merging) -> Merging:
     merge.adapter = adapter = combine_adapters(merge.sources, changes)
     if not adapter.factors:
         raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
-    merge.method = Computed(lambda name: partial(adapter.rows, name), method.rows, changes=changes, measured=method.measured)
+    merge.method = Computed(
+        lambda name: partial(adapter.rows, name), method.rows, changes=changes, measured=method.measured
+    )
     return merge

@@ -40,9 +40,8 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     write_card(run, merge, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
-    digests = merge.write(work, sources.known, run.config.threads)
-    sources.cache_digests(digests)
     key = sources.key()
+    digests = merge.write(work, sources.known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts = measure_merge(merge, key, run.config.threads)
     return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **facts}
