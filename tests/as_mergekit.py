@@ -41,7 +41,7 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     models = [
         {
             "model": names[role],
-            "parameters": {"weight": weight_setting({n: w.get(role, 0.0) for n, w in merge.weights.items()})},
+            "parameters": {"weight": weight_setting({n: w.get(role, 0.0) for n, w in merge.method.weights.items()})},
         }
         for role in merge.sources
     ]

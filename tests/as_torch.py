@@ -8,7 +8,7 @@ import torch
 
 from pipeline.merge.merge import Merging
 from pipeline.models.arrays import matrix
-from pipeline.models.checkpoint import Checkpoint, torch_dtype
+from pipeline.models.checkpoint import torch_dtype
 
 
 def as_torch(source: Any, name: str) -> torch.Tensor:
@@ -18,8 +18,7 @@ def as_torch(source: Any, name: str) -> torch.Tensor:
         parts, shape, dtype = source.pieces(name), source.shape(name), source.stored_dtype(name)
     else:
         info = source.info(name)
-        read = source.stored_rows if isinstance(source, Checkpoint) else source.rows
-        parts, shape, dtype = [read(name, 0, matrix(info.shape)[0])], info.shape, info.dtype
+        parts, shape, dtype = [source.stored_rows(name, 0, matrix(info.shape)[0])], info.shape, info.dtype
     data = bytearray(b"".join(part.tobytes() for part in parts))
     kind = torch_dtype(dtype)
     return torch.frombuffer(data, dtype=kind).reshape(shape) if data else torch.empty(shape, dtype=kind)

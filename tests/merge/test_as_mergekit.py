@@ -128,7 +128,7 @@ def test_the_weights_of_a_swap_in_mergekits_words(models: dict[str, list[Path]])
         for name in merge.names:
             rules = one["parameters"]["weight"]
             value = next(rule["value"] for rule in rules if rule.get("filter", "") in name)
-            assert value == merge.weights[name].get(role, 0.0), (role, name)
+            assert value == merge.method.weights[name].get(role, 0.0), (role, name)
 
 
 def test_layer_1_is_no_part_of_layer_10() -> None:

@@ -64,7 +64,7 @@ def test_towers_come_from_one_source_whatever_the_method(tmp_path: Path, kind: s
         merge = open_merge(config, dict(zip("01", experts, strict=True)), base if config.needs_base() else None)
         beside = towers(merge.names)
         assert beside and all(torch.equal(as_torch(merge, name), as_torch(experts[1], name)) for name in beside)
-        assert {"where": "tower", "what": "all", "weights": {"1": 1.0}} in merge.plan_rows()
+        assert {"where": "tower", "what": "all", "weights": {"1": 1.0}} in merge.method.rows
         inside = next(
             name for name in merge.names if name.endswith("layers.0.mlp.up_proj.weight") and name not in beside
         )

@@ -47,7 +47,7 @@ def nothing_is_read(monkeypatch, what="read"):
 
     monkeypatch.setattr(files, "_digests_of", {})  # as another process
     monkeypatch.setattr(identity, "hash_tensor", refuse)
-    monkeypatch.setattr(identity, "_of_file", refuse)
+    monkeypatch.setattr(identity, "read_header", refuse)
     return refuse
 
 

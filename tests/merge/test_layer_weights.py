@@ -91,7 +91,7 @@ def test_task_arithmetic_with_weights_of_layers_by_hand(models: dict[str, list[P
         parts = [as_torch(source, name).double() for source in (base, math, language)]
         expected = parts[0] + 0.5 * (0.25 * (parts[1] - parts[0]) + second * (parts[2] - parts[0]))
         torch.testing.assert_close(as_torch(merge, name).double(), expected, rtol=2**-7, atol=1e-6)
-    told = {(row["where"], row["what"]): row["formula"] for row in merge.plan_rows()}
+    told = {(row["where"], row["what"]): row["formula"] for row in merge.method.rows}
     assert told["layer 3", "mlp"] == "base + 0.5 x (0.25 task vector 0 + 3 task vector 1)"
 
 

@@ -200,7 +200,7 @@ def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models,
                 assert torch.equal(parameter.data, as_torch(merge, name).to(torch.float32)), (name, merge.config)
         load(merge_of_one(folders[1]), "float32")
         changed = live.apply(bottom, 1)
-        kept = [name for name in bottom.names if bottom.weights[name] == {"math": 1.0}]
+        kept = [name for name in bottom.names if bottom.method.weights[name] == {"math": 1.0}]
         assert kept and sorted(changed) == sorted(set(bottom.names) - set(kept))
         assert loaded == [base.folder]
         (folders[2] / "tokenizer.json").write_text("[]")

@@ -43,7 +43,7 @@ def test_a_two_layer_swap_by_hand(tmp_path):
         "model.norm.weight": [2.0, 2.0],
         "lm_head.weight": [5.0, 5.0],
     }
-    assert merge.plan_rows() == [
+    assert merge.method.rows == [
         {"where": "embedding", "what": "all", "weights": {"math": 0.5, "language": 0.5}},
         {"where": "layer 0", "what": "all", "weights": {"language": 1.0}},
         {"where": "layer 1", "what": "all", "weights": {"math": 1.0}},
@@ -56,7 +56,7 @@ def test_a_weighted_soup_by_hand(tmp_path):
     experts = {"0": by_hand(tmp_path / "a", 2.0), "1": by_hand(tmp_path / "b", 10.0)}
     merge = open_merge(Soup(experts=["a", "b"], weights=[0.25, 0.75]), experts)
     assert all(as_torch(merge, name).tolist() == [8.0, 8.0] for name in TWO_LAYERS)
-    assert [row["where"] for row in merge.plan_rows()] == ["embedding", "layers 0-1", "final_norm", "head"]
+    assert [row["where"] for row in merge.method.rows] == ["embedding", "layers 0-1", "final_norm", "head"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_ties_equals_a_whole_model_reference(models):
     expected = flat(base) + (kept * agree).sum(0) / agree.sum(0).clamp(min=1)
     merged = torch.cat([as_torch(merge, name).flatten() for name in base.names])
     assert torch.equal(merged, expected.bfloat16())
-    assert merge.plan_rows()[0]["formula"] == "base + 1 x TIES of 2 task vectors, density 0.3, trim model"
+    assert merge.method.rows[0]["formula"] == "base + 1 x TIES of 2 task vectors, density 0.3, trim model"
 
 
 def test_merges_that_are_refused(tmp_path):
@@ -214,8 +214,6 @@ def test_merges_that_are_refused(tmp_path):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, deep)
     with pytest.raises(PipelineError, match="needs the sources"):
         open_merge(Soup(experts=["a", "b"]), {"0": one})
-    with pytest.raises(PipelineError, match="merge.dtype must be one of"):
-        open_merge(Soup(experts=["a", "b"], dtype="int8"), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})
     narrow = by_hand(tmp_path / "narrow", 1.5, torch.bfloat16)

@@ -120,6 +120,6 @@ def test_the_card_lists_what_was_used(
     base, math, language = map(str, models["llama"])
     asked = words.replace("MATH", math).replace("LANGUAGE", language).split()
     told = (make_run("stage=merge", *asked, f"merge.base={base}") / "README.md").read_text(encoding="utf-8")
-    settings = told.partition("| setting | value |")[2].partition("| source | run |")[0]
+    settings = told.partition("| setting | value |")[2].partition("```text")[0]
     assert all(f"| {row} |" in settings for row in there), settings
     assert not [key for key in absent if key in settings], settings

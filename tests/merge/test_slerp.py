@@ -64,7 +64,7 @@ def test_a_quarter_circle_by_hand(tmp_path):
     merge = opened({"0": first, "1": second}, 1 / 3)
     assert as_torch(merge, "lm_head.weight").tolist() == pytest.approx([math.sqrt(3), 1.0], rel=1e-6)
     assert as_torch(merge, "model.norm.weight").tolist() == pytest.approx([8 / 3, 0.04 / 3], rel=1e-6)
-    assert merge.plan_rows()[0]["formula"] == "SLERP from 0 to 1, t 0.333333; the line where |cosine| > 0.9995"
+    assert merge.method.rows[0]["formula"] == "SLERP from 0 to 1, t 0.333333; the line where |cosine| > 0.9995"
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])

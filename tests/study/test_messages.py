@@ -17,7 +17,7 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.merge.methods.soup import Soup
-from pipeline.merge.summary import print_plan, recipe_text, row_cells
+from pipeline.merge.summary import plan_text, row_cells
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs import state
@@ -59,14 +59,13 @@ class Named:
     folder: Path = Path()
 
 
-def test_a_soup_is_told_by_the_names_of_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_soup_is_told_by_the_names_of_its_runs() -> None:
     config, parents = Soup(experts=["a", "b"]), {"0": Named("math-full-s0"), "1": Named("sw-full-s0")}
     row = {"where": "layers 0-3", "what": "all", "weights": {"0": 0.5, "1": 0.5}}
     told = "0.5 math-full-s0 + 0.5 sw-full-s0"
     assert row_cells(row, parents) == ["layers 0-3", "all", told]
     size = {"copied": 0, "read": 0, "written": 0}
-    print_plan(config, parents, [row], size)
-    assert told in capsys.readouterr().err and told in recipe_text(config, parents, [row], size)
+    assert told in plan_text(config, parents, [row], size)
     swap = {"where": "layer 0", "what": "all", "weights": {"math": 1.0}}
     assert row_cells(swap, {"math": Named("math-full-s0")})[2] == "1 math"  # a role says it already
 

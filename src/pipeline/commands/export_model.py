@@ -166,7 +166,7 @@ def check_files_and_space(merge: Merging, model: Parent, config: ExportStage) ->
 
 
 def folders_of(source: Source) -> list[Path]:
-    return [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
+    return [source.folder, source.model.folder]
 
 
 def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.files import sha256
-from pipeline.merge.adapters import Adapted
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_tokenizer
@@ -44,9 +43,8 @@ def without_weights(weights: Merging | Path) -> tuple[Any, Any]:
     if isinstance(weights, Path):
         return _without_weights(weights, weights, weights, _digests(weights))
     giver = weights.giver
-    folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
-    texts = tokenizer_folder(giver)
-    return _without_weights(folder, texts, giver.folder, _digests(folder, texts, giver.folder))
+    folders = (giver.model.folder, tokenizer_folder(giver), giver.folder)
+    return _without_weights(*folders, _digests(*folders))
 
 
 def _digests(*folders: Path) -> tuple[str, ...]:

@@ -77,54 +77,29 @@ class Factors:
 
 
 @dataclass
-class Adapted:
-    """A base and an adapter, read as a `Checkpoint` is. `replaced`: tensors that the adapter holds whole. `uniform`:
-    the factors are those of `with_uniform_rank`.
+class Adapted(Checkpoint):
+    """A base and an adapter, read as one checkpoint of float32 tensors, laid out as the base. `replaced`: the tensors
+    that the adapter holds whole. `uniform`: the factors are those of `with_uniform_rank`.
     """
 
-    folder: Path
-    base: Checkpoint
-    factors: dict[str, Factors]
-    replaced: Checkpoint | None = None
-    settings: dict[str, Any] = field(default_factory=dict)  # adapter_config.json
+    base: Checkpoint = field(kw_only=True)
+    factors: dict[str, Factors] = field(kw_only=True)
+    replaced: Checkpoint = field(kw_only=True)
+    settings: dict[str, Any] = field(kw_only=True)  # adapter_config.json
     uniform: bool = False
 
     @property
-    def config(self) -> dict[str, Any]:
-        return {key: value for key, value in self.base.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
-
-    @property
-    def names(self) -> list[str]:
-        return self.base.names
-
-    @cached_property
-    def infos(self) -> dict[str, TensorInfo]:
-        return {name: self.info(name) for name in self.names}
-
-    @property
-    def files(self) -> dict[Path, list[str]]:
-        return self.base.files
-
-    @property
-    def tied_head(self) -> bool:
-        return self.base.tied_head
-
-    def _holder(self, name: str) -> Checkpoint:
-        """What holds the tensor whole: the adapter, else the base."""
-        return self.replaced if self.replaced and name in self.replaced.infos else self.base
-
-    def info(self, name: str) -> TensorInfo:
-        shape = self._holder(name).info(name).shape
-        return replace(self.base.info(name), dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
+    def model(self) -> Checkpoint:
+        return self.base
 
     def stored(self, name: str) -> TensorInfo | None:
         """The base's bytes, of a float32 base's tensor that the adapter leaves alone."""
         info = self.base.info(name)
-        alone = name not in self.factors and self._holder(name) is self.base
-        return info if alone and info.dtype == "F32" else None
+        return None if name in self.factors or name in self.replaced.infos or info.dtype != "F32" else info
 
-    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        rows = self._holder(name).rows(name, start, stop)  # one on the head holds its base's head beside the factors
+    def stored_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        holder = self.replaced if name in self.replaced.infos else self.base
+        rows = holder.rows(name, start, stop)  # an adapter of the head holds its base's head beside the factors
         if factors := self.factors.get(name):
             rows += factors.b(start, stop) @ self._first_factor(name) * np.float32(factors.scale)
         return rows
@@ -135,7 +110,7 @@ class Adapted:
         return lru_cache(maxsize=16)(lambda name: self.factors[name].a())
 
 
-Source = Checkpoint | Adapted
+Source = Checkpoint  # or Adapted
 
 
 def open_source(folder: str | Path, base: Path | None = None) -> Source:
@@ -163,10 +138,10 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
     full = Checkpoint.open(base)
-    stored_adapter = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
-    pairs: dict[str, dict[str, str]] = {}
-    replaced: dict[str, TensorInfo] = {}
-    for stored, info in stored_adapter.infos.items():
+    adapter, pairs = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS)), dict[str, dict[str, str]]()
+    whole: dict[str, TensorInfo] = {}
+    config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
+    for stored, info in adapter.infos.items():
         name = plain_name(stored).replace(".modules_to_save.", ".")
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
         if "lora_" in stored and not part:
@@ -183,20 +158,22 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             raise PipelineError(
                 f"{folder}: {stored} is {list(info.shape)}, its base's is {list(shape)}: it is of another base"
             )
-        replaced[name] = info
+        whole[name] = info
         if decoder_name(name) == EMBEDDING:
-            full = replace(full, config=with_rows(full.config, info.shape[0]))
-    if full.tied_head and any("embed" in name for name in replaced) and not settings.get("ensure_weight_tying"):
+            config = with_rows(config, info.shape[0])
+    if full.tied_head and any("embed" in name for name in whole) and not settings.get("ensure_weight_tying"):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
+    shapes = {name: whole.get(name, info).shape for name, info in full.infos.items()}
+    infos = {
+        name: replace(info, dtype="F32", shape=shapes[name], nbytes=4 * math.prod(shapes[name]))
+        for name, info in full.infos.items()
+    }
+    factors = {name: _read_factors(adapter, full, name, pair, settings) for name, pair in pairs.items()}
     return Adapted(
-        folder,
-        full,
-        {name: _read_factors(stored_adapter, full, name, pair, settings) for name, pair in pairs.items()},
-        Checkpoint(folder, {}, replaced) if replaced else None,
-        settings,
+        folder, config, infos, base=full, factors=factors, replaced=Checkpoint(folder, {}, whole), settings=settings
     )
 
 
@@ -275,7 +252,7 @@ def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mappin
         elif parts:
             joined = tuple(piece for weight, part in parts for piece in part.scaled(weight))
             factors[name] = Factors(joined, sum(part.rank for _, part in parts), parts[0][1].columns)
-    return Adapted(first.folder, first.base, factors, None, first.settings)
+    return replace(first, factors=factors)
 
 
 def with_uniform_rank(adapter: Adapted) -> Adapted:

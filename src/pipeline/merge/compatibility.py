@@ -31,11 +31,10 @@ def check_sources(
     base: Source | None,
     key_for: Callable[[str], str] = key_of,
     vocabulary: str | None = None,
-    fixed: bool = True,
 ) -> None:
     """Raise PipelineError for incompatible sources, and for experts equal to `base` or not descended from it.
 
-    vocabulary, fixed: see `same_tokenizer`.
+    vocabulary: see `same_tokenizer`.
     """
     (role, first), *further = sources.items()
     for source_role, source in (*sources.items(), *([("base", base)] if base else [])):
@@ -51,7 +50,7 @@ def check_sources(
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
     for other_role, source in further:
         same_architecture(first, source, (key_for(role), key_for(other_role)))
-        same_tokenizer(first, source, (key_for(role), key_for(other_role)), vocabulary, fixed)
+        same_tokenizer(first, source, (key_for(role), key_for(other_role)), vocabulary)
     if base is not None:
         same_architecture(first, base, (key_for(role), key_for("base")), dtypes=False)
         for expert_role, source in sources.items():

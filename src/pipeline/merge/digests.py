@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.files import FileState, cache_digests, cached_digests
 from pipeline.merge.adapters import Adapted, Source, adapter_root, recorded_key
-from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import KIND, weights_root
+from pipeline.models.identity import file_digests
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -21,59 +18,40 @@ if TYPE_CHECKING:
 
 
 class SourceDigests:
-    """Digests of a merge's sources, read before it is written and cached afterwards.
-
-    `known`: source -> tensor -> digest; of an adapter its base's, for what it leaves alone.
-    """
+    """Digests of a merge's sources. `known`: source -> tensor -> digest; of an adapter its base's, for what it leaves
+    alone. Tensors that are not finite have none."""
 
     def __init__(self, merge: Merging, runs_dir: Path) -> None:
-        self.merge, self.runs_dir, self.begun = merge, runs_dir, time.time_ns()
+        self.merge, self.runs_dir = merge, runs_dir
         self.sources = merge.sources | (merge.vocabulary.whole if merge.vocabulary else {})
-        self.seen = {file: FileState.now(file) for source in self.sources.values() for file in source.files}
-        self.known = {role: self._recorded_digests(source) for role, source in self.sources.items()}
+        self.known = {role: self._digests(source) for role, source in self.sources.items()}
         self.root = cache(self._root)
 
-    def _recorded_digests(self, source: Source) -> dict[str, str]:
-        manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
-        recorded = [manifest.weights.get("digests", {})] if manifest else []
-        recorded += [cached_digests(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
-        return {name: digest for digests in recorded for name, digest in digests.items() if digest.startswith(KIND)}
-
-    def cache_digests(self, digests: Mapping[str, str]) -> None:
-        """Cache the digests of copied tensors, {tensor: digest}, for the next merge of the same sources."""
-        by_file: dict[Path, dict[str, str]] = {}
-        for name in digests:
-            copied = self.merge.copied_from(name) if name in self.merge.weights else None
-            if copied and name not in self.known[copied[0]]:
-                by_file.setdefault(copied[1].file, {})[name] = digests[name]
-        for file, tensors in by_file.items():
-            cache_digests(self.seen[file], self.begun, self.runs_dir, tensors=tensors)
-
-    # ------------------------------------------------------------------------------------------------ the merge's key
-
-    def of_base(self, role: str) -> Mapping[str, str]:
-        """The digest of each tensor of a source, of an adapter's base. Hashes what no record has."""
-        source, known = self.sources[role], self.known[role]
-        checkpoint = source.base if isinstance(source, Adapted) else source
-        for file, names in checkpoint.files.items():
-            unknown = [name for name in names if name not in known]
-            tensors = dict(zip(unknown, in_threads(lambda name: checkpoint.infos[name].digest(), unknown), strict=True))
-            known.update(tensors)
-            if tensors:
-                cache_digests(self.seen[file], self.begun, self.runs_dir, tensors=tensors)
+    def _digests(self, source: Source) -> dict[str, str]:
+        """Those that a run recorded; of other files all tensors are read once."""
+        manifest = read_manifest(source.model.folder)
+        recorded = manifest.weights.get("digests", {}) if manifest else {}
+        known = {name: digest for name, digest in recorded.items() if digest.startswith(KIND)}
+        for file, names in source.files.items():
+            if not known.keys() >= set(names):
+                known |= file_digests(file, self.runs_dir)["tensors"]
         return known
 
     def _root(self, role: str) -> str:
         """The root over a source's tensors, of an adapter over its base's and its own."""
-        source, digests = self.sources[role], self.of_base(role)
-        root = weights_root({name: digests[name] for name in source.names})
+        source = self.sources[role]
+        root = weights_root({name: self._digest(role, name) for name in source.names})
         return f"{root} {adapter_root(source)}" if isinstance(source, Adapted) else root
+
+    def _digest(self, role: str, name: str) -> str:
+        """Raises PipelineError, naming it, for a tensor that is not finite."""
+        return self.known[role].get(name) or self.sources[role].model.info(name).digest()
 
     def identity(self, role: str, name: str | None) -> Any:
         """Of a source's tensor its digest, of an adapter's with the adapter's own; of the whole source its root."""
         if name is None:
             return self.root(role)
-        source, digest = self.sources[role], self.of_base(role)[name]
+        source, digest = self.sources[role], self._digest(role, name)
         return [digest, adapter_root(source)] if isinstance(source, Adapted) else digest
 
     def key(self) -> str:
@@ -84,9 +62,8 @@ class SourceDigests:
         """
         if role := self.merge.sole_source():
             source = self.sources[role]
-            return recorded_key(source.folder) or (
-                adapter_root(source) if isinstance(source, Adapted) else self.root(role)
-            )
+            own = adapter_root(source) if isinstance(source, Adapted) else self.root(role)
+            return recorded_key(source.folder) or own
         tensors = {name: self.merge.decided_by(name, self.identity) for name in self.merge.names}
         text = json.dumps([tensors, "adapter" if self.merge.adapter else "dense"], sort_keys=True, default=str)
         return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"

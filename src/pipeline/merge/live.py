@@ -132,7 +132,7 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     from transformers import GenerationConfig
 
     giver = merge.giver
-    folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
+    folder = giver.model.folder
     stored = merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")
     build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,6 @@ class Linear:
     weights: Weights
     measured: Measured = lambda threads: {}
     formula = prepare = None
-    passes = 1
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -59,9 +58,9 @@ class Linear:
 class Computed:
     """A merge by a formula, and its plan: a text, or rows. `weights`: of parameters that have some all the same.
 
-    `prepare` finds what the formula needs to know of whole models, by the number of threads; `passes` counts how often
-    sources are read. `changes` says how much of each expert's change from the base a parameter has, where it is a sum
-    of such. `measured` gives numbers of the merge that its run records.
+    `prepare` finds what the formula needs to know of whole models, by the number of threads. `changes` says how much of
+    each expert's change from the base a parameter has, where it is a sum of such. `measured` gives numbers of the merge
+    that its run records.
     """
 
     formula: Formula
@@ -69,7 +68,6 @@ class Computed:
     weights: Weights = dataclasses.field(default_factory=dict)
     changes: Weights | None = None
     prepare: Callable[[int | None], None] | None = None
-    passes: int = 1
     measured: Measured = lambda threads: {}
 
     def __post_init__(self) -> None:
@@ -89,10 +87,6 @@ class Merging:
     adapter: Adapted | None = None
     vocabulary: Vocabulary | None = None
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-    @property
-    def weights(self) -> Weights:
-        return self.method.weights
 
     @property
     def dtype(self) -> str | None:
@@ -124,18 +118,21 @@ class Merging:
         """The safetensors dtype in which a tensor of the result is stored."""
         return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
 
+    def _resized(self, name: str) -> Vocabulary | None:
+        """How the rows of a tensor that not all sources have are merged; None of a tensor without such rows."""
+        return self.vocabulary if self.vocabulary and name in self.vocabulary.names else None
+
     def shape(self, name: str) -> tuple[int, ...]:
-        info = self.layout.info(name)
-        further = self.vocabulary and name in self.vocabulary.names
-        return (self.vocabulary.rows, *info.shape[1:]) if self.vocabulary and further else info.shape
+        resized, shape = self._resized(name), self.layout.info(name).shape
+        return (resized.rows, *shape[1:]) if resized else shape
 
     def bytes_of(self, name: str) -> int:
         return math.prod(self.shape(name)) * ITEM_BYTES[self.stored_dtype(name)]
 
     def copied_from(self, name: str) -> tuple[str, TensorInfo] | None:
         """The one source whose tensor this is, unchanged, and where its bytes are; None where it is to be computed."""
-        weights = self.weights.get(name, {})
-        if list(weights.values()) != [1.0] or self.adapter or (self.vocabulary and name in self.vocabulary.names):
+        weights = self.method.weights.get(name, {})
+        if list(weights.values()) != [1.0] or self._resized(name):
             return None
         (role,) = weights
         info = self.sources[role].stored(name)
@@ -143,7 +140,7 @@ class Merging:
 
     def sole_source(self) -> str | None:
         """The one source that the merge is, all tensors unchanged; None of any other merge."""
-        rows = list(((self.method.changes or {}) if self.adapter else self.weights).values())
+        rows = list(((self.method.changes or {}) if self.adapter else self.method.weights).values())
         unchanged = self.adapter is not None or all(map(self.copied_from, self.names))
         alike = unchanged and rows and list(rows[0].values()) == [1.0] and rows.count(rows[0]) == len(rows)
         return next(iter(rows[0])) if alike else None
@@ -153,22 +150,17 @@ class Merging:
 
         of(role, name) identifies a tensor of a source; of(role, None) the whole source.
         """
-        if self.adapter is None and name in self.weights:
-            parts = [[of(role, name), weight] for role, weight in self.weights[name].items()]
-            return parts, self.stored_dtype(name), self._further_rows(name)
+        resized = self._resized(name)
+        form = self.stored_dtype(name), [resized.common, resized.role] if resized else []
+        if name in self.method.weights:
+            return [[of(role, name), weight] for role, weight in self.method.weights[name].items()], *form
         knobs = {
             item.name: getattr(self.config, item.name)
             for item in dataclasses.fields(self.config)
             if not item.metadata.get("run") and item.name not in ("files_from", "dtype", "form")
         }
         sources = {role: of(role, None) for role in self.sources}
-        beyond = self.config.beyond_knobs()
-        return [knobs, beyond, sources, self.method.rows, name], self.stored_dtype(name), self._further_rows(name)
-
-    def _further_rows(self, name: str) -> list[Any]:
-        """Where rows that not all sources have come from."""
-        vocabulary = self.vocabulary
-        return [vocabulary.common, vocabulary.role] if vocabulary and name in vocabulary.names else []
+        return [knobs, self.config.beyond_knobs(), sources, self.method.rows, name], *form
 
     def signature(self, name: str) -> str:
         """What decides a tensor, by the folders of the sources."""
@@ -181,42 +173,33 @@ class Merging:
         if prepare:
             prepare(threads)
 
-    def formula(self, name: str) -> Rows:
-        """The rows of a tensor of the result, in float32."""
-        rows, vocabulary = self._common_rows(name), self.vocabulary
-        if vocabulary is None or name not in vocabulary.names:
-            return rows
-
-        def with_further_rows(start: int, stop: int) -> np.ndarray:
-            common = vocabulary.common
-            parts = [rows(start, min(stop, common))] if start < common else []
-            parts += [vocabulary.giver.rows(name, max(start, common), stop)] if stop > common else []
-            return np.concatenate(parts)
-
-        return with_further_rows
-
-    def _common_rows(self, name: str) -> Rows:
-        adapter, method = self.adapter, self.method
-        if adapter is not None:
-            return lambda start, stop: adapter.rows(name, start, stop)
+    def _rows(self, name: str) -> Rows:
+        """The rows of a tensor of the result that all sources have, in float32."""
+        method, package = self.method, self.config.package
         if method.formula is None or name in method.weights:
             parts = [(weight, self.sources[role]) for role, weight in method.weights[name].items()]
-            return lambda start, stop: weighted_sum(parts, name, start, stop)
-        return method.formula(name) if not self.config.package else self._checked(method.formula, name)
+            return partial(weighted_sum, parts, name)
+        if not package:
+            return method.formula(name)
+        place = f"merge={self.config.method} of package {package}"
+        computed = guarded(guarded(method.formula, place)(name), place)
 
-    def _checked(self, formula: Formula, name: str) -> Rows:
-        """The rows by another package's method; raises PipelineError for what is no float32 of the shape."""
-        place = f"merge={self.config.method} of package {self.config.package}"
-        computed = guarded(guarded(formula, place)(name), place)
-
-        def rows(start: int, stop: int) -> np.ndarray:
+        def checked(start: int, stop: int) -> np.ndarray:
             values, expected = computed(start, stop), (stop - start, arrays.matrix(self.layout.info(name).shape)[1])
             if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (expected, np.float32):
                 got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
                 raise PipelineError(f"{place}: {name} became {got}, not float32 {expected}: report it to its authors")
             return values
 
-        return rows
+        return checked
+
+    def _values(self, name: str) -> Iterator[np.ndarray]:
+        """One tensor of the result in float32, piece by piece: the rows that all sources have, then those of one."""
+        rows = self._rows(name)
+        yield from (rows(*piece) for piece in arrays.pieces(self.layout.info(name).shape))
+        if resized := self._resized(name):
+            common, shape = resized.common, (resized.rows - resized.common, *self.shape(name)[1:])
+            yield from (resized.giver.rows(name, common + a, common + b) for a, b in arrays.pieces(shape))
 
     def pieces(self, name: str, copied_entries: int | None = None) -> Iterator[np.ndarray]:
         """One tensor of the result as stored, (rows, columns) by (rows, columns).
@@ -228,13 +211,9 @@ class Merging:
         dtype, info, lost = self.stored_dtype(name), self.layout.info(name), np.zeros(2)
         if copied := self.copied_from(name):
             source = self.sources[copied[0]]
-            checkpoint = source.base if isinstance(source, Adapted) else source
-            for piece in arrays.pieces(info.shape, copied_entries):
-                yield checkpoint.stored_rows(name, *piece)
+            yield from (source.stored_rows(name, *piece) for piece in arrays.pieces(info.shape, copied_entries))
             return
-        rows = self.formula(name)
-        for start, stop in arrays.pieces(self.shape(name)):
-            values = rows(start, stop)
+        for values in self._values(name):
             try:
                 stored = arrays.narrow(values, dtype, name)
             except PipelineError:
@@ -251,21 +230,18 @@ class Merging:
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
         return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
 
-    def plan_rows(self) -> list[Row]:
-        """The plan: `where` (layers a-b, embedding, ...), `what` (kinds), `weights` (source -> weight)."""
-        return list(self.method.rows)
-
     def bytes(self) -> dict[str, int]:
         """Bytes to copy as they are, to read for what is computed, and to write."""
         if self.adapter:
             entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
             return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
-        copied = sum(self.bytes_of(name) for name in self.names if self.copied_from(name))
-        read = sum(
-            self.method.passes * self.sources[role].info(name).nbytes
-            for name in self.names if not self.copied_from(name) for role in self.weights.get(name, self.sources)
+        computed = [name for name in self.names if not self.copied_from(name)]
+        read = (
+            self.sources[role].info(name).nbytes
+            for name in computed for role in self.method.weights.get(name, self.sources)
         )  # fmt: skip
-        return {"copied": copied, "read": read, "written": sum(map(self.bytes_of, self.names))}
+        written = sum(map(self.bytes_of, self.names))
+        return {"copied": written - sum(map(self.bytes_of, computed)), "read": sum(read), "written": written}
 
     def write(
         self,
@@ -302,11 +278,7 @@ def open_merge(
 
     `sources` by role: see `Merge.references`. Raises PipelineError where sources do not fit each other or the method.
     """
-    if config.dtype is not None and config.dtype not in DTYPES:
-        raise PipelineError(f"merge.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
     roles = list(config.references())
-    if not roles:
-        raise PipelineError("merge.experts is empty: give at least one run")
     if set(sources) != set(roles):
         raise PipelineError(f"merge={config.method} needs the sources {roles}, got {list(sources)}")
     sources = {role: sources[role] for role in roles}
@@ -319,7 +291,7 @@ def open_merge(
     vocabulary = None
     if config.merges_vocabularies:
         sources, base, vocabulary = align_vocabularies(sources, base, config.vocabulary, config.files_from)
-    check_sources(sources, base, vocabulary=config.vocabulary, fixed=not config.merges_vocabularies)
+    check_sources(sources, base, vocabulary=config.vocabulary)
     method: Linear | Computed = config.decide(sources, base, partition, threads)
     if controlled := config.controlled_roles():
         assert base is not None
@@ -362,7 +334,7 @@ def why_dense(merge: Merging) -> str | None:
     if merge.method.changes is None:
         return f"merge={merge.config.method} does not give a weighted sum of adapters"
     for expert in experts:
-        if isinstance(expert, Adapted) and expert.replaced:
+        if isinstance(expert, Adapted) and expert.replaced.infos:
             tensor = min(expert.replaced.infos)
             return f"{expert.folder.name} holds whole tensors, of modules_to_save, bias or a trained head ({tensor})"
     return f"merge.dtype={merge.dtype} rounds the merged weights" if merge.dtype else None
@@ -370,12 +342,15 @@ def why_dense(merge: Merging) -> str | None:
 
 def _as_adapter(merge: Merging) -> Merging:
     """The same merge as an adapter on the base, where that is exact and wanted."""
-    form, changes, why = merge.config.form, merge.method.changes, why_dense(merge)
+    form, method, changes, why = merge.config.form, merge.method, merge.method.changes, why_dense(merge)
     if form == "adapter" and why:
         raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
     if form == "dense" or why or changes is None:
         return merge
-    merge.adapter = combine_adapters(merge.sources, changes)
-    if not merge.adapter.factors:
+    merge.adapter = adapter = combine_adapters(merge.sources, changes)
+    if not adapter.factors:
         raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
+    merge.method = Computed(
+        lambda name: partial(adapter.rows, name), method.rows, changes=changes, measured=method.measured
+    )
     return merge

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.adapters import Source
 from pipeline.models.checkpoint import read_json
 from pipeline.models.load import load_tokenizer
 
@@ -29,39 +29,38 @@ PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat d
 def tokenizer_folder(source: Source) -> Path:
     """Folder of a source's tokenizer: for an adapter it may be its base's."""
     has_tokenizer = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return source.base.folder if isinstance(source, Adapted) and not has_tokenizer else source.folder
+    return source.folder if has_tokenizer else source.model.folder
 
 
-def same_tokenizer(
-    first: Source, second: Source, keys: tuple[str, str], vocabulary: str | None = None, fixed: bool = True
-) -> None:
+def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabulary: str | None = None) -> None:
     """Raise PipelineError for experts that tokenize text differently: rows of their embeddings would mean different
     tokens.
 
     Where files differ, the vocabularies must be equal, but for tokens added on one side where merge.vocabulary says
     what becomes of them, and so must the tokens of PROBES. A tokenizer that only one has is no obstacle; formats that
-    differ between library versions are none either. `fixed`: no merge.vocabulary can be given.
+    differ between library versions are none either.
     """
     folders = [tokenizer_folder(source) for source in (first, second)]
     pairs = ([folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model"))
-    files = next((pair for pair in pairs if all(file.is_file() for file in pair)), None)
+    files = next((pair for pair in pairs if all(map(Path.is_file, pair))), None)
     if files is None:
         return
-    difference, same_file = None, len({file.read_bytes() for file in files}) == 1
-    remedy = "they must be alike; mergekit-tokensurgeon transplants a vocabulary"
+    difference, remedy = None, "they must be alike; mergekit-tokensurgeon transplants a vocabulary"
+    same_file = len({file.read_bytes() for file in files}) == 1
     if not same_file:
         read = list(map(_read_vocabulary, files)) if files[0].suffix == ".json" else []
         added = [one.pop("added") for one in read]
         if not read or read[0] != read[1] or not _extends(*added):
             difference = "another tokenizer"
-        elif added[0] != added[1] and (vocabulary is None or fixed):
+        elif added[0] != added[1] and vocabulary is None:
             token = min(dict(added[0].items() ^ added[1].items()))
             difference = f"other added tokens ({token})"
             remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
-    if not difference and _settings_of(folders[0]) != _settings_of(folders[1]):  # transformers applies them
-        difference = describe_difference(*map(_tokens_of, folders))
-    elif not difference and not same_file:
-        difference = describe_difference(*map(_tokens_of, files))
+    if not difference and not (same_file and _settings_of(folders[0]) == _settings_of(folders[1])):
+        texts = (text for text, a, b in zip(PROBES, *map(_tokens_of, folders), strict=True) if a != b)
+        difference = next(
+            (f"a tokenizer of the same vocabulary that reads {text!r} as other tokens" for text in texts), ""
+        )
     if difference:
         raise PipelineError(f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; {remedy}")
 
@@ -78,12 +77,6 @@ def added_tokens(source: Source) -> dict[str, int]:
     return added
 
 
-def describe_difference(first: list[list[int]], second: list[list[int]]) -> str | None:
-    """The first of PROBES whose tokens differ, in words."""
-    text = next((text for text, *tokens in zip(PROBES, first, second, strict=True) if tokens[0] != tokens[1]), None)
-    return None if text is None else f"a tokenizer of the same vocabulary that reads {text!r} as other tokens"
-
-
 def _settings_of(folder: Path) -> dict[str, Any]:
     """Keys of tokenizer_config.json on added tokens and on how text is read."""
     file = folder / "tokenizer_config.json"
@@ -91,18 +84,14 @@ def _settings_of(folder: Path) -> dict[str, Any]:
     return {key: settings[key] for key in READING if settings.get(key) is not None}
 
 
-def _tokens_of(place: Path) -> list[list[int]]:
-    """The tokens of PROBES by the tokenizer of a folder, as transformers reads it, or by its file alone."""
-    from tokenizers import Tokenizer
-
+def _tokens_of(folder: Path) -> list[list[int]]:
+    """The tokens of PROBES, as transformers reads the folder."""
     try:
-        if place.is_dir():
-            return list(load_tokenizer(place)(list(PROBES)).input_ids)
-        return [encoding.ids for encoding in Tokenizer.from_file(str(place)).encode_batch(PROBES)]
+        return list(load_tokenizer(folder)(list(PROBES)).input_ids)
     except PipelineError:
         raise
     except Exception as error:  # classes of tokenizers raise what they like
-        raise PipelineError(f"the tokenizer of {place} cannot be read ({first_line(error)}): copy it again") from error
+        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
 
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.summary import print_plan, recipe_text, row_cells
+from pipeline.merge.summary import plan_text, recipe_text, row_cells
 from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
 from pipeline.models.partition import resolve_partition
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
     merge = merge_of(run)
-    config, rows, size = merge.config, merge.plan_rows(), merge.bytes()
-    print_plan(config, run.parents, rows, size)
+    rows, size = merge.method.rows, merge.bytes()
+    plan = plan_text(merge.config, run.parents, rows, size)
+    print(plan, file=sys.stderr)
     free = shutil.disk_usage(work).free
     if free < size["written"]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
     tracker.table("merge_plan", ["where", "what", "weights"], [row_cells(row, run.parents) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    write_card(run, merge, work)
+    write_card(run, merge, plan, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
-    digests = merge.write(work, sources.known, run.config.threads)
-    sources.cache_digests(digests)
     key = sources.key()
+    digests = merge.write(work, sources.known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts = measure_merge(merge, key, run.config.threads)
     return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **facts}
@@ -61,13 +61,12 @@ def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, fl
     return facts
 
 
-def write_card(run: Run[MergeStage], merge: Merging, work: Path) -> None:
-    """The model card: the plan, the settings and the parents."""
+def write_card(run: Run[MergeStage], merge: Merging, plan: str, work: Path) -> None:
+    """The model card: the settings, the plan and the parents."""
     config = run.config
     split = resolve_partition(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
     made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, Path(config.runs_dir))
-    recipe = recipe_text(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split)
-    body = f"{recipe}\n{data_section(made_of)}"
+    body = f"{recipe_text(merge.config, plan, split)}\n{data_section(made_of)}"
     relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
     text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)
     (work / CARD).write_text(text, encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
+SIZES = {"copied": "copied", "read": "read to compute", "written": "written"}
 
 
 def group_weights(weights: Weights) -> list[Row]:
@@ -26,31 +26,20 @@ def group_weights(weights: Weights) -> list[Row]:
     for name, site in anatomy(weights).items():
         place = places.setdefault(site.kind if site.layer is None else site.layer, {})
         place.setdefault(json.dumps(weights[name]), set()).add(site.kind)
-
-    def kinds_of_weights(place: int | str) -> list[tuple[str, str]]:  # (what, weights)
-        kinds_of = places[place]
-        return sorted(("all" if len(kinds_of) == 1 else ", ".join(sorted(k)), row) for row, k in kinds_of.items())
-
+    tables = {
+        place: sorted(("all" if len(of) == 1 else ", ".join(sorted(kinds)), row) for row, kinds in of.items())
+        for place, of in places.items()
+    }
     layers = sorted(place for place in places if isinstance(place, int))
-    blocks: list[list[Any]] = [list(block) for _, block in itertools.groupby(layers, key=kinds_of_weights)]
     rows: list[Row] = []
-    for block in [["embedding"], *blocks, ["final_norm"], ["head"], [TOWER]]:
-        if block[0] in places:
-            label = block[0]
-            if isinstance(label, int):
-                label = f"layer {label}" if len(block) == 1 else f"layers {label}-{block[-1]}"
-            rows += [
-                {"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in kinds_of_weights(block[0])
-            ]
+    in_order: list[int | str] = ["embedding", *layers, "final_norm", "head", TOWER]
+    for (_, table), block in itertools.groupby(
+        in_order, key=lambda place: (isinstance(place, int) or place, tables.get(place, []))
+    ):
+        first, *further = block
+        label = first if isinstance(first, str) else f"layers {first}-{further[-1]}" if further else f"layer {first}"
+        rows += [{"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in table]
     return rows
-
-
-def _source_order(item: tuple[str, Any]) -> tuple[int, str, int]:
-    side, _, index = item[0].partition(
-        "."
-    )  # experts by number; math, whose files the merge takes over, before language
-    places = {"math": 0, "language": 1, "expert": 2}
-    return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
 
 
 def row_cells(row: Row, parents: Mapping[str, Parent]) -> list[str]:
@@ -60,43 +49,26 @@ def row_cells(row: Row, parents: Mapping[str, Parent]) -> list[str]:
     return [row["where"], row["what"], row.get("formula", sum_)]
 
 
-def print_plan(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> None:
-    """The plan, on standard error."""
-    names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_source_order))
-    print(f"merge {config.method}: {names}", file=sys.stderr)
-    for place, kinds, weights in (row_cells(row, parents) for row in rows):
-        print(f"  {place:<14} {kinds:<24} {weights}", file=sys.stderr)
-    print(f"  {format_sizes(size)}", file=sys.stderr)
+def plan_text(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
+    """The sources in the order of the merge, what becomes of which parameters, and what is read and written."""
+    roles = [role for role in (*config.references(), "base") if role in parents]
+    names = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
+    lines = ["  {:<14} {:<24} {}".format(*row_cells(row, parents)) for row in rows]
+    sizes = [f"{size[key] / 1e6:,.1f} MB {done}" for key, done in SIZES.items()]
+    return "\n".join([f"merge {config.method}: {names}", *lines, f"  {', '.join(sizes)}"])
 
 
-def format_sizes(size: Mapping[str, int]) -> str:
-    megabytes = {key: f"{value / 1e6:,.1f} MB" for key, value in size.items()}
-    return f"{megabytes['copied']} copied, {megabytes['read']} read to compute, {megabytes['written']} written"
-
-
-def recipe_text(
-    config: Merge,
-    parents: Mapping[str, Parent],
-    rows: list[Row],
-    size: Mapping[str, int],
-    partition: Partition | None = None,
-) -> str:
-    """Section of a merge's model card: the settings that were read, the parents, and the plan.
+def recipe_text(config: Merge, plan: str, partition: Partition | None = None) -> str:
+    """Section of a merge's model card: the settings that were read, and the plan with the parents.
 
     partition: as resolved by `resolve_partition` for the depth of the model.
     """
-    knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # parents stand below
+    knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
     settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}
     settings |= {"package": config.package} if config.package else {}
     if partition is not None:
         keys = ("bottom_layers", "top_layers", "all_attention", "all_mlp", "inverse")
         settings |= {"partition": partition.name} | {f"partition.{key}": getattr(partition, key) for key in keys}
-    lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
-    lines += [f"| {key} | {value} |" for key, value in settings.items()]
-    lines += ["", "| source | run |", "|---|---|"]
-    by_role = sorted(parents.items(), key=_source_order)
-    run_names = {role: getattr(parent, "hub", None) or parent.name for role, parent in by_role}
-    lines += [f"| {role} | {name} |" for role, name in run_names.items()]
-    lines += ["", "| where | what | weights |", "|---|---|---|"]
-    lines += [f"| {' | '.join(row_cells(row, parents))} |" for row in rows]
-    return "\n".join([*lines, "", format_sizes(size)]) + "\n"
+    lines = [f"| {key} | {value} |" for key, value in settings.items()]
+    lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|", *lines]
+    return "\n".join([*lines, "", "```text", plan, "```", ""])

@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.same_tokenizer import added_tokens
 from pipeline.models.anatomy import decoder_name
-from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, with_rows
+from pipeline.models.checkpoint import EMBEDDING, HEAD, with_rows
 
 
 @dataclass
@@ -85,15 +85,11 @@ def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
     """The model with the first rows of these tensors."""
-    if isinstance(source, Adapted):
-        held = source.replaced and _clip_tensors(source.replaced, names, rows)
-        return replace(source, base=_clip_tensors(source.base, names, rows), replaced=held)
-    return _clip_tensors(source, names, rows)
-
-
-def _clip_tensors(checkpoint: Checkpoint, names: tuple[str, ...], rows: int) -> Checkpoint:
-    infos = dict(checkpoint.infos)
+    infos = dict(source.infos)
     for name in infos.keys() & set(names):
         info = infos[name]
         infos[name] = replace(info, shape=(rows, *info.shape[1:]), nbytes=info.nbytes * rows // info.shape[0])
-    return replace(checkpoint, infos=infos, config=with_rows(checkpoint.config, rows))
+    clipped = replace(source, infos=infos, config=with_rows(source.config, rows))
+    if isinstance(clipped, Adapted):
+        clipped.base, clipped.replaced = (_clip(part, names, rows) for part in (clipped.base, clipped.replaced))
+    return clipped

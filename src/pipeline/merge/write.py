@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
 from pipeline.models.arrays import in_threads
-from pipeline.models.checkpoint import PIECE_BYTES, digest_tensor, header_bytes
+from pipeline.models.checkpoint import TensorInfo, digest_tensor, header_bytes
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
 
@@ -82,31 +82,29 @@ def _copy_tensors(merge: Merging, recorded: Known, target: BinaryIO, copies: lis
     digests = []
     for name, place in copies:
         role, info = merge.copied_from(name)
-        with open(info.file, "rb", buffering=0) as source:
-            _copy_range(source, info.offset, target, place, info.nbytes)
+        if not _copy_in_kernel(info, target, place):
+            _put_tensor(merge, name, target, place)
         digests.append((name, recorded[role][name]))
     return digests
 
 
-def _copy_range(source: BinaryIO, start: int, target: BinaryIO, place: int, rest: int) -> None:
-    """Copy bytes by copy_file_range, in the kernel (by reference where supported); by reading where unavailable."""
-    in_kernel = hasattr(os, "copy_file_range")
-    while rest:
-        try:
-            if in_kernel:
-                count = os.copy_file_range(source.fileno(), target.fileno(), rest, start, place)
-            else:
-                data = os.pread(source.fileno(), min(rest, PIECE_BYTES), start)
-                _write_at(target, memoryview(data), place)
-                count = len(data)
-        except OSError as error:
-            if not in_kernel or error.errno not in _NO_RANGES:
-                raise OSError(error.errno, error.strerror, str(target.name)) from error
-            in_kernel = False
-            continue
-        if not count:
-            raise PipelineError(f"{source.name} became shorter while it was read: copy it again")
-        start, place, rest = start + count, place + count, rest - count
+def _copy_in_kernel(info: TensorInfo, target: BinaryIO, place: int) -> bool:
+    """Copy a tensor's bytes by copy_file_range (by reference where supported); False where the system cannot."""
+    done = 0
+    try:
+        while done < info.nbytes:
+            start, rest = info.offset + done, info.nbytes - done
+            count = os.copy_file_range(info.stream.fileno(), target.fileno(), rest, start, place + done)
+            if not count:
+                raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
+            done += count
+    except AttributeError:
+        return False
+    except OSError as error:
+        if error.errno in _NO_RANGES:
+            return False
+        raise OSError(error.errno, error.strerror, str(target.name)) from error
+    return True
 
 
 def _write_at(target: BinaryIO, data: memoryview, place: int) -> None:
@@ -135,14 +133,13 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
     round the merge again.
     """
-    base = getattr(source, "base", None)
-    folders = [source.folder, *([base.folder] if base else [])]
     for name in BESIDE_WEIGHTS:
-        file = next((candidate / name for candidate in folders if (candidate / name).is_file()), None)
+        files = (one.folder / name for one in (source, source.model))
+        file = next(filter(Path.is_file, files), None)
         if file and not (adapter and name == "config.json"):
             shutil.copyfile(file, folder / name)
     stated = source.config.get("dtype") or source.config.get("torch_dtype")
-    if not adapter and (base or (dtype and stated != dtype)):
+    if not adapter and (source.model is not source or (dtype and stated != dtype)):
         config = {key: value for key, value in source.config.items() if key != "torch_dtype"}
         config |= {"dtype": dtype} if dtype else {}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

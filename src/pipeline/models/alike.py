@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import TensorInfo, text_settings
+from pipeline.models.checkpoint import Checkpoint, text_settings
 
 HARMLESS = {  # two models that differ here alone compute the same
     # where the file is from, and how a model is held in memory
@@ -31,21 +30,8 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor
 _FIRST_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotary embedding that know the length before scaling
 
 
-class Headers(Protocol):
-    """What is known of a model before its weights are read, also of an adapter on its base."""
-
-    folder: Path
-
-    @property
-    def config(self) -> dict[str, Any]: ...
-    @property
-    def infos(self) -> dict[str, TensorInfo]: ...
-    @property
-    def tied_head(self) -> bool: ...
-
-
 def same_architecture(
-    first: Headers, second: Headers, keys: tuple[str, str] = ("the first", "the second"), dtypes: bool = True
+    first: Checkpoint, second: Checkpoint, keys: tuple[str, str] = ("the first", "the second"), dtypes: bool = True
 ) -> None:
     """Raise PipelineError, naming what differs first, unless the tensors of both can be combined by name.
 
@@ -59,7 +45,7 @@ def same_architecture(
         )
 
 
-def find_differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple[str, str]]:
+def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Iterator[tuple[str, str]]:
     """For each difference, a description of the first model's value and of the second's."""
     headers = (first, second)
     depths = [text_settings(header.config).get("num_hidden_layers") for header in headers]

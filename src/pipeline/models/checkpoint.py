@@ -50,20 +50,26 @@ class TensorInfo:
     nbytes: int
     file: Path
     offset: int  # bytes from the start of the file
-    key: str = ""  # its name in the file
+    key: str  # its name in the file
+    stream: BinaryIO = field(compare=False, repr=False)  # of the file
+
+    def read(self, begin: int, size: int) -> np.ndarray:
+        """So many of its bytes, fresh. Threads may read at once. By reading, not by a map of the file: fewer page
+        faults."""
+        import numpy as np
+
+        data = rest = np.empty(size, np.uint8)
+        while rest.size:  # one call reads 2 GB at most
+            count = os.preadv(self.stream.fileno(), [rest.data], self.offset + begin + size - rest.size)
+            if not count:
+                raise PipelineError(f"{self.file} became shorter while it was read: copy it again")
+            rest = rest[count:]
+        return data
 
     def pieces(self) -> Iterator[memoryview]:
-        """The raw bytes in pieces of at most 1 MB; a piece is valid until the next one is requested."""
-        buffer = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
-        remaining = self.nbytes
-        with open(self.file, "rb") as stream:
-            stream.seek(self.offset)
-            while remaining:
-                piece = buffer[: min(remaining, len(buffer))]
-                if stream.readinto(piece) != len(piece):
-                    raise PipelineError(f"{self.file} became shorter while it was read: copy it again")
-                yield piece
-                remaining -= len(piece)
+        """The raw bytes in pieces of at most 1 MB."""
+        starts = range(0, self.nbytes, PIECE_BYTES)
+        return (self.read(start, min(PIECE_BYTES, self.nbytes - start)).data for start in starts)
 
     def digest(self) -> str:
         """Its digest, as `hash_tensor` has it. Refuses NaN and infinities, naming the file."""
@@ -77,7 +83,6 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     infos: dict[str, TensorInfo]
-    _opened: dict[Path, BinaryIO] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
@@ -97,6 +102,11 @@ class Checkpoint:
         return checkpoint
 
     @property
+    def model(self) -> Checkpoint:
+        """The whole model that is read: itself, of an adapter its base."""
+        return self
+
+    @property
     def names(self) -> list[str]:
         """The names of the stored tensors, sorted; a tied head is the embedding and has none of its own."""
         return sorted(self.infos)
@@ -114,26 +124,15 @@ class Checkpoint:
     def stored_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows of a tensor seen as a matrix (`arrays.matrix`) in its own dtype, (stop - start, columns), fresh.
 
-        Only these are read, and threads may read at once. By reading, not by a map of the file: fewer page faults.
+        Only these are read, and threads may read at once.
         """
-        import numpy as np
-
         from pipeline.models.arrays import STORED, matrix
 
         info, columns = self.info(name), matrix(self.info(name).shape)[1]
         if info.dtype not in STORED:
             raise PipelineError(f"{self.folder}: {name} is {info.dtype}, not one of {', '.join(DTYPES)}")
-        rows = np.empty((stop - start, columns), STORED[info.dtype])
-        data, place = rows.reshape(-1).view(np.uint8), info.offset + start * columns * rows.itemsize
-        if info.file not in self._opened:
-            self._opened.setdefault(info.file, open(info.file, "rb", buffering=0))  # noqa: SIM115
-        opened = self._opened[info.file]
-        while data.size:  # one call reads 2 GB at most
-            count = os.preadv(opened.fileno(), [data.data], place)
-            if not count:
-                raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
-            data, place = data[count:], place + count
-        return rows
+        row = columns * ITEM_BYTES[info.dtype]
+        return info.read(start * row, (stop - start) * row).view(STORED[info.dtype]).reshape(stop - start, columns)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """The rows as float32."""
@@ -253,14 +252,15 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         raise PipelineError(
             f"{file} is truncated or has a broken safetensors header ({error}): copy it again"
         ) from error
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length))
+    stream = open(file, "rb", buffering=0)  # noqa: SIM115 - closed with the last tensor
+    length = int.from_bytes(stream.read(8), "little")
+    header = json.loads(stream.read(length))
     header.pop("__metadata__", None)
     infos = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        infos[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), end - begin, file, 8 + length + begin, name)
+        place = 8 + length + begin
+        infos[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), end - begin, file, place, name, stream)
     return infos
 
 

@@ -90,7 +90,7 @@ def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | No
         opened = open_source(base.folder) if base and has_full_weights(base) else None
         if merge.merges_vocabularies:
             sources, opened, _ = align_vocabularies(sources, opened, merge.vocabulary)
-        check_sources(sources, opened, vocabulary=merge.vocabulary, fixed=not merge.merges_vocabularies)
+        check_sources(sources, opened, vocabulary=merge.vocabulary)
 
 
 def has_full_weights(expert: Parent) -> bool:

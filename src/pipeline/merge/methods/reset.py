@@ -81,7 +81,7 @@ class Reset(Merge):
         rows = group_weights(weights)
         text = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
         rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": text})
-        return Computed(by_row.formula, rows, weights, passes=2, measured=by_row.kept_shares)
+        return Computed(by_row.formula, rows, weights, measured=by_row.kept_shares)
 
 
 def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition | None = None) -> Weights:

@@ -51,9 +51,7 @@ class Slerp(Merge):
             a, b = shares_on_the_arc(*angle_between(first, second, name), self.t)
             return lambda start, stop: weighted_sum([(a, first), (b, second)], name, start, stop)
 
-        return Computed(
-            formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}", passes=2
-        )
+        return Computed(formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}")
 
 
 def angle_between(first: Source, second: Source, name: str) -> tuple[float, bool]:

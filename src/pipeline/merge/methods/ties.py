@@ -58,5 +58,4 @@ class Ties(TaskVectors):
         assert base is not None
         ties = TiesMerge(self, sources, base)
         text = f"base + {self.scale:g} x {self.formula(list(sources))}"
-        passes = 3 + (self.zero_sum == "majority")
-        return Computed(ties.formula, text, prepare=ties.prepare, passes=passes, measured=ties.kept_density)
+        return Computed(ties.formula, text, prepare=ties.prepare, measured=ties.kept_density)
