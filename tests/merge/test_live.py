@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from as_torch import as_torch
 from safetensors.torch import load_file
-from small_models import stacked
+from small_models import allow_no_tokenizer, stacked
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
@@ -79,15 +78,7 @@ def parameters(live: Live) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def load(monkeypatch):
     """model_of without a tokenizer: the small models have none."""
-    from transformers import AutoTokenizer
-
-    read = AutoTokenizer.from_pretrained
-
-    def where_there_is_one(folder, **options):
-        file = Path(folder) / "tokenizer.json"
-        return read(folder, **options) if file.is_file() and file.stat().st_size > 2 else None
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", where_there_is_one)
+    allow_no_tokenizer(monkeypatch)
     return lambda merge, dtype="auto": model_of(merge, dtype, "cpu", 1)
 
 

@@ -79,14 +79,14 @@ def test_by_partition_b_is_by_its_counts(three):
 def test_by_partitions_a_and_z(three):
     layers, _, math, language = three
     sources, config = {"math": math, "language": language}, LayerSwap(math="a", language="b")
-    a = open_merge(config, sources, partition=Partition("A", 6, 2, all_attention=True)).weights
+    a = open_merge(config, sources, partition=Partition("A", 6, 2, all_attention=True)).method.weights
     for layer in range(layers):
         at, outer = f"model.layers.{layer}.", layer < 6 or layer >= layers - 2
         for part in ("self_attn.q_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"):
             assert a[at + part] == {"language": 1.0}
         for part in ("mlp.up_proj.weight", "post_attention_layernorm.weight"):
             assert a[at + part] == ({"language": 1.0} if outer else {"math": 1.0})
-    z = open_merge(config, sources, partition=Partition("Z", 8, 4, inverse=True)).weights
+    z = open_merge(config, sources, partition=Partition("Z", 8, 4, inverse=True)).method.weights
     assert z["model.layers.0.mlp.up_proj.weight"] == {"math": 1.0}
     assert z["model.layers.10.mlp.up_proj.weight"] == {"language": 1.0}
     with pytest.raises(PipelineError, match="merge.bottom_layers=3 beside partition=B"):
@@ -122,10 +122,10 @@ def test_magnitude_weights_by_hand(three):
     weights = [1 / size(math), 1 / size(language)]
     expected = [weight / sum(weights) for weight in weights]
     swap = LayerSwap(math="a", language="b", embeddings="magnitude")
-    found = open_merge(swap, {"math": math, "language": language}, base).weights["model.embed_tokens.weight"]
+    found = open_merge(swap, {"math": math, "language": language}, base).method.weights["model.embed_tokens.weight"]
     assert list(found.values()) == pytest.approx(expected, rel=1e-6)
     soup = open_merge(Soup(experts=["a", "b"], weights="magnitude"), {"0": math, "1": language}, base)
-    assert list(soup.weights["model.norm.weight"].values()) == pytest.approx(expected, rel=1e-6)
+    assert list(soup.method.weights["model.norm.weight"].values()) == pytest.approx(expected, rel=1e-6)
     with pytest.raises(PipelineError, match="needs merge.base"):
         open_merge(swap, {"math": math, "language": language})
 
