@@ -63,7 +63,8 @@ def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         whole = made.accelerator.get_state_dict(made.model) if made.is_fsdp_enabled else there
         if made.is_world_process_zero():
             torch.save({name: whole[name].detach() for name in there}, work / f"{way}.pt")
-    tracker.log({"ways": len(logs)}, 1)
+    if made.is_world_process_zero():
+        tracker.log({"ways": len(logs)}, 1)
     return {"logs": logs, "world": made.args.world_size}
 
 
