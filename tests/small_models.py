@@ -34,19 +34,6 @@ def by_hand(folder: Path, values: dict[str, list[float]] | float, dtype=torch.fl
     return Checkpoint.open(folder)
 
 
-def allow_no_tokenizer(monkeypatch) -> None:
-    """A model is loaded without a tokenizer where its folder has none."""
-    from transformers import AutoTokenizer
-
-    read = AutoTokenizer.from_pretrained
-
-    def where_there_is_one(folder, **options):
-        file = Path(folder) / "tokenizer.json"
-        return read(folder, **options) if file.is_file() and file.stat().st_size > 2 else None
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", where_there_is_one)
-
-
 def swap(**settings) -> LayerSwap:
     return LayerSwap(math="m", language="l", **settings)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from as_torch import as_torch
 from safetensors.torch import load_file, save_file
-from small_models import allow_no_tokenizer, stacked
+from small_models import stacked
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
@@ -137,7 +137,9 @@ def test_a_dense_merge_of_adapters_is_that_of_the_dense_experts(lora, models):
 
 
 def test_an_adapter_is_scored_with_its_base(lora, monkeypatch):
-    allow_no_tokenizer(monkeypatch)
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     live, expected = model_of(merge_of_one(lora["math"]), "auto", "cpu"), dense_of(lora["math"])
     for name, parameter in live.model.named_parameters():
         torch.testing.assert_close(parameter.data, expected[name], rtol=0, atol=1e-6)

@@ -224,6 +224,7 @@ BOS = {
                            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
         {"post_processor": BOS},
+        {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}},
     ],
 )  # fmt: skip
 def test_a_tokenizer_of_the_same_vocabulary_that_reads_otherwise(readers, change):

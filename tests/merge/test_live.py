@@ -9,7 +9,7 @@ import pytest
 import torch
 from as_torch import as_torch
 from safetensors.torch import load_file
-from small_models import allow_no_tokenizer, stacked
+from small_models import stacked
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
@@ -78,7 +78,9 @@ def parameters(live: Live) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def load(monkeypatch):
     """model_of without a tokenizer: the small models have none."""
-    allow_no_tokenizer(monkeypatch)
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     return lambda merge, dtype="auto": model_of(merge, dtype, "cpu", 1)
 
 

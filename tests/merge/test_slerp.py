@@ -9,7 +9,7 @@ import torch
 from as_torch import as_torch
 from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
-from small_models import TWO_LAYERS, allow_no_tokenizer, by_hand
+from small_models import TWO_LAYERS, by_hand
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -77,7 +77,9 @@ def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
 
 
 def test_disk_and_live_agree(models, tmp_path, monkeypatch):
-    allow_no_tokenizer(monkeypatch)
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
     experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
     open_merge(Slerp(experts=["a", "b"], t=0.3), experts).write(tmp_path, threads=2)
     live = model_of(open_merge(Slerp(experts=["a", "b"], t=0.3), experts), "auto", "cpu", 1)

@@ -56,8 +56,10 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabul
             token = min(dict(added[0].items() ^ added[1].items()))
             difference = f"other added tokens ({token})"
             remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
-    if not difference and not (same_file and _settings_of(folders[0]) == _settings_of(folders[1])):
-        texts = (text for text, a, b in zip(PROBES, *map(_tokens_of, folders), strict=True) if a != b)
+    same_settings = _settings_of(folders[0]) == _settings_of(folders[1])  # which transformers applies
+    if not difference and not (same_file and same_settings):
+        read_as = map(_tokens_of, files if same_settings else folders)
+        texts = (text for text, a, b in zip(PROBES, *read_as, strict=True) if a != b)
         difference = next(
             (f"a tokenizer of the same vocabulary that reads {text!r} as other tokens" for text in texts), ""
         )
@@ -84,14 +86,18 @@ def _settings_of(folder: Path) -> dict[str, Any]:
     return {key: settings[key] for key in READING if settings.get(key) is not None}
 
 
-def _tokens_of(folder: Path) -> list[list[int]]:
-    """The tokens of PROBES, as transformers reads the folder."""
+def _tokens_of(place: Path) -> list[list[int]]:
+    """The tokens of PROBES by the tokenizer of a folder, as transformers reads it, or by its file alone."""
+    from tokenizers import Tokenizer
+
     try:
-        return list(load_tokenizer(folder)(list(PROBES)).input_ids)
+        if place.is_dir():
+            return list(load_tokenizer(place)(list(PROBES)).input_ids)
+        return [encoding.ids for encoding in Tokenizer.from_file(str(place)).encode_batch(PROBES)]
     except PipelineError:
         raise
     except Exception as error:  # classes of tokenizers raise what they like
-        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
+        raise PipelineError(f"the tokenizer of {place} cannot be read ({first_line(error)}): copy it again") from error
 
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:
