@@ -39,7 +39,8 @@ test-slurm: $(VENV)/installed
 	  PIPELINE_TEST_SLURM=1 OMP_NUM_THREADS=1 timeout 600 $(BIN)/python -m pytest tests/slurm; \
 	else echo "left out: the tests on a real Slurm need root, and Debian's slurm-wlm and munge"; fi
 
-# Every table of the papers, whole, on narrow models over a Hub on this machine: an hour of two cores. Some of them:
+# Every table of the papers, whole, on narrow models over a Hub on this machine: an hour of two cores, half of it for
+# the 8,000 steps of table A.3. Some of them:
 # make rehearsal TABLES="layer_swapping_table1 unreasonable_table3"
 TABLES ?=
 rehearsal: $(VENV)/installed
