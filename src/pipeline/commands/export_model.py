@@ -24,7 +24,7 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.evaluate.shown_scores import percent_factor, primary_of, score_line
 from pipeline.files import fingerprints
 from pipeline.hub.publish import publish_folder, ready_for
-from pipeline.merge.adapters import Source, open_source
+from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.soup import Soup
@@ -156,17 +156,14 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
 
 def check_files_and_space(merge: Merging, model: Parent, config: ExportStage) -> None:
     """Raise PipelineError if the model has no tokenizer, or does not fit on the disk."""
-    if not any((directory / name).is_file() for directory in folders_of(merge.layout) for name in TOKENIZERS):
+    directories = merge.layout.folder, merge.layout.model.folder
+    if not any((directory / name).is_file() for directory in directories for name in TOKENIZERS):
         raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
     size, staging = merge.bytes()["written"], staging_folder(config, str(config.export.to).startswith(HUB))
     if shutil.disk_usage(staging).free < size:
         raise PipelineError(
             f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free some"
         )
-
-
-def folders_of(source: Source) -> list[Path]:
-    return [source.folder, source.model.folder]
 
 
 def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:

@@ -48,7 +48,7 @@ class SourceDigests:
         return self.known[role].get(name) or self.sources[role].model.info(name).digest()
 
     def identity(self, role: str, name: str | None) -> Any:
-        """Of a source's tensor its digest, of an adapter's with the adapter's own; of the whole source its root."""
+        """The digest of a source's tensor, with an adapter's own root where it is one; without a name its root."""
         if name is None:
             return self.root(role)
         source, digest = self.sources[role], self._digest(role, name)

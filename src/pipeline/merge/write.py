@@ -90,6 +90,8 @@ def _copy_tensors(merge: Merging, recorded: Known, target: BinaryIO, copies: lis
 
 def _copy_in_kernel(info: TensorInfo, target: BinaryIO, place: int) -> bool:
     """Copy a tensor's bytes by copy_file_range (by reference where supported); False where the system cannot."""
+    if not hasattr(os, "copy_file_range"):
+        return False
     done = 0
     try:
         while done < info.nbytes:
@@ -98,8 +100,6 @@ def _copy_in_kernel(info: TensorInfo, target: BinaryIO, place: int) -> bool:
             if not count:
                 raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
             done += count
-    except AttributeError:
-        return False
     except OSError as error:
         if error.errno in _NO_RANGES:
             return False

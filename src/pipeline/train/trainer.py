@@ -71,7 +71,7 @@ class Trainer(SFTTrainer):
         return metrics
 
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
-        """Of two parts, that whose turn it is, by the step number only, is trained in this micro-batch."""
+        """A micro-batch of a step; of two parts it trains the one whose turn the step is, by its number alone."""
         model: Any = self.model
         if len(self.parts) > 1:
             if self.is_fsdp_enabled:  # before a side is frozen: the dtype of a shard's gradients is settled here, if
