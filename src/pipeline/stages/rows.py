@@ -103,7 +103,7 @@ STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
     "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
-    "report": Row(ReportStage, "pipeline.commands.table:report_table"),
+    "report": Row(ReportStage, "pipeline.commands.report:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
     "check": Row(CheckStage, "pipeline.commands.check:check"),
     "status": Row(StatusStage, "pipeline.commands.status:show_status"),
