@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from made_up_report import line_of, made_up, read, results_of, sample, score, write_eval
 
-from pipeline.extras.logs import compare_logs
+from pipeline.extras.compare_logs import compare_logs
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
 from pipeline.report.write import write_report

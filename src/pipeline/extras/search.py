@@ -37,7 +37,8 @@ from pipeline.extras.optuna_study import (
 )
 from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
-from pipeline.report.page import Frame, environment
+from pipeline.report.frames import Frame
+from pipeline.report.page import environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
 from pipeline.runs.run import Run

@@ -34,7 +34,8 @@ from pipeline.tables.bound import BoundTable
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec
-from pipeline.tables.schema import Table, merge_inherited, read_table
+from pipeline.tables.schema import Table, read_table
+from pipeline.tables.table_yaml import merge_inherited
 
 SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored")  # not a row's to say
 
