@@ -40,14 +40,14 @@ MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
 CHECK = "tests/study/test_check.py::"
 STAND_INS = {
-    "commands/check.py::Checking.check_devices": StandIn(
+    "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
     ),
-    "commands/check.py::Checking.planned_memory": StandIn(
+    "commands/check_lines.py::Checking.planned_memory": StandIn(
         CHECK + "test_a_gpu_that_others_use", "return training_memory"
     ),
-    "commands/check.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
-    "commands/check.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
+    "commands/check_lines.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
+    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
@@ -90,9 +90,9 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
     "train/stage.py::train_in_process.save_to": "the stage saves what FSDP2 gathers; test_processes.py gathers",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
-    "commands/check.py::Checking.check_devices": 2,
-    "commands/check.py::check_sum": 2,
-    "commands/check.py::Checking.compared": 2,
+    "commands/check_lines.py::Checking.check_devices": 2,
+    "commands/check_lines.py::check_sum": 2,
+    "commands/check_lines.py::Checking.compared": 2,
     "commands/check_processes.py::probe": 8,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
