@@ -30,47 +30,26 @@ from pipeline.evaluate import model, score
 from pipeline.evaluate.model import load_model
 from pipeline.evaluate.store import Answers
 from pipeline.launch.in_process import make_single_run
-from pipeline.progress import Bar, announced, format_amounts, format_duration, format_speed, say
+from pipeline.progress import Bar, announced, format_duration, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
 
 
-def test_units_rates_and_times() -> None:
-    assert format_amounts(3.7, 40, "question") == "3/40 questions"
-    assert format_amounts(12_345, None, "row") == "12,345 rows"
-    assert format_amounts(1.5e9, 16.06e9, "byte") == "1.5/16.1 GB" and format_amounts(0, 6.5e6, "byte") == "0.0/6.5 MB"
-    assert [format_speed(rate, "step") for rate in (4277.4, 5.52, 0.125)] == [
-        "4,277 steps/s",
-        "5.5 steps/s",
-        "8.0 s a step",
-    ]
-    assert format_speed(2e9, "byte") == "2.0 GB/s"
-    assert [format_duration(seconds) for seconds in (8, 59.4, 59.6, 69, 187)] == [
-        "8 s",
-        "59 s",
-        "1:00 min",
-        "1:09 min",
-        "3:07 min",
-    ]
-    assert [format_duration(seconds) for seconds in (720, 3599.7, 3900, 90_000)] == [
-        "12:00 min",
-        "1:00 h",
-        "1:05 h",
-        "25:00 h",
-    ]
+def test_durations() -> None:
+    short, long = (8, 59.4, 59.6, 69, 187), (720, 3599.7, 3900, 90_000)
+    assert [format_duration(seconds) for seconds in short] == ["8 s", "59 s", "1:00 min", "1:09 min", "3:07 min"]
+    assert [format_duration(seconds) for seconds in long] == ["12:00 min", "1:00 h", "1:05 h", "25:00 h"]
 
 
-def test_the_time_left_is_that_of_the_work_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_that_of_the_work_left() -> None:
     """10 of 40 were done before, 10 more in 20 s: half a step a second, 40 s for the other 20."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     bar = Bar("a training", 40, "step")
     bar.start(10)
-    now += 20
-    bar.to(20)
-    bar.note = "loss 1.000"
-    assert str(bar) == "a training: 20/40 steps in 20 s, 2.0 s a step, 40 s left, loss 1.000"
+    bar.start_t -= 20
+    bar.update(10.5)
+    bar.set_postfix_str("loss 1.000", refresh=False)
+    assert str(bar).startswith("a training: 20/40 [00:20<00:40")
+    assert str(bar).endswith("s/step, loss 1.000]")
 
 
 def test_without_a_terminal_lines_and_no_bar(
@@ -78,29 +57,29 @@ def test_without_a_terminal_lines_and_no_bar(
 ) -> None:
     """Of a run that is over sooner, none."""
     with Bar("short", 2, "row") as bar:
-        assert list(bar.over("ab")) == ["a", "b"] and bar.done == 2
+        assert list(bar.over("ab")) == ["a", "b"] and bar.n == 2
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
     with Bar("long", 10, "row") as bar:
-        bar.update(5)
-        time.sleep(0.4)
+        for _ in range(8):
+            time.sleep(0.06)
+            bar.update()
     told = capsys.readouterr().err
     assert len(told.splitlines()) >= 2 and "\r" not in told and "\033" not in told
-    assert all(line.startswith("long: 5/10 rows in 0 s, ") and line.endswith("0 s left") for line in told.splitlines())
+    assert all(re.fullmatch(r"long: \d/10 \[00:0\d<00:0\d, .*row/s\]", line) for line in told.splitlines())
     time.sleep(0.15)
     assert capsys.readouterr().err == ""  # nothing after its end
 
 
 THREADS = """
 import sys, threading
-from pipeline.progress import Bar, draw_line, say
+from pipeline.progress import Bar, say
 sys.setswitchinterval(1e-6)
-bar = Bar("a training", 10, "step")
-bar.start()
+bar = Bar("a training", 10, "step", stays=True)
 bar.update(5)
 def redraw():
     for _ in range(300):
-        draw_line(str(bar))
+        bar.refresh()
 def tell(name):
     for number in range(100):
         say(f"message {number} of {name}")
@@ -109,6 +88,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+bar.close()
 """
 
 
@@ -126,14 +106,14 @@ def on_screen(written: str) -> list[str]:
         else:
             lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
             column += len(part)
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
     """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is there at the end."""
-    *messages, last = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
+    *messages, last, _ = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
     assert sorted(messages) == sorted(f"message {number} of {name}" for name in "abc" for number in range(100))
-    assert re.fullmatch(r"a training: █{10}░{10} 5/10 steps in .*", last)
+    assert re.fullmatch(r"a training: +50%\|.+\| 5/10 \[.*\]", last)
 
 
 class Terminal(io.StringIO):
@@ -146,42 +126,11 @@ def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: pytest.M
     with Bar("a training", 2, "step", stays=True) as bar:
         say("loading")
         assert on_screen(terminal.getvalue())[0] == "loading"
-        assert on_screen(terminal.getvalue())[1].startswith("a training: ░")
+        assert on_screen(terminal.getvalue())[1].startswith("a training:   0%|")
         bar.update(2)
     say("done")
     first, second, third, end = on_screen(terminal.getvalue())
-    assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: █")
-
-
-def test_the_time_left_is_unknown_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a share of the work is done: one of 100 steps in 60 s, which may be its start alone."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
-    bar = Bar("a training", 100, "step")
-    bar.start()
-    assert str(bar) == "a training: 0/100 steps in 0 s, ? left"
-    now += 60
-    bar.to(1)
-    assert str(bar) == "a training: 1/100 steps in 1:00 min, 60.0 s a step, ? left"
-    bar.to(4)
-    assert str(bar) == "a training: 4/100 steps in 1:00 min, 15.0 s a step, 24:00 min left"
-
-
-def test_units_under_way_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 at a time: when 16 of 24 are done in 30 s and 8 are half done, the work of 4 is left: 4 * 30 / 20 s."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
-    bar = Bar("answers", 24, "question")
-    bar.start()
-    bar.at_once = 16
-    now += 20
-    bar.to(2)  # short ones, of which the rate would be 220 s
-    assert str(bar).endswith("? left")
-    now += 10
-    bar.to(16)
-    assert str(bar) == "answers: 16/24 questions in 30 s, 1.9 s a question, 6 s left"
+    assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: 100%|")
 
 
 def test_what_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +162,7 @@ def test_threads_count_together() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert bar.done == 8000
+    assert bar.n == 8000
 
 
 # ---------------------------------------------------------------------------------------------------- questions
@@ -226,13 +175,10 @@ class Heard(Bar):
         super().__init__("x", 4, "question")
         self.seen: list[float] = []
 
-    def update(self, count: float = 1) -> None:
-        super().update(count)
-        self.seen.append(self.done)
-
-    def to(self, done: float) -> None:
-        super().to(done)
-        self.seen.append(self.done)
+    def update(self, n: float | None = 1) -> bool | None:
+        drawn = super().update(n)
+        self.seen.append(self.n)
+        return drawn
 
 
 def requests(kind: Any, asked: list[Any]) -> list[Instance]:
@@ -289,7 +235,7 @@ def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: 
     monkeypatch.setattr(type(lm), "_model_generate", once_out_of_memory)
     asked = [(f"question {index}", {"until": [], "max_gen_toks": 4}) for index in range(4)]
     bar = compute(lm, requests("generate_until", asked), monkeypatch)
-    assert calls == [4, 2, 2] and bar.done == pytest.approx(4)
+    assert calls == [4, 2, 2] and bar.n == pytest.approx(4)
 
 
 # ---------------------------------------------------------------------------------------------------- the program
@@ -302,7 +248,7 @@ OURS = (
     r"data of math: .*", r"sweep of .*", r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
 )  # fmt: skip
-BAR = r".+: ([█░]{20} [\d.,]+/)?[\d.,]+ \w+ in .*"  # what, bar, work, rate; rows of a file are counted as they are read
+BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"  # rows of a file are counted as they are read
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +314,7 @@ def commands(world: Path, base: Path, math_expert: Path, language_expert: Path) 
     }
 
 
-UNITS = {"data": {"rows"}, "sft": {"rows", "steps"}, "merge": {"kB"}, "eval": {"questions"}, "sweep": {"questions"}}
+UNITS = {"data": {"row"}, "sft": {"row", "step"}, "merge": {"B"}, "eval": {"question"}, "sweep": {"question"}}
 MADE = {"data": 1, "sft": 2, "merge": 1, "eval": 5, "sweep": 2}
 WITHOUT_A_BAR = {"eval": 1}  # the averages of the four tasks
 
@@ -396,22 +342,22 @@ def shown(
 @pytest.mark.parametrize("stage", list(UNITS))
 def test_a_run_shows_one_bar_and_nothing_of_libraries(stage: str, shown: dict[str, tuple[str, str]]) -> None:
     at_terminal, elsewhere = shown[stage]
-    lines = at_terminal.split("\n")
-    assert sum(bool(re.fullmatch(DONE, line.rpartition("\033[K")[2])) for line in lines) == MADE[stage]
     drawn: list[list[str]] = [[]]  # what was drawn of each run
-    for line in lines:
-        *under, above = line.split("\r\033[K")
-        for one in (*under, above):
-            if re.fullmatch(BAR, one):
-                drawn[-1].append(one)
-            else:
-                assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal)
-        if re.fullmatch(DONE, above):
+    done = 0
+    for one in filter(None, (part.rstrip() for part in re.split(r"[\r\n]", at_terminal))):
+        if re.fullmatch(BAR, one):
+            drawn[-1].append(one)
+        else:
+            assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal)
+        if re.fullmatch(DONE, one):
+            done += 1
             drawn.append([])
+    assert done == MADE[stage]
     assert not drawn.pop()
     assert sum(not of_run for of_run in drawn) == WITHOUT_A_BAR.get(stage, 0)
     assert all(len({one.partition(":")[0] for one in of_run}) <= 1 for of_run in drawn)  # one bar each
-    units = {re.sub(r".*[\d.,]+ (\w+) in .*", r"\1", one) for of_run in drawn for one in of_run}
+    rates = re.compile(r", +[?\d.]+(?:s/(\w+)|[kMG]?([a-zA-Z]+)/s)")
+    units = {"".join(found) for of_run in drawn for one in of_run for found in rates.findall(one)}
     assert units == UNITS[stage]
 
     assert "\r" not in elsewhere and "\033" not in elsewhere

@@ -193,7 +193,9 @@ def test_eight_bit_moments_are_what_their_recipe_gives(node: Node) -> None:
         facts={"dtypes": {"weights": ["bfloat16"], "moments": ["OptimState8bit", "bfloat16"]}},
     )  # fmt: skip
     check_lines.check_dtypes(manifest, config.sft)
-    with pytest.raises(check_lines.Wrong, match="moments are OptimState8bit, bfloat16, and sft.optimizer=adamw gives bfloat"):
+    with pytest.raises(
+        check_lines.Wrong, match="moments are OptimState8bit, bfloat16, and sft.optimizer=adamw gives bfloat"
+    ):
         check_lines.check_dtypes(manifest, replace(config.sft, optimizer="adamw"))
 
 

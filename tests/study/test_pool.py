@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from small_runs import a_run, writes
+from tqdm import tqdm
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
@@ -23,7 +24,6 @@ from pipeline.estimate.durations import History
 from pipeline.launch import local_pool
 from pipeline.launch.local_pool import Pool, default_workers, local_executor
 from pipeline.launch.run_json import element_of, run_of
-from pipeline.progress import draw_line
 from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
@@ -214,10 +214,10 @@ def test_a_failure_under_the_line_of_progress_begins_a_line(tmp_path: Path, monk
     monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     found = round_of(tmp_path)
-    draw_line("4 runs left")
-    found.mark_failed(found.runs[0], "a reason")
-    draw_line("")
-    assert f"\r\033[K{found.runs[0].name} failed: a reason\n4 runs left" in terminal.getvalue()
+    with tqdm(bar_format="{desc}", file=terminal, leave=False) as line:
+        line.set_description_str("4 runs left")
+        found.mark_failed(found.runs[0], "a reason")
+    assert f"\r{found.runs[0].name} failed: a reason\n\r4 runs left" in terminal.getvalue()
 
 
 def test_a_dead_worker_is_started_again_and_its_run_with_it(

@@ -60,7 +60,7 @@ class Progress(TrainerCallback):
         self.bar.update(1 / args.gradient_accumulation_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.to(state.global_step)
+        self.bar.update(state.global_step - self.bar.n)
         record_step(self.run.workplace, state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
@@ -78,8 +78,8 @@ class Progress(TrainerCallback):
             row["tokens"] += self.earlier_tokens
             if self.sft.method == "simultaneous":
                 row["side"] = side_of_step(step - 1, self.sft.steps_per_switch)
-            seconds = self.bar.elapsed
+            seconds = self.bar.format_dict["elapsed"]
             self.begun = self.begun or (row["tokens"], seconds)
             self.rate = (row["tokens"] - self.begun[0]) / max(seconds - self.begun[1], 1e-9)
-            self.bar.note = f"loss {row['loss']:.3f}, {self.rate:,.0f} tokens/s"
+            self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {self.rate:,.0f} tokens/s", refresh=False)
         self.write(row)
