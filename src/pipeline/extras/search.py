@@ -28,7 +28,6 @@ from pipeline.extras.optuna_study import (
     front,
     grid_of,
     mean_score,
-    open_study,
     paired_difference,
     paired_interval,
     read_space,
@@ -129,13 +128,13 @@ def make_search(config: SearchStage) -> Path:
     sets: Sequence[int | None] = search.questions or [config.eval.limit]
     objectives = len(search.objectives or [""])
     sampler = search.sampler or ("tpe" if objectives == 1 else "nsga2")
-    with keep_models_resident(), open_study(Path(config.runs_dir) / ".searches" / f"{name}.log", objectives) as study:
+    with keep_models_resident():
         given = points.on_development({}, sets[-1])
         if all(mean_score(scores) >= 100 for scores in given):
             raise PipelineError("the given configuration answers all questions that choose: search with harder ones")
         trials = run_study(
-            study, space, points.on_development, search.trials,
-            lambda number: sampler_of(sampler, config.seed, number, search.population), sets, search.stop_at,
+            space, points.on_development, search.trials, sampler_of(sampler, config.seed, search.population),
+            objectives, sets, search.stop_at,
         )  # fmt: skip
         outcome = Outcome(points, space, trials, sets[-1], given)
         return outcome.write(Path(config.runs_dir) / "reports" / label_of_search)
