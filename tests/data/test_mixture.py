@@ -24,6 +24,7 @@ from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 from pipeline.languages import language
+from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
@@ -146,6 +147,22 @@ def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
     assert taken(0, Data(shuffle=False))[0] == [f"q{n}" for n in range(50)]
     with pytest.raises(PipelineError, match=r"data.size=45 and data.validation=10 ask for 55 rows, expert=e has 50"):
         taken(0, Data(size=45, validation=10))
+
+
+def test_the_order_of_sources_is_hashed_where_it_is_that_of_the_rows(tmp_path: Path):
+    """A curriculum, easy before hard, is another set than hard before easy."""
+    sources = {name: Source(file=f"{name}.jsonl", rows="gsm8k") for name in ("easy", "hard")}
+    for name in sources:
+        put(tmp_path, f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(2)])
+    hashes: dict[bool, list[str]] = {True: [], False: []}
+    for names in (["easy", "hard"], ["hard", "easy"]):
+        for shuffle in (True, False):
+            config = stage(Data(shuffle=shuffle), **{name: sources[name] for name in names})
+            hashes[shuffle].append(Run(config, "x", version=1).hash)
+        make_training_set(config, tmp_path, tmp_path)
+        rows = [row["prompt"].partition(" ")[0] for row in read_jsonl(tmp_path / "train.jsonl")]
+        assert rows == [names[0]] * 2 + [names[1]] * 2
+    assert len({*hashes[False]}) == 2 and len({*hashes[True]}) == 1
 
 
 def test_a_language_is_chosen_by_the_name_aya_gives_it(tmp_path: Path):
