@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_decoders
 import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import small_decoders
 from pipeline.evaluate import prefix
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import MOST_TOKENS, build_tries

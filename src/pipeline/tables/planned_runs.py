@@ -170,12 +170,13 @@ class Planning:
         return None if candidate is None else chosen_model.models[candidate]
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
-        """The candidate with the largest mean score; None until all are known. Cached until `targets`."""
+        """The candidate with the best mean score; None until all are known. Cached until `targets`."""
         if choice not in self._winners:
             values = self.candidate_values(self.plan.choices[choice])
             if values is None:
                 return None
-            self._winners[choice] = max(values, key=values.__getitem__)
+            sign = self.plan.choices[choice].sign
+            self._winners[choice] = max(values, key=lambda candidate: sign * values[candidate])
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
