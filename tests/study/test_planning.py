@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pipeline.benchmarks import lower_is_better
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.harness_tasks import task_of_option
+from pipeline.config.stages import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import History
@@ -32,7 +34,7 @@ from pipeline.stages.rows import build
 from pipeline.stages.steps import expected_steps
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import Candidate
-from pipeline.tables.planned_runs import Planning
+from pipeline.tables.planned_runs import Planning, score_rows
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 
@@ -270,6 +272,20 @@ def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: 
     (tmp_path / "mine.yaml").write_text(PERPLEXITY.replace("wikitext", "hard"))
     plan = planning(tmp_path, f"table={tmp_path}/mine.yaml").plan
     assert stored_metric(plan, [plan.cells["swap", "all"]]) == "exact_match"
+
+
+def test_a_metric_of_several_filters_is_that_of_the_primary_one(tmp_path: Path) -> None:
+    """Not their mean: MGSM's `unparsed` is of flexible-extract and of the last number."""
+    row: dict[str, Any] = {"task": "mgsm", "language": "en", "pair": None, "subject": None, "num_fewshot": 0}
+    row |= {"stderr": None, "n": 9}
+    of_filters = {"flexible-extract": ["exact_match", "unparsed"], "strict-match": ["exact_match"],
+                  "last-number": ["unparsed", "numeric_match"]}  # fmt: skip
+    rows = [row | {"metric": metric, "filter": name, "value": len(name) / 100}
+            for name, metrics in of_filters.items() for metric in metrics]  # fmt: skip
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": rows}))
+    run: Any = SimpleNamespace(folder=tmp_path, config=SimpleNamespace(eval=Eval(tasks=[EvalTask("mgsm", 0)])))
+    found = {metric: [one.filter for one in score_rows(run, metric)] for metric in ("unparsed", "numeric_match", None)}
+    assert found == {"unparsed": ["flexible-extract"], "numeric_match": ["last-number"], None: ["flexible-extract"]}
 
 
 def test_a_file_of_ones_own_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,16 +334,16 @@ def primary_value(run: Run[EvalStage]) -> float | None:
 
 
 def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:
-    """The scores, also without a value, in a metric (None: the task's primary one), of a pair if one is given."""
+    """The scores, also without a value, in a metric (None: the task's primary one), of a pair if one is given: those of
+    the task's primary filter, and of another where a further metric has none of that."""
     primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
-    return [
+    rows = [
         row
         for row in stored_scores(run)[0]
-        if row.metric == (metric or primary)
-        and (row.filter == primary_filter or (metric or primary) != primary)
-        and not row.subject
-        and pair in (None, row.pair)
+        if row.metric == (metric or primary) and not row.subject and pair in (None, row.pair)
     ]
+    own = [row for row in rows if row.filter == primary_filter]
+    return own if own or metric in (None, primary) else rows
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:
