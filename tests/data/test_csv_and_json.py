@@ -90,7 +90,7 @@ def test_a_slice_is_taken_of_a_local_file_too(name: str, tmp_path: Path) -> None
     words = ["stage=data", "expert=own", f"expert.sources.own.file={name}", "expert.sources.own.prompt='{q}'"]
     words += ["expert.sources.own.completion='{a}'", f"data_root={tmp_path}"]
     decided = build(compose([*words, "expert.sources.own.split='train[:10%]'"])).decided_by  # type: ignore[arg-type]
-    assert decided["slices"] == ["own"] and "slices" not in build(compose(words)).decided_by  # type: ignore[arg-type]
+    assert decided["read_otherwise"] == ["own"] and "read_otherwise" not in build(compose(words)).decided_by  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.csv", "q,a\n1,x\n2,y\n3,z\n"), ("a.jsonl", '{"q": 1, "a": "x"}\n' * 3)])

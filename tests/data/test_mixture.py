@@ -179,6 +179,37 @@ def test_a_language_is_chosen_by_the_name_aya_gives_it(tmp_path: Path):
         list(read_source("aya", Source(file="aya/train.jsonl", rows="aya", language="te"), tmp_path))
 
 
+def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: Path):
+    names = {"Simplified Chinese": "zho", "Traditional Chinese": "zho", "Standard Arabic": "arb", "Hindi": "hin"}
+    rows = [{"inputs": name, "targets": "x", "language": name, "language_code": code} for name, code in names.items()]
+    put(tmp_path, "aya/train.jsonl", rows)  # type: ignore[arg-type]
+    for code, expected in {"zh": "Simplified Chinese", "zh_hant": "Traditional Chinese", "ar": "Standard Arabic",
+                           "hi": "Hindi"}.items():  # fmt: skip
+        source = Source(file="aya/train.jsonl", rows="aya", language=code)
+        assert [one["prompt"] for one in read_source("aya", source, tmp_path)] == [expected]  # type: ignore[index]
+    for code in ("ar_latn", "hi_latn"):
+        with pytest.raises(PipelineError, match=f"has no rows in language {code}"):
+            read_source("aya", Source(file="aya/train.jsonl", rows="aya", language=code), tmp_path)
+
+
+@pytest.mark.parametrize("columns", [3, 9])
+def test_english_is_where_the_order_of_codes_puts_it(columns: int, tmp_path: Path):
+    """als_Latn-eng_Latn in AllenAI's files, and en-sq in CCMatrix'; eng_Latn-swh_Latn and en-sw."""
+    for code, own, first in (("sq", "Ujë", columns == 3), ("sw", "Maji", True), ("bn", "জল", False)):
+        texts = ["Water", own] if first else [own, "Water"]
+        (tmp_path / "a.txt").write_text(
+            "\t".join([*texts, "1.2", *"......"] if columns == 9 else ["1.2", *texts]) + "\n"
+        )
+        (one,) = read_source("nllb", Source(file="a.txt", rows="nllb", language=code), tmp_path)
+        assert isinstance(one, dict)
+        to_english = one["completion"] == "Water"
+        assert to_english or one["completion"] == own
+        words = f"from {language(code).name} to English" if to_english else f"from English to {language(code).name}"
+        named = [name for name in ("English", language(code).name) if name in one["prompt"]]
+        assert named and (words in one["prompt"] or "Translate from" not in one["prompt"])
+        assert (own if to_english else "Water") in one["prompt"]
+
+
 def test_kinds_of_rows_are_not_mixed(tmp_path: Path):
     put(tmp_path, "orca_math/train.jsonl", problems(2))
     put(tmp_path, "text.jsonl", [{"text": "plain"}])

@@ -78,7 +78,7 @@ def test_the_table_exactly(tmp_path):
         "\n"
         "MGSM: exact match, flexible-extract, 0-shot, n = 50 to 100; FLORES: chrF++, 0-shot, n = 50.\n"
         "\n"
-        "In percent; BLEU, chrF++ and bits on their own scale.\n"
+        "In percent; BLEU, chrF++, perplexities and bits on their own scale.\n"
         "\n"
         "- — swap, FLORES en-qac and 1 more: to-2 no memory\n"
         "- — a|b, FLORES en-qac: eval-x is not made yet\n"
@@ -158,7 +158,7 @@ def test_notes_tell_shots_and_tasks_apart(tmp_path):
         "MGSM: exact match, flexible-extract, 2-shot, n = 4; MGSM: exact match, flexible-extract, 8-shot, n = 4; "
         "Global MMLU: accuracy, 0-shot, n = 4; MGSM en cot: exact match, flexible-extract, 0-shot, n = 4."
     )
-    assert others == ["In percent; BLEU, chrF++ and bits on their own scale."]
+    assert others == ["In percent; BLEU, chrF++, perplexities and bits on their own scale."]
 
 
 def test_the_published_number_is_compared_with_the_papers_own_method():

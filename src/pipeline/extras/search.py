@@ -41,6 +41,7 @@ from pipeline.report.page import environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
 from pipeline.runs.run import Run
+from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
 from pipeline.text import align_columns
 
@@ -166,6 +167,7 @@ def check_settings(config: SearchStage) -> Space:
     for task in [measure.task for measure in measures] or scored:
         if benchmark_of(task).kind == "text":
             raise PipelineError(f"search.objectives: {task} measures bits, which are no score of answers: name another")
+        refuse_lower(task, "a search looks for")
     return space
 
 

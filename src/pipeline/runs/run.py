@@ -164,9 +164,14 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     if isinstance(config, DataStage):
         expert, local = config.expert, config.data_root is not None
         names = [*expert.sources, *expert.union] if not config.data.shuffle else []
-        sliced = [name for name, one in expert.sources.items() if "[" in one.split and (local or one.url or one.files)]
+        changed = [  # read otherwise in earlier runs: slices of files whole, als_Latn as English, zho in both scripts
+            name
+            for name, one in expert.sources.items()
+            if ("[" in one.split and (local or one.url or one.files))
+            or (one.rows, one.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
+        ]
         order = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
-        return order | ({"slices": sorted(sliced)} if sliced else {})  # before, such files were read whole
+        return order | ({"read_otherwise": sorted(changed)} if changed else {})
     if isinstance(config, TrainStage) and config.sft.processes > 1 and config.sft.parallel == "fsdp2":
         return {"shards": "in the dtypes of the recipe"}  # not in those that accelerate chose, as earlier runs
     if isinstance(config, TrainStage) and config.model.tokenizer == "bpe" and config.expert.side == "both":
