@@ -116,6 +116,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
             return bool(super().display(msg, pos))
         if msg is None:
             say(str(self))
+            self.last_print_t = time.time()  # tqdm's own refresh every ten seconds looks at it, and does not set it
         return False
 
     @property
