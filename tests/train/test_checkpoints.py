@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline.train.progress import Progress
 from tiny_words import last_of
 from transformers import TrainerCallback
 
@@ -35,7 +36,6 @@ from pipeline.runs.tracking import Tracker
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage
 from pipeline.train.processes import forward_signal, train_together
-from pipeline.train.progress import Progress
 
 STEPS = 6
 SMALL = [

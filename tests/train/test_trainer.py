@@ -20,10 +20,9 @@ from pipeline.errors import PipelineError
 from pipeline.train.examples import check_lengths, cut_rows, make_dataset
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches
-from pipeline.train.recipe import plan_steps, trainer_arguments, trainer_schedule
 from pipeline.train.save import lost_movements, save_model
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer, pass_order, sort_by_length
+from pipeline.train.trainer import Trainer, pass_order, plan_steps, sort_by_length, trainer_arguments
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -233,7 +232,6 @@ OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4
 
 
 def test_schedules(tmp_path: Path):
-    assert trainer_schedule("wsd", 200, 0.1) == ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "linear"})
     recipe = sft(schedule="wsd", decay_share=0.5, learning_rate=1.0, batch_size=2)
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
     made.create_optimizer_and_scheduler(4)
