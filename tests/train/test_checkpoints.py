@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline.train.progress import Progress
 from tiny_words import last_of
 from transformers import TrainerCallback
 
@@ -35,6 +34,7 @@ from pipeline.runs.stop import UNFINISHED, heard_by
 from pipeline.runs.tracking import Tracker
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage
+from pipeline.train.checkpoints import Progress
 from pipeline.train.processes import forward_signal, train_together
 
 STEPS = 6
