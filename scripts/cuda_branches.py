@@ -75,7 +75,6 @@ STAND_INS = {
     ),
     "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
     "train/trainer.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
-    "train/trainer.py::fsdp_arguments": StandIn(TRAINER, 'return {"fsdp": True'),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
@@ -85,7 +84,6 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
     "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
-    "train/stage.py::train.save_to": "the stage saves what FSDP2 gathers; test_processes.py gathers",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
     "commands/check.py::Checking.check_devices": 2,
@@ -95,10 +93,9 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
-    "train/load.py::check_kernels": 6,
+    "train/load.py::check_kernels": 7,
     "train/stage.py::peak_bytes": 2,
-    "train/trainer.py::fsdp_arguments": 2,
-    "train/trainer.py::trainer_arguments": 2,
+    "train/trainer.py::trainer_arguments": 3,
 }
 LIBRARIES = (  # of what is in no branch of ours
     "NCCL: collectives are gloo's in tests, and none at all in tests/train/shapes_on_fake_tensors.py",

@@ -80,7 +80,7 @@ def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pyte
     assert given["use_cpu"] is False and given["bf16"] is True and given["per_device_train_batch_size"] == 4
     assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2, "reshard_after_forward": True}
     given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
-    assert given["use_cpu"] is False and "fsdp" not in given
+    assert given["use_cpu"] is False and given["fsdp"] is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is True
@@ -135,6 +135,8 @@ def test_kernels_that_a_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
             load.check_kernels(kernels_of(attention))
     with pytest.raises(PipelineError, match="sft.precision=tf32 needs a GPU from the A100 on"):
         load.check_kernels(kernels_of("sdpa", precision="tf32"))
+    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
+        load.check_kernels(kernels_of("sdpa", parallel="fsdp2", processes=2))
     with pytest.raises(PipelineError, match="sft.compile=true needs a C.. compiler"):
         load.check_kernels(kernels_of("sdpa", compile=True))
     monkeypatch.setattr(load, "find_spec", lambda name: True)

@@ -265,13 +265,11 @@ def fake_processes(count: int) -> Iterator[None]:
 
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "ACCELERATE_TORCH_DEVICE": "cpu"}
-    fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     mesh = init_device_mesh("cpu", (count,))
     with (
         patch.dict(os.environ, variables),
         patch.object(PartialState, "__init__", init),
-        patch.object(trainers, "fsdp_arguments", lambda sft: fsdp if sft.parallel == "fsdp2" else {}),
         patch.object(_fully_shard, "_init_default_mesh", lambda: mesh),
     ):
         yield

@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import set_template_date
 from pipeline.models.load import with_template_date
-from pipeline.train.examples import CHECKED, check_rows, cut_rows, make_dataset
+from pipeline.train.examples import CHECKED, check_rows, cut_rows, datasets_of
 from pipeline.train.load import make_bpe
 from pipeline.train.trainer import Trainer, trainer_arguments
 
@@ -64,7 +64,7 @@ def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any
     return Trainer(
         model=of,
         args=args,
-        train_dataset={"all": make_dataset(rows, sft)},
+        train_dataset=datasets_of(rows, sft, ["all"]),
         processing_class=made,
         sft=sft,
         parts={"all": []},

@@ -82,7 +82,6 @@ def shard_on_cpu() -> None:
             self.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = init  # type: ignore[method-assign]
-    trainers.fsdp_arguments = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
 def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
@@ -270,10 +269,3 @@ def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
-
-
-def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
-    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
-        trainers.trainer_arguments(tiny.stage(recipe), False, False, tmp_path)

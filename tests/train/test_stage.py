@@ -90,7 +90,10 @@ def test_no_response_left_after_truncation(make_run: Callable[..., Path], start:
 
 def test_rows_that_do_not_say_their_side() -> None:
     rows = [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}]
-    with pytest.raises(PipelineError, match="no row of side language: create the data with a joint expert, such as"):
+    with pytest.raises(
+        PipelineError,
+        match="rows of both sides, and these are of math and none: create the data with",
+    ):
         datasets_of(rows, tiny.recipe(), ["math", "language"])
 
 

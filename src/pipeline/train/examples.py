@@ -40,24 +40,21 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     return {"prompt": messages[:-1], "completion": messages[-1:]}
 
 
-def make_dataset(examples: Sequence[Example], sft: Sft) -> Any:
-    from datasets import Dataset
-
-    rows = [trainer_columns(row, sft) for row in examples]
-    return Dataset.from_list(rows, on_mixed_types="use_json")  # else messages get the keys of others, as nulls
-
-
 def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> dict[str, Any]:
     """Part -> the set that it is trained on, in the data run's order: of several that of its side. Raises PipelineError
-    for a side without rows."""
-    of_all = len(parts) == 1
-    by_part = {part: [row for row in examples if of_all or row.get("side") == part] for part in parts}
-    if empty := [part for part, rows in by_part.items() if not rows]:
+    where these are not the sides of the rows."""
+    from datasets import Dataset
+
+    if len(parts) == 1:
+        examples = [row | {"side": parts[0]} for row in examples]
+    if (sides := {row.get("side", "none") for row in examples}) != set(parts):
         raise PipelineError(
-            f"sft={sft.name} found no row of side {empty[0]}: create the data with a joint expert, such as "
-            "expert=math_sw, and data.size with room for both sets"
+            f"sft={sft.name} needs rows of both sides, and these are of {' and '.join(sorted(sides))}: create the data "
+            "with a joint expert, such as expert=math_sw, and data.size with room for both sets"
         )
-    return {part: make_dataset(rows, sft) for part, rows in by_part.items()}
+    rows = {part: [trainer_columns(row, sft) for row in examples if row["side"] == part] for part in parts}
+    # else messages get the keys of others, as nulls
+    return {part: Dataset.from_list(of_part, on_mixed_types="use_json") for part, of_part in rows.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- before loading

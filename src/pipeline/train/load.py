@@ -79,7 +79,7 @@ def check_base(base: Path, tokenizer: Any) -> None:
 
 
 def check_kernels(config: TrainStage) -> None:
-    """Raise PipelineError for kernels that are not installed here, or that this machine cannot run."""
+    """Raise PipelineError for kernels that are not installed here, or that this machine cannot run, and for shards."""
     sft, attention, cuda = config.sft, config.model.attn_implementation, torch.cuda.is_available()
     given = f"model.attn_implementation={attention}"
     of_hub, flash = attention.startswith("kernels-community/"), attention.startswith("flash_attention_")
@@ -101,6 +101,8 @@ def check_kernels(config: TrainStage) -> None:
             f"sft.padding_free=true with {given} would attend through a mask over all rows, slower than with padding: "
             "give model.attn_implementation=flash_attention_2, or leave it out"
         )
+    if sft.parallel == "fsdp2" and sft.processes > 1 and not cuda:
+        raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
     if sft.precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
         raise PipelineError("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32")
     if sft.liger and not (cuda and find_spec("liger_kernel")):

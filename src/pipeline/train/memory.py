@@ -2,15 +2,8 @@
 
 Plans, and commands before they fetch anything, reject by these formulas what does not fit.
 
-Bytes per trained parameter, of weight, gradient and the two moments:
-
-| sft.weights | sft.optimizer | bytes | rounding of an update |
-|---|---|---|---|
-| float32 | adamw (the default) | 4 + 4 + 4 + 4 = 16 | fp32 |
-| float32 | adamw_8bit | 4 + 4 + 1 + 1 = 10 | fp32 |
-| bfloat16 | adamw | 2 + 2 + 2 + 2 = 8 | to nearest: below a learning rate of about 1e-5 most are lost |
-| bfloat16 | adamw_8bit | 2 + 2 + 1 + 1 = 6 | stochastic: right in the mean |
-
+Bytes per trained parameter, of weight, gradient and the two moments, are 16 in float32 and 8 in bfloat16, and 10 and 6
+with sft.optimizer=adamw_8bit (docs/training.md tells how each rounds an update).
 adamw_8bit is torchao's (extra `memory`); its moments carry a scale per block of 256, 1.6 % more.
 Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
 under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights

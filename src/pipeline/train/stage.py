@@ -57,9 +57,9 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
         def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
             """Save the model; called by all processes together, the first writes."""
-            whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+            weights = trainer.accelerator.get_state_dict(trainer.model)
             first = trainer.is_world_process_zero()
-            return save.save_model(model, tokenizer, folder, sft.save_dtype, whole, measured_on) if first else {}
+            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights, measured_on) if first else {}
 
         record = resume.usable_resume_point(run)
         with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):

@@ -167,7 +167,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
-    micro, passes = memory.micro_batches(sft)
+    (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
     optimizer: dict[str, Any] = {}
     if sft.optimizer == "adamw_8bit":  # torchao's, which rounds weights in bfloat16 by chance
         optimizer = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
@@ -187,18 +187,10 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         activation_checkpointing=sft.gradient_checkpointing,
         train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
-        ddp_find_unused_parameters=sft.method == "simultaneous", **fsdp_arguments(sft), **optimizer,
+        ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,
+        # not FSDP's own checkpointing, which renames the parameters
+        fsdp_config={"version": 2, "reshard_after_forward": True} if shards else None, **optimizer,
     )  # fmt: skip
-
-
-def fsdp_arguments(sft: Sft) -> dict[str, Any]:
-    """FSDP2 as arguments of the trainer. Raises PipelineError where accelerate would silently use DDP instead."""
-    if sft.parallel != "fsdp2" or sft.processes == 1:
-        return {}
-    if not torch.cuda.is_available():
-        raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
-    # not FSDP's own checkpointing, which renames the parameters
-    return {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
 def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
