@@ -83,7 +83,7 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
     "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
     "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
-    "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
+    "train/stage.py::train": "the most memory of the card that a process reserved; a CPU's peak is tested",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
     "commands/check.py::Checking.check_devices": 2,
@@ -94,7 +94,6 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 7,
-    "train/stage.py::peak_bytes": 2,
     "train/trainer.py::trainer_arguments": 3,
 }
 LIBRARIES = (  # of what is in no branch of ours

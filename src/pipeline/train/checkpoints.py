@@ -37,9 +37,8 @@ NAMES = {  # the trainer's name -> ours
     "eval_loss": "validation_loss", "eval_math_loss": "validation_loss_math",
     "eval_language_loss": "validation_loss_language",
 }  # fmt: skip
-
-# writes weights, tokenizer and configs to a folder; returns their root and digests
-Save = Callable[[Path], dict[str, Any]]
+Record = dict[str, Any] | None  # of a resume point
+Save = Callable[[Path], dict[str, Any]]  # writes weights, tokenizer and configs to a folder; their root and digests
 
 
 class Progress(TrainerCallback):
@@ -49,9 +48,7 @@ class Progress(TrainerCallback):
     in the tracker too, as its files ended with the earlier attempt.
     """
 
-    def __init__(
-        self, run: Run[TrainStage], tracker: Tracker, steps: int, record: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, run: Run[TrainStage], tracker: Tracker, steps: int, record: Record = None) -> None:
         self.run, self.tracker, self.sft = run, tracker, run.config.sft
         self.log_file = run.work / LOG
         self.log_file.unlink(missing_ok=True)
@@ -112,7 +109,7 @@ class Checkpoints(TrainerCallback):
         save: writes what the run would end with if it ended now; called by all processes together.
     """
 
-    def __init__(self, trainer: Any, run: Run[TrainStage], record: dict[str, Any] | None, save: Save) -> None:
+    def __init__(self, trainer: Any, run: Run[TrainStage], record: Record, save: Save) -> None:
         self.trainer, self.run, self.save, self.sft = trainer, run, save, run.config.sft
         self.steps = snapshot_steps(self.sft, trainer.args.max_steps)
         record = record or {"snapshots": {}, "seconds": 0.0, "resumed": [], "step": 0}
@@ -127,8 +124,6 @@ class Checkpoints(TrainerCallback):
         process ends with status 1."""
         if self.sft.stall_minutes is not None:
             faulthandler.dump_traceback_later(60 * self.sft.stall_minutes, exit=True, file=2)
-
-    # ------------------------------------------------------------------------------------------ the trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat()
@@ -153,7 +148,11 @@ class Checkpoints(TrainerCallback):
         step, loss = state.global_step, (logs or {}).get("eval_loss")
         without = self.trainer.eval_dataset is None
         if step in self.steps and str(step) not in self.snapshots and (without or loss is not None):
-            self._save_snapshot(step, loss)
+            refuse_broken(self.trainer.model, step)
+            weights = self.save(self.run.work / resume.SNAPSHOTS / f"step-{step}")
+            samples = step * self.sft.batch_size
+            self.snapshots[str(step)] = {"step": step, "samples": samples, "validation_loss": loss, **weights}
+            self.beat()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The trainer has written its checkpoint: make it the resume point."""
@@ -162,11 +161,8 @@ class Checkpoints(TrainerCallback):
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / "training_args.bin").unlink(missing_ok=True)
             shutil.copyfile(self.run.work / LOG, checkpoint / LOG)
-            facts = {
-                "snapshots": self.snapshots,
-                "seconds": self.earlier_seconds + time.monotonic() - self.begun,
-                "resumed": self.resumed,
-            }
+            seconds = self.earlier_seconds + time.monotonic() - self.begun
+            facts = {"snapshots": self.snapshots, "seconds": seconds, "resumed": self.resumed}
             resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
@@ -179,8 +175,6 @@ class Checkpoints(TrainerCallback):
                 "written; rerun the same command to resume"
             )
             raise SystemExit(UNFINISHED)
-
-    # ------------------------------------------------------------------------------------------ their actions
 
     def _is_due(self, step: int) -> bool:
         """Whether to write a resume point now: after sft.resume_minutes, or to stop.
@@ -201,19 +195,10 @@ class Checkpoints(TrainerCallback):
             self.asked_to_stop = self.asked_to_stop or "asked to stop"
         return request > 0
 
-    def _save_snapshot(self, step: int, loss: float | None) -> None:
-        """Called by all processes together; the first writes."""
-        refuse_broken(self.trainer.model, step)
-        weights = self.save(self.run.work / resume.SNAPSHOTS / f"step-{step}")
-        self.snapshots[str(step)] = {
-            "step": step, "samples": step * self.sft.batch_size, "validation_loss": loss, **weights,
-        }  # fmt: skip
-        self.beat()
-
 
 @contextmanager
 def supervised(
-    trainer: Any, run: Run[TrainStage], tracker: Tracker, record: dict[str, Any] | None, save: Save
+    trainer: Any, run: Run[TrainStage], tracker: Tracker, record: Record, save: Save
 ) -> Iterator[tuple[Checkpoints, Progress | None]]:
     """Inside, the first process logs, snapshots and resume points are written as the trainer trains, and a signal
     (SIGTERM; SIGUSR1, which Slurm sends before a job ends) stops it after a step with a resume point and the exit

@@ -63,6 +63,11 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
 def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None) -> None:
     """Raise PipelineError for rows that the template cannot express, judged by the first of them; warn of some.
 
+    A chat template must write a row as its prompt, which generation begins with, the response, and its end. After the
+    response only special tokens, the last one of the ends, and whitespace are allowed. What the template writes before
+    it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message may be
+    missing, as many templates strip them.
+
     Args:
         base: the folder of the base, whose generation config may name more ends of a response than the tokenizer.
     """
@@ -82,33 +87,24 @@ def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path
     if sft.loss_on == "assistant_turns":
         check_marks(tokenizer)
         return
-    ends = {tokenizer.convert_ids_to_tokens(token) for token in end_tokens(tokenizer, base)}
-    for row in examples[:CHECKED]:
-        check_text(trainer_columns(row, sft), tokenizer, sft, ends)
-
-
-def check_text(row: dict[str, Any], tokenizer: Any, sft: Sft, ends: set[str]) -> None:
-    """Raise PipelineError unless the template writes a row as its prompt, which generation begins with, the response,
-    and its end.
-
-    After the response only special tokens, the last one of `ends`, and whitespace are allowed. What the template writes
-    before it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message
-    may be missing, as many templates strip them.
-    """
-    prompt, text = as_text(row, tokenizer)
-    prompt = "" if sft.loss_on == "all" else prompt
-    messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
-    after = text.rpartition(messages[-1])[2]
-    there = all(message in text for message in messages) and len(text) - len(after) > len(prompt)
-    if not (there and text.startswith(prompt)):
-        raise template_error(
-            tokenizer, "does not write the prompt as for generation and then the response: the loss would be on others"
-        )
-    words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
-    if words.strip() or not after.rstrip().endswith(tuple(ends)):
-        raise template_error(
-            tokenizer, f"does not end a response with {' or '.join(sorted(ends))} alone, where the model is to stop"
-        )
+    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
+    file = next((file for file in files if file.is_file()), None)
+    stops = read_json(file).get("eos_token_id") if file else None  # those of generation, besides the tokenizer's own
+    stops = stops if isinstance(stops, list) else [stops] if stops is not None else []
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}
+    for row in [trainer_columns(row, sft) for row in examples[:CHECKED]]:
+        prompt, text = as_text(row, tokenizer)
+        prompt = "" if sft.loss_on == "all" else prompt
+        messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
+        after = text.rpartition(messages[-1])[2]
+        there = all(message in text for message in messages) and len(text) - len(after) > len(prompt)
+        if not (there and text.startswith(prompt)):
+            fault = "does not write the prompt as for generation and then the response: the loss would be on others"
+            raise template_error(tokenizer, fault)
+        words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+        if words.strip() or not after.rstrip().endswith(tuple(ends)):
+            fault = f"does not end a response with {' or '.join(sorted(ends))} alone, where the model is to stop"
+            raise template_error(tokenizer, fault)
 
 
 def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
@@ -144,10 +140,7 @@ def cut_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> tuple[int
         return 0, []
     marked = template_with_marks(tokenizer) if sft.loss_on == "assistant_turns" else None
     plain, cut, lost = "text" in examples[0] or sft.template == "plain", 0, []
-
-    def tokens(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=plain)["input_ids"]
-
+    tokens = partial(tokenizer.encode, add_special_tokens=plain)
     for number, example in enumerate(examples):
         before, text = as_text(trainer_columns(example, sft), tokenizer, marked)
         if len(text.encode()) + ADDED > sft.seq_length < len(ids := tokens(text)):
@@ -192,15 +185,6 @@ def check_marks(tokenizer: Any) -> None:
             return
     fault = "does not mark what the assistant says, and its end, by {% generation %} and {% endgeneration %}"
     raise template_error(tokenizer, fault, "sft.loss_on=response")
-
-
-def end_tokens(tokenizer: Any, base: Path | None) -> set[int]:
-    """Tokens at which generation stops: the tokenizer's end of sequence, and those of the base's generation config (of
-    its config.json if it has none)."""
-    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
-    file = next((file for file in files if file.is_file()), None)
-    ends = read_json(file).get("eos_token_id") if file else None
-    return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends] if ends is not None else [])}
 
 
 def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plain") -> PipelineError:

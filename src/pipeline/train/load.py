@@ -26,7 +26,6 @@ from pipeline.models.partition import sides_of_all
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
 
-ALL = "all"  # the only part of a method without sides
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
 
@@ -118,7 +117,12 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     made, special = ByteLevelBPETokenizer(), ["<s>", "</s>", "<pad>"]
-    texts = (text for example in examples for text in texts_of(example))
+    texts = (  # the turns of a conversation, else the prompt and completion of a row, or its text
+        str(text)
+        for row in examples
+        for text in [turn["content"] for turn in row.get("messages", ())]
+        or [row[key] for key in ("prompt", "completion", "text") if key in row]
+    )
     made.train_from_iterator(texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=special)
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(
@@ -126,28 +130,18 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     )
 
 
-def texts_of(example: Example) -> list[str]:
-    """What a row is trained on: the turns of a conversation, else its prompt and completion, or its text."""
-    if "messages" in example:
-        return [str(message["content"]) for message in example["messages"]]
-    return [example[key] for key in ("prompt", "completion", "text") if key in example]
-
-
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
-    weights = run.config.sft.weights
-    model = run.config.model
+    model, dtype = run.config.model, getattr(torch, run.config.sft.weights)
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
         fields = dict(model.architecture)
         ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
         config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     assert base is not None
     try:
-        return load.load_model(base, dtype=getattr(torch, weights), **attention)
-    except PipelineError:
-        raise
+        return load.load_model(base, dtype=dtype, **attention)
     except (OSError, ValueError, RuntimeError) as error:  # Gemma 2 and others with capped scores have eager alone
         raise PipelineError(
             f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}: "
@@ -171,9 +165,10 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     # today's checkpointing needs no gradient of the embeddings' output: the backward pass ends at the lowest trained
     model.enable_input_require_grads = lambda: None  # layer, where TRL and transformers would have it go on
     names = [name for name, _ in model.named_parameters()]
-    side_of: dict[str, Any] = dict(sides_of_all(partition, anatomy(names))) if partition else dict.fromkeys(names, ALL)
+    side_of: dict[str, Any] = dict.fromkeys(names, "all")
+    side_of |= sides_of_all(partition, anatomy(names)) if partition else {}
     side_of |= dict.fromkeys(towers(names), "frozen")
-    trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, (ALL,))
+    trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, ("all",))
     if sft.adapter == "lora":
         model = add_adapters(model, sft, {name for name in names if side_of[name] in trained_parts})
     parameters = dict(model.named_parameters())
@@ -182,11 +177,10 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
     trained = {name for part in parts.values() for name in part}
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in trained)
-    for part, members in parts.items():
-        if not members:
-            raise PipelineError(
-                f"sft={sft.name} has nothing to train on side {part}: change sft.lora_targets or the partition"
-            )
+    if empty := [part for part, members in parts.items() if not members]:
+        raise PipelineError(
+            f"sft={sft.name} has nothing to train on side {empty[0]}: change sft.lora_targets or the partition"
+        )
     return model, parts
 
 

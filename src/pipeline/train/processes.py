@@ -49,8 +49,7 @@ def is_follower() -> bool:
 
 def check_launch(processes: int) -> None:
     """Raise PipelineError where a launcher started another number of processes than sft.processes, which is hashed."""
-    count = launched_count()
-    if count is not None and count != processes:
+    if (count := launched_count() or processes) != processes:
         raise PipelineError(
             f"sft.processes={processes}, but {count} processes were launched: give sft.processes={count}"
         )

@@ -99,24 +99,15 @@ def write_card(run: Run[TrainStage], folder: Path) -> None:
     config, decided = run.config, run.decided_by["config"]
     made_of = origin_from_config(run.name, asdict(config), run.parents, Path(config.runs_dir))
     base = run.parents["model"].name if "model" in run.parents else "random weights"
-    lines = [
-        f"# {run.label}",
-        "",
+    chosen = {key: value for key, value in sorted(flatten_dict(decided).items()) if key != "stage"}
+    settings = "".join(f"| {key} | {format_value(value)} |\n" for key, value in chosen.items())
+    text = (
+        f"# {run.label}\n\n"
         f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
-        "All other settings are at their defaults.",
-        "",
-        "| setting | value |",
-        "|---|---|",
-        *(
-            f"| {key} | {format_value(value)} |"
-            for key, value in sorted(flatten_dict(decided).items())
-            if key != "stage"
-        ),
-        "",
-        data_section(made_of),
-    ]
-    adapter = config.sft.adapter != "none"
+        "All other settings are at their defaults.\n\n"
+        f"| setting | value |\n|---|---|\n{settings}\n{data_section(made_of)}"
+    )
     tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
-    relation = "adapter" if adapter else "finetune"
-    card = render_card(run.name, "\n".join(lines), made_of, tags=tags, relation=relation)
+    relation = "finetune" if config.sft.adapter == "none" else "adapter"
+    card = render_card(run.name, text, made_of, tags=tags, relation=relation)
     (folder / CARD).write_text(card, encoding="utf-8")

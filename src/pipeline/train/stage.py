@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import shutil
 import warnings
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -33,10 +33,7 @@ from pipeline.train.trainer import trainer_of, warn_of_rate
 
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the losses."""
-    facts = processes.train_together(train, run, work, tracker)
-    if facts:  # of the first process
-        save.write_card(run, work)
-    return facts
+    return processes.train_together(train, run, work, tracker)
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
@@ -68,13 +65,16 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         weights = save_to(work, base)
     if progress is None:
         return {}
+    save.write_card(run, work)
     examples.write_rows(trainer.sets, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
         "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
+        "trained_parameters": sum(model.get_parameter(name).numel() for names in parts.values() for name in names),
+        "step_tokens_per_second": round(progress.rate, 1),
+        # that torch reserved on this process' GPU; on a CPU, that the process had in memory
+        "process_peak_bytes": torch.cuda.max_memory_reserved() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss,
         "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts,
         **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
         **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
@@ -106,25 +106,12 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
     return examples.check_lengths(rows, tokenizer, config.sft)
 
 
-# ---------------------------------------------------------------------------------------------------- facts
-
-
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
     """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
-    moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    held = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    moments = [own_shard(value) for value in held if torch.is_tensor(value) and value.ndim]
     found = {
         "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
-        "moments": {
-            str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
-            for value in moments
-            if torch.is_tensor(value) and value.ndim
-        },
+        "moments": {str(one.dtype) if type(one) is torch.Tensor else type(one).__name__ for one in moments},
     }
     return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
-
-
-def peak_bytes() -> int:
-    """Most bytes that torch reserved on this process' GPU; on a CPU, that the process had in memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

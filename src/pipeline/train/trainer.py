@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -64,10 +64,12 @@ class Trainer(SFTTrainer):
         self.sft, self.parts, self.turn = sft, parts, ""
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
-        config, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
+        args: Any = self.args
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
-            self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, config, config.packing, None, side)
+            self.sets[side] = self._prepare_dataset(
+                train_dataset[side], self._tokenizer, args, args.packing, None, side
+            )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
@@ -102,8 +104,6 @@ class Trainer(SFTTrainer):
                 for name in names:
                     model.get_parameter(name).requires_grad_(side == turn)
         return super().training_step(*args, **keywords)
-
-    # ------------------------------------------------------------------------------------------------ processes
 
     def _build_accelerator_args(self, **given: Any) -> dict[str, Any]:
         """Accelerate's settings. Shards get our dtypes: told of bf16, it would upcast trained weights to float32 and
@@ -168,15 +168,11 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
     (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
-    optimizer: dict[str, Any] = {}
-    if sft.optimizer == "adamw_8bit":  # torchao's, which rounds weights in bfloat16 by chance
-        optimizer = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
-        if not torch.cuda.is_available():  # its steps are compiled, a kernel per shape, which costs a CPU more than
-            torch.compiler.set_stance("force_eager")  # it saves
+    if sft.optimizer == "adamw_8bit" and not torch.cuda.is_available():
+        torch.compiler.set_stance("force_eager")  # torchao compiles its steps, which costs a CPU more than it saves
     return SFTConfig(
         output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none", logging_steps=1,
-        per_device_train_batch_size=micro, per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=passes,
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=passes,
         learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
         adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
@@ -185,11 +181,12 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         bf16=sft.precision == "bf16", tf32=True if sft.precision == "tf32" else None,
         torch_compile=sft.compile, use_liger_kernel=sft.liger, use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=sft.gradient_checkpointing,
-        train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
-        ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,
+        ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,  # type: ignore[arg-type]
         # not FSDP's own checkpointing, which renames the parameters
-        fsdp_config={"version": 2, "reshard_after_forward": True} if shards else None, **optimizer,
+        fsdp_config={"version": 2, "reshard_after_forward": True} if shards else None,
+        optim={"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit"}[sft.optimizer],  # of torch, and torchao
+        optim_args="bf16_stochastic_round=True" if sft.optimizer == "adamw_8bit" else None,
     )  # fmt: skip
 
 
