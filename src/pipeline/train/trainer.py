@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -64,12 +64,10 @@ class Trainer(SFTTrainer):
         self.sft, self.parts, self.turn = sft, parts, ""
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
-        args: Any = self.args
+        args, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
-            self.sets[side] = self._prepare_dataset(
-                train_dataset[side], self._tokenizer, args, args.packing, None, side
-            )
+            self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, args, args.packing, None, side)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
