@@ -182,7 +182,7 @@ REFUSED = {
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
     SFT + "sft.learning_rate=inf": "sft.learning_rate must be a finite number, got inf",
     SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1.0",
-    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, adamw_bf16, adamw_8bit, got",
+    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, adamw_8bit, got",
     SFT + "tracking.mode=maybe": "tracking.mode must be one of auto, online, offline, disabled, got 'maybe'",
     SFT + "threads=0": "threads must be at least 1, got 0",
     "stage=data expert=math data.size=0": "data.size must be at least 1, got 0",

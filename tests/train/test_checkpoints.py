@@ -34,8 +34,8 @@ from pipeline.runs.stop import UNFINISHED, heard_by
 from pipeline.runs.tracking import Tracker
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage
+from pipeline.train.checkpoints import Progress
 from pipeline.train.processes import forward_signal, train_together
-from pipeline.train.progress import Progress
 
 STEPS = 6
 SMALL = [

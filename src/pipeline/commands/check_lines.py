@@ -350,11 +350,11 @@ def check_sum(facts: dict[str, Any]) -> None:
 def check_dtypes(manifest: Manifest, sft: Sft) -> None:
     """Raise Wrong unless what was trained, and its moments, have the dtypes of the recipe."""
     weights = "float32" if sft.adapter == "lora" else sft.weights
-    moments = {"adamw": weights, "adamw_bf16": weights, "adamw_8bit": "OptimState8bit"}.get(sft.optimizer)
+    moments = {"adamw": weights, "adamw_8bit": "OptimState8bit"}[sft.optimizer]
     found = manifest.facts["dtypes"]
     if found["weights"] != [weights]:
         raise Wrong(f"trained weights are {', '.join(found['weights'])}, and sft.weights={sft.weights} gives {weights}")
-    if moments and moments not in found["moments"] or (moments == weights and found["moments"] != [moments]):
+    if moments not in found["moments"] or (moments == weights and found["moments"] != [moments]):
         raise Wrong(f"moments are {', '.join(found['moments'])}, and sft.optimizer={sft.optimizer} gives {moments}")
 
 
