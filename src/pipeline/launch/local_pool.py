@@ -39,7 +39,7 @@ from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
-from pipeline.text import pluralize
+from pipeline.text import pluralize, shorten
 
 TRIES = 2  # of a run whose worker died
 
@@ -83,13 +83,6 @@ class Worker:
     def pipe(stream: IO[str] | None) -> IO[str]:
         assert stream is not None
         return stream
-
-
-def shorten(text: str, width: int) -> str:
-    """At most `width` characters: the middle of a longer text is left out."""
-    if len(text) <= width:
-        return text
-    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
 
 
 def source_models(run: Run) -> tuple[str, ...]:

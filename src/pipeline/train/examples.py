@@ -15,7 +15,8 @@ from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
-from pipeline.progress import shorten, warn
+from pipeline.progress import warn
+from pipeline.text import shorten
 
 CHECKED = 20  # rows that a chat template is tried on before the base is loaded
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
