@@ -90,7 +90,7 @@ TURN = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% if m.role == 'assistant' %}{{ '</s>' }}{% endif %}"
 )
 ASK = "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
-OTHERWISE = "does not write the prompt as for generation and then the response: the loss would be on others: correct it"
+OTHERWISE = "does not write the prompt as in generation, then the response: other tokens would be trained on"
 ENDLESS = "does not end a response with </s> alone, where the model is to stop: correct it, or use"
 BROKEN = {
     "prompt_differs": (

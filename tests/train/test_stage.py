@@ -71,6 +71,7 @@ def test_one_process_and_two_are_the_same_within_rounding(
     told = [row for row in logs[0] if "validation_loss" in row]
     assert all({"validation_loss_math", "validation_loss_language"} <= row.keys() for row in told)
     assert facts(one)["steps_a_side"] == {"math": 2, "language": 2}
+    assert facts(one)["trained_parameters"] == sum(p.numel() for name, p in first.items() if ".layers." in name)
 
 
 @pytest.mark.parametrize("way", ["simultaneous_lora", "mixed"])

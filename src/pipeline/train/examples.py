@@ -100,7 +100,7 @@ def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path
         after = text.rpartition(messages[-1])[2]
         there = all(message in text for message in messages) and len(text) - len(after) > len(prompt)
         if not (there and text.startswith(prompt)):
-            fault = "does not write the prompt as for generation and then the response: the loss would be on others"
+            fault = "does not write the prompt as in generation, then the response: other tokens would be trained on"
             raise template_error(tokenizer, fault)
         words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
         if words.strip() or not after.rstrip().endswith(tuple(ends)):
