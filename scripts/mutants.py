@@ -77,13 +77,13 @@ def outcome(copy: Path, mutant: dict[str, Any], tests: list[str]) -> dict[str, A
 
 def run(copy: Path, tests: list[str]) -> tuple[str, str]:
     """ "killed", "survived" or "timeout"; and the first test that fails."""
-    there = [test for test in tests if (ROOT / test.partition("::")[0]).exists()]
+    there = [test for test in tests if test.startswith("-") or (ROOT / test.partition("::")[0]).exists()]
     command = ["timeout", "-k", "5", str(LIMIT), sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
     environment = {"PYTHONPATH": f"{copy}/src", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command += [f"--basetemp={copy}/pytest", *there]
     done = subprocess.run(command, cwd=copy, env=os.environ | environment, capture_output=True, text=True)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    status = {0: "survived", 124: "timeout", 137: "timeout"}.get(done.returncode, "killed")
+    status = {0: "survived", 124: "timeout", 137: "timeout", -9: "timeout"}.get(done.returncode, "killed")
     return status, failed[1] if failed else ""
 
 
