@@ -11,7 +11,6 @@ import pytest
 from made_up_report import line_of, results_of, sample, write_eval
 
 from pipeline.benchmarks import find_benchmark, primary_metric
-from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page
@@ -73,33 +72,6 @@ def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
     assert [compare.is_significant(one) for one in found] == [True, False, False, False]
 
 
-def test_the_headline_says_what_is_significant_and_what_could_have_been_detected():
-    lines = [
-        line_of("soup", "base", "math", 4.0, 0.4, n=100), line_of("swap", "base", "math", 10.0, 0.001, n=250),
-        line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
-        line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
-    ]  # fmt: skip
-    assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
-        "“swap” is worse than “expert” in “math” by 20.0 points "
-        "(95 % interval 11.0 to 29.0, p < 0.001; corrected p < 0.001).",
-        "“swap” is better than “base” in “math” by 10.0 points "
-        "(95 % interval 5.0 to 15.0, p = 0.001; corrected p = 0.003).",
-        "None of the 2 other differences is significant; detectable with 100 questions: 12 to 13 points.",
-    ]
-    assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
-        "The only difference is not significant; detectable with 100 questions: 12 points."
-    ]
-    many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
-    said = compare.headline_sentences(compare.correct_contrasts(many))
-    assert len(said) == 5 and said[3].startswith(
-        "“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0"
-    )
-    assert said[4] == "2 more differences are significant."
-    for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
-        said = compare.headline_sentences(compare.correct_contrasts(empty))
-        assert said == ["No two models have answers to compare."]
-
-
 def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     """By hand: of p = 0.02 the primary has half of the weights, 0.04; then the two others share all: 0.03 * 2, 0.2."""
     lines = [
@@ -159,22 +131,6 @@ def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
     marks = samples.suspicious_scores(results_of(cells))
     assert [(mark.mark, mark.row) for mark in marks] == ([("damaged", "Swahili")] if marked else [])
     assert all("1.1 bits below the base, where 1 is allowed" in mark.detail for mark in marks)
-
-
-def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
-    nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
-    (mark,) = samples.suspicious_scores(cells_of({"nan": nan, "never": never}))
-    assert (mark.row, mark.mark, mark.detail) == (
-        "nan",
-        "no number",
-        "math, qac, seed 0: the score is not a finite number",
-    )
-
-
-def test_an_evaluation_behind_several_cells_of_a_row_is_marked_once(tmp_path):
-    made = cells_of({"base": score_of("mgsm", 0.0, 4)})
-    made = replace(made, cells=[*made.cells, replace(made.cells[0], column="math again")])
-    assert [mark.mark for mark in samples.suspicious_scores(made)] == ["exactly 0"]
 
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
@@ -255,12 +211,6 @@ def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
     assert answers.first[0][4] == "? \U0001f600 7"
 
 
-def test_a_broken_line_is_named(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"')
-    with pytest.raises(PipelineError, match=r"log.jsonl, line 2 is not JSON"):
-        read_jsonl(tmp_path / "log.jsonl")
-
-
 @pytest.mark.parametrize("text", ['{"doc_id": 0, "resp', "[1, 2]\n", '{"doc": 1}\n'])
 def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "7", True)]})
@@ -269,9 +219,3 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
         read(tmp_path, {"e": folder})
     assert "\n" not in str(told.value)
-
-
-def test_two_columns_in_which_all_is_right_are_not_marked_as_identical(tmp_path):
-    answers = {"base": ["a 7", "b 7"], "twin": ["a 7", "b 7"]}
-    marks = samples.suspicious_scores(scored(tmp_path, answers, values={"base": 1.0, "twin": 1.0}))
-    assert "identical" not in {mark.mark for mark in marks}

@@ -242,13 +242,6 @@ def test_settings_that_are_refused(words: list[str], message: str) -> None:
         search.check_settings(config)
 
 
-def test_without_optuna(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search.importlib.util, "find_spec", lambda name: None)
-    config: Any = compose([*START, "search.space={density:[0.1,0.2]}"])
-    with pytest.raises(PipelineError, match="needs Optuna, which is not installed: pip install optuna"):
-        search.check_settings(config)
-
-
 # ---------------------------------------------------------------------------------------------------- small world
 
 
@@ -310,34 +303,6 @@ def test_two_objectives_give_a_front(call, words: list[str]) -> None:
     found = json.loads((Path(done.out.strip()).parent / "search.json").read_text())
     chosen = [row for row in found["results"] if row["way"] == "search"]
     assert chosen and all(len(row["choosing"]) == len(row["test"]) == 2 for row in chosen)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["search.space={scale:[0.5,1.0],weights:[[1,2,3]]}"], "weights has 3 numbers for 2 merge.experts"),
-        (["search.space={scale:{low:2,high:1}}"], "empty range"),
-        (["search.space={scal:[1,2]}"], "no such knob"),
-        (["search.spaces={scale:[1,2]}"], "search.space"),
-        (["search.space={scale:[1.0,2.0]}", "search.trials=0"], "search.trials"),
-    ],
-)
-def test_one_sentence(call, words: list[str], more: list[str], message: str) -> None:
-    done = call(*words, *more)
-    assert done.status == 1 and message in done.err and "Traceback" not in done.err
-
-
-def test_an_evaluation_that_fails(call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.launch.in_process.execute", lambda runs: {"eval-x": "it has no dev.jsonl"})
-    done = call(*words, "search.space={scale:[0.5,1.0]}")
-    assert done.status == 1 and "Traceback" not in done.err
-    assert "eval-x failed (it has no dev.jsonl); without development questions: search.split=test" in done.err
-
-
-def test_a_given_configuration_that_is_all_right_leaves_no_room(call, words, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search.Points, "on_development", lambda *_: [[[100.0, 100.0]]])
-    done = call(*words, "search.space={scale:[0.5,1.0]}")
-    assert done.status == 1 and "answers all questions that choose: search with harder ones" in done.err
 
 
 def test_steps_of_a_question_are_one_score(tmp_path: Path) -> None:
