@@ -72,6 +72,33 @@ def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
     assert [compare.is_significant(one) for one in found] == [True, False, False, False]
 
 
+def test_the_headline_says_what_is_significant_and_what_could_have_been_detected():
+    lines = [
+        line_of("soup", "base", "math", 4.0, 0.4, n=100), line_of("swap", "base", "math", 10.0, 0.001, n=250),
+        line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
+        line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
+    ]  # fmt: skip
+    assert compare.headline_sentences(compare.correct_contrasts(lines)) == [
+        "“swap” is worse than “expert” in “math” by 20.0 points "
+        "(95 % interval 11.0 to 29.0, p < 0.001; corrected p < 0.001).",
+        "“swap” is better than “base” in “math” by 10.0 points "
+        "(95 % interval 5.0 to 15.0, p = 0.001; corrected p = 0.003).",
+        "None of the 2 other differences is significant; detectable with 100 questions: 12 to 13 points.",
+    ]
+    assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
+        "The only difference is not significant; detectable with 100 questions: 12 points."
+    ]
+    many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
+    said = compare.headline_sentences(compare.correct_contrasts(many))
+    assert len(said) == 5 and said[3].startswith(
+        "“swap” is better than “rival 2” in “math” by 12.0 points (95 % interval 7.0 to 17.0"
+    )
+    assert said[4] == "2 more differences are significant."
+    for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
+        said = compare.headline_sentences(compare.correct_contrasts(empty))
+        assert said == ["No two models have answers to compare."]
+
+
 def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     """By hand: of p = 0.02 the primary has half of the weights, 0.04; then the two others share all: 0.03 * 2, 0.2."""
     lines = [

@@ -262,7 +262,6 @@ def test_exporting_again_succeeds_and_changes_no_weights(
             ["checkpoint=x", "table=sandbox", "export.to=y"],
             "needs table or checkpoint: give table=T, or checkpoint=RUN, no",
         ),
-        (["export.to=y"], "stage=export needs table or checkpoint: give table=T, or checkpoint=RUN"),
         (
             ["table=sandbox", "export.to=y", "export.adapter=true"],
             "export.dtype, export.adapter, export.licence and export.private apply",
@@ -275,11 +274,7 @@ def test_exporting_again_succeeds_and_changes_no_weights(
             ["checkpoint=x", "export.to=y", "export.adapter=true", "export.dtype=bfloat16"],
             "export.dtype=bfloat16 rounds what export.adapter=true writes exactly, in float32: remove one of them",
         ),
-        (["checkpoint=x", "export.to=y"], "checkpoint=x is not a finished run"),
         (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots apply to table=T"),
-        (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots apply to table=T"),
-        (["checkpoint=./gone", "export.to=y"], "checkpoint=gone is not a folder"),
-        (["checkpoint=x", "export.to=hub:name"], "export.to=hub:name is not a repository on the Hub"),
         (["checkpoint=x", "export.to=hub:me/name"], "export.to=hub:me/name needs a token of the Hub: log in (hf auth"),
     ],
 )

@@ -199,16 +199,11 @@ def test_configurations_that_are_no_merge_count_as_trials(tmp_path: Path) -> Non
     ("space", "words"),
     [
         ({"scales": [1, 2]}, "search.space.scales: merge=ties has no such knob; it has scale, weights"),
-        ({}, "search.space={}: give search.space="),
-        (None, "search.space=None: give search.space="),
         ([1, 2], "give search.space={knob"),
         ({"scale": {"low": 1, "high": 1}}, "is an empty range: give low below high"),
         ({"scale": {"low": 0, "high": 1, "log": True}}, "is an empty range: give low above 0 for log"),
-        ({"scale": {"low": 0}}, "a range is {low: 0, high: 1}"),
         ({"scale": {"low": 0, "high": 1, "step": 2}}, "a range is {low: 0, high: 1}"),
-        ({"scale": []}, "give different values"),
         ({"scale": [1, 1]}, "give different values"),
-        ({"scale": 1}, "give different values"),
         ({"scale": [1]}, "holds one configuration: give a knob two values"),
     ],
 )
@@ -232,7 +227,6 @@ START = ["stage=search", "merge=ties", "merge.experts=[a,b]", "eval=layer_swappi
             "one score",
         ),
         (["eval.split=dev"], "eval.split=dev: leave it out, search.split says"),
-        (["search.space={experts:[1,2]}"], "no such knob; it has .*density"),
     ],
 )
 def test_settings_that_are_refused(words: list[str], message: str) -> None:
