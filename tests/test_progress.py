@@ -24,40 +24,13 @@ from lm_eval.api.instance import Instance
 from tiny_words import FEW
 
 from pipeline import progress
-from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval
-from pipeline.evaluate import model, score
+from pipeline.evaluate import score
 from pipeline.evaluate.model import load_model
 from pipeline.evaluate.store import Answers
-from pipeline.launch.in_process import make_single_run
-from pipeline.progress import Bar, announced, format_amounts, format_duration, format_speed, say
+from pipeline.progress import Bar, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
-
-
-def test_units_rates_and_times() -> None:
-    assert format_amounts(3.7, 40, "question") == "3/40 questions"
-    assert format_amounts(12_345, None, "row") == "12,345 rows"
-    assert format_amounts(1.5e9, 16.06e9, "byte") == "1.5/16.1 GB" and format_amounts(0, 6.5e6, "byte") == "0.0/6.5 MB"
-    assert [format_speed(rate, "step") for rate in (4277.4, 5.52, 0.125)] == [
-        "4,277 steps/s",
-        "5.5 steps/s",
-        "8.0 s a step",
-    ]
-    assert format_speed(2e9, "byte") == "2.0 GB/s"
-    assert [format_duration(seconds) for seconds in (8, 59.4, 59.6, 69, 187)] == [
-        "8 s",
-        "59 s",
-        "1:00 min",
-        "1:09 min",
-        "3:07 min",
-    ]
-    assert [format_duration(seconds) for seconds in (720, 3599.7, 3900, 90_000)] == [
-        "12:00 min",
-        "1:00 h",
-        "1:05 h",
-        "25:00 h",
-    ]
 
 
 def test_the_time_left_is_that_of_the_work_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,27 +64,6 @@ def test_without_a_terminal_lines_and_no_bar(
     assert capsys.readouterr().err == ""  # nothing after its end
 
 
-THREADS = """
-import sys, threading
-from pipeline.progress import Bar, draw_line, say
-sys.setswitchinterval(1e-6)
-bar = Bar("a training", 10, "step")
-bar.start()
-bar.update(5)
-def redraw():
-    for _ in range(300):
-        draw_line(str(bar))
-def tell(name):
-    for number in range(100):
-        say(f"message {number} of {name}")
-threads = [threading.Thread(target=tell, args=(name,)) for name in "abc"] + [threading.Thread(target=redraw)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-"""
-
-
 def on_screen(written: str) -> list[str]:
     """The lines that a terminal shows: \\r returns to the first column, ESC[K erases from there to the end."""
     lines, column = [""], 0
@@ -127,13 +79,6 @@ def on_screen(written: str) -> list[str]:
             lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
             column += len(part)
     return lines
-
-
-def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
-    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is there at the end."""
-    *messages, last = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
-    assert sorted(messages) == sorted(f"message {number} of {name}" for name in "abc" for number in range(100))
-    assert re.fullmatch(r"a training: █{10}░{10} 5/10 steps in .*", last)
 
 
 class Terminal(io.StringIO):
@@ -182,38 +127,6 @@ def test_units_under_way_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
     now += 10
     bar.to(16)
     assert str(bar) == "answers: 16/24 questions in 30 s, 1.9 s a question, 6 s left"
-
-
-def test_what_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with announced("loading the model", 0.05):
-        pass
-    with announced("tokenizing", 0.05):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "tokenizing\n"
-
-
-def test_scoring_announces_loading_and_tokenizing(
-    world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for module in (score, model):
-        monkeypatch.setattr(module, "announced", lambda line: announced(line, 0.0))
-    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={world}"]
-    words += ["eval.limit=1", "eval.max_gen_toks=1", f"runs_dir={tmp_path}", "tracking.mode=disabled", "threads=1"]
-    make_single_run(compose(words))  # type: ignore[arg-type]
-    told = capsys.readouterr().err.splitlines()
-    loading, tokenizing = (next(i for i, line in enumerate(told) if text in line) for text in ("loading", "tokenizing"))
-    assert tokenizing < loading
-
-
-def test_threads_count_together() -> None:
-    bar = Bar("x", 8000, "byte")
-    work = bar.count_when_done(lambda: None, 1)
-    threads = [threading.Thread(target=lambda: [work() for _ in range(1000)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert bar.done == 8000
 
 
 # ---------------------------------------------------------------------------------------------------- questions
@@ -272,24 +185,6 @@ def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: py
     seen = compute(lm, found, monkeypatch, shared).seen
     assert seen == sorted(seen) and seen[-1] == pytest.approx(4)
     assert len(set(seen)) >= 2  # two prompts a batch
-
-
-def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, 4)
-    lm.model.generation_config.repetition_penalty = 1.1  # for which the harness generates
-    real, calls = type(lm)._model_generate, []
-
-    def once_out_of_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = real(self, *args, **kwargs)
-        calls.append(len(rows))
-        if len(calls) == 1:
-            raise RuntimeError("CUDA out of memory.")
-        return rows
-
-    monkeypatch.setattr(type(lm), "_model_generate", once_out_of_memory)
-    asked = [(f"question {index}", {"until": [], "max_gen_toks": 4}) for index in range(4)]
-    bar = compute(lm, requests("generate_until", asked), monkeypatch)
-    assert calls == [4, 2, 2] and bar.done == pytest.approx(4)
 
 
 # ---------------------------------------------------------------------------------------------------- the program
