@@ -28,7 +28,7 @@ test: $(VENV)/installed
 # Dtypes and memory of all recipes of the papers at their true shapes, on fake tensors, in three minutes of two cores; and whether
 # the tests that stand in for what only CUDA executes still execute it.
 test-shapes: $(VENV)/installed
-	PIPELINE_TEST_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/train/test_shapes.py
+	PIPELINE_TEST_SHAPES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m shapes tests/train/test_shapes.py
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/cuda_branches.py --verify
 
 # A real Slurm of two nodes on this machine (Debian's packages, as root): tables as arrays, whatever happens to the jobs.

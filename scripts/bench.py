@@ -134,12 +134,9 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from pipeline.config.data import Data, Expert
     from pipeline.config.stages import TrainStage
     from pipeline.config.training import Model, Partition, Sft
-    from pipeline.train.recipe import plan_steps, trainer_arguments
-    from pipeline.train.stage import silence_warnings
-    from pipeline.train.trainable import choose_parameters
-    from pipeline.train.trainer import Trainer
+    from pipeline.train.load import choose_parameters
+    from pipeline.train.trainer import Trainer, plan_steps, trainer_arguments
 
-    silence_warnings()
     torch.set_num_threads(1)
     layers, width, counted = (4, 64, 4) if asked.small else (16, 192, 8)
     config = LlamaConfig(

@@ -35,19 +35,18 @@ class StandIn(NamedTuple):
 
 HERE = "tests/test_cuda_branches.py::"
 PROCESSES = "tests/train/test_processes.py::"
-SHARDS = StandIn(PROCESSES + "test_shards_in_two_processes_equal_one", "")
 MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
 CHECK = "tests/study/test_check.py::"
 STAND_INS = {
-    "commands/check.py::Checking.check_devices": StandIn(
+    "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
     ),
-    "commands/check.py::Checking.planned_memory": StandIn(
+    "commands/check_lines.py::Checking.planned_memory": StandIn(
         CHECK + "test_a_gpu_that_others_use", "return training_memory"
     ),
-    "commands/check.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
-    "commands/check.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
+    "commands/check_lines.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
+    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
@@ -67,17 +66,15 @@ STAND_INS = {
         "tests/runs/test_run.py::test_only_trainings_in_shards_are_others_than_before", 'return {"shards"'
     ),
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
-    "train/recipe.py::torchao_optimizer": StandIn(HERE + "test_torchao_compiles_its_step_on_a_gpu", "kind ="),
     "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
-    "train/recipe.py::refuse_flat_shards": SHARDS,
+    "train/trainer.py::trainer_of": StandIn(PROCESSES + "test_shards_in_two_processes_equal_one", ""),
     "train/trainer.py::Trainer.training_step": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",
     ),
     "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
-    "train/recipe.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
-    "train/recipe.py::fsdp_arguments": StandIn(TRAINER, 'return {"fsdp": True'),
+    "train/trainer.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
@@ -86,20 +83,18 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
     "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
     "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
-    "train/stage.py::peak_bytes": "the most memory of the card that a process reserved; a CPU's peak is tested",
-    "train/stage.py::train_in_process.save_to": "the stage saves what FSDP2 gathers; test_processes.py gathers",
+    "train/stage.py::train": "the most memory of the card that a process reserved; a CPU's peak is tested",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
-    "commands/check.py::Checking.check_devices": 2,
-    "commands/check.py::check_sum": 2,
-    "commands/check.py::Checking.compared": 2,
+    "commands/check_lines.py::Checking.check_devices": 2,
+    "commands/check_lines.py::check_sum": 2,
+    "commands/check_lines.py::Checking.compared": 2,
     "commands/check_processes.py::probe": 8,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
-    "train/load.py::check_kernels": 6,
-    "train/stage.py::peak_bytes": 2,
-    "train/recipe.py::fsdp_arguments": 2,
+    "train/load.py::check_kernels": 7,
+    "train/trainer.py::trainer_arguments": 3,
 }
 LIBRARIES = (  # of what is in no branch of ours
     "NCCL: collectives are gloo's in tests, and none at all in tests/train/shapes_on_fake_tensors.py",

@@ -24,7 +24,7 @@ from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
 from pipeline.launch import local_pool
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
-from pipeline.train import load, processes, recipe
+from pipeline.train import load, processes, trainer
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -74,15 +74,15 @@ def stage_of(**knobs: Any) -> TrainStage:
 
 def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SFTConfig itself would ask the driver."""
-    monkeypatch.setattr(recipe, "SFTConfig", lambda **given: given)
+    monkeypatch.setattr(trainer, "SFTConfig", lambda **given: given)
     shared: Any = {"precision": "bf16", "processes": 2}
-    given: Any = recipe.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
+    given: Any = trainer.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["bf16"] is True and given["per_device_train_batch_size"] == 4
     assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2, "reshard_after_forward": True}
-    given = recipe.trainer_arguments(stage_of(**shared), False, False, tmp_path)
-    assert given["use_cpu"] is False and "fsdp" not in given
+    given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
+    assert given["use_cpu"] is False and given["fsdp"] is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    given = recipe.trainer_arguments(stage_of(**shared), False, False, tmp_path)
+    given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is True
 
 
@@ -105,14 +105,16 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPat
     load.check_kernels(kernels_of(flash, padding_free=True))
     with pytest.raises(PipelineError, match="sft.padding_free=true with model.attn_implementation=sdpa would attend"):
         load.check_kernels(kernels_of("sdpa", padding_free=True))
-    with pytest.raises(PipelineError, match="needs the package kernels: pip install kernels"):
+    with pytest.raises(PipelineError, match=r"needs the package kernels \(pip install kernels\)"):
         load.check_kernels(kernels_of(kernel))
     there.add("kernels")
-    with pytest.raises(PipelineError, match="is not in the Hub's cache: fetch it on a node that reaches the Hub"):
+    with pytest.raises(
+        PipelineError, match="and that commit in the Hub's cache: fetch it on a node that reaches the Hub"
+    ):
         load.check_kernels(kernels_of(kernel))
     (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
     load.check_kernels(kernels_of(kernel, padding_free=True))
-    with pytest.raises(PipelineError, match=r"sft.liger=true: Liger is not installed: pip install 'cross-lingual-m"):
+    with pytest.raises(PipelineError, match=r"sft.liger=true needs a GPU and Liger: pip install 'cross-lingual-m"):
         load.check_kernels(kernels_of("sdpa", liger=True))
     there.add("liger_kernel")
     load.check_kernels(kernels_of("sdpa", liger=True))
@@ -133,10 +135,12 @@ def test_kernels_that_a_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
             load.check_kernels(kernels_of(attention))
     with pytest.raises(PipelineError, match="sft.precision=tf32 needs a GPU from the A100 on"):
         load.check_kernels(kernels_of("sdpa", precision="tf32"))
+    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
+        load.check_kernels(kernels_of("sdpa", parallel="fsdp2", processes=2))
     with pytest.raises(PipelineError, match="sft.compile=true needs a C.. compiler"):
         load.check_kernels(kernels_of("sdpa", compile=True))
     monkeypatch.setattr(load, "find_spec", lambda name: True)
-    with pytest.raises(PipelineError, match="sft.liger=true needs a GPU: leave it out"):
+    with pytest.raises(PipelineError, match="sft.liger=true needs a GPU and Liger: pip install"):
         load.check_kernels(kernels_of("sdpa", liger=True))
 
 
@@ -149,14 +153,15 @@ def test_attentions_are_those_of_transformers() -> None:
         check(replace(kernels_of("flash").model))
 
 
-def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stances: list[str] = []
     monkeypatch.setattr(torch.compiler, "set_stance", stances.append)
-    sft = Sft(name="full", weights="bfloat16", optimizer="adamw_8bit")
-    kind, given = recipe.torchao_optimizer(sft)
-    assert (kind.__name__, given["bf16_stochastic_round"], stances) == ("AdamW8bit", True, [])
+    monkeypatch.setattr(trainer, "SFTConfig", lambda **given: given)
+    config = stage_of(weights="bfloat16", optimizer="adamw_8bit")
+    given: Any = trainer.trainer_arguments(config, False, False, tmp_path)
+    assert (given["optim"], given["optim_args"], stances) == ("adamw_torch_8bit", "bf16_stochastic_round=True", [])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    recipe.torchao_optimizer(sft)
+    trainer.trainer_arguments(config, False, False, tmp_path)
     assert stances == ["force_eager"]
 
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from small_runs import a_run
 
-from pipeline.commands.table import what_failed
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.launch import in_process
+from pipeline.launch.launchers import what_failed
 from pipeline.tables.planned_runs import Planning
 
 REAL_STAGE = in_process.stage_function

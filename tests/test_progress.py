@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,17 +32,15 @@ from pipeline.progress import Bar, say
 # ---------------------------------------------------------------------------------------------------- what it says
 
 
-def test_the_time_left_is_that_of_the_work_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_that_of_the_work_left() -> None:
     """10 of 40 were done before, 10 more in 20 s: half a step a second, 40 s for the other 20."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     bar = Bar("a training", 40, "step")
     bar.start(10)
-    now += 20
-    bar.to(20)
-    bar.note = "loss 1.000"
-    assert str(bar) == "a training: 20/40 steps in 20 s, 2.0 s a step, 40 s left, loss 1.000"
+    bar.start_t -= 20
+    bar.update(10.5)
+    bar.set_postfix_str("loss 1.000", refresh=False)
+    assert str(bar).startswith("a training: 20/40 [00:20<00:40")
+    assert str(bar).endswith("s/step, loss 1.000]")
 
 
 def test_without_a_terminal_lines_and_no_bar(
@@ -51,15 +48,16 @@ def test_without_a_terminal_lines_and_no_bar(
 ) -> None:
     """Of a run that is over sooner, none."""
     with Bar("short", 2, "row") as bar:
-        assert list(bar.over("ab")) == ["a", "b"] and bar.done == 2
+        assert list(bar.over("ab")) == ["a", "b"] and bar.n == 2
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
     with Bar("long", 10, "row") as bar:
-        bar.update(5)
-        time.sleep(0.4)
+        for _ in range(8):
+            time.sleep(0.06)
+            bar.update()
     told = capsys.readouterr().err
     assert len(told.splitlines()) >= 2 and "\r" not in told and "\033" not in told
-    assert all(line.startswith("long: 5/10 rows in 0 s, ") and line.endswith("0 s left") for line in told.splitlines())
+    assert all(re.fullmatch(r"long: \d/10 \[00:0\d<00:0\d, .*row/s\]", line) for line in told.splitlines())
     time.sleep(0.15)
     assert capsys.readouterr().err == ""  # nothing after its end
 
@@ -78,7 +76,7 @@ def on_screen(written: str) -> list[str]:
         else:
             lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
             column += len(part)
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 class Terminal(io.StringIO):
@@ -91,42 +89,11 @@ def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: pytest.M
     with Bar("a training", 2, "step", stays=True) as bar:
         say("loading")
         assert on_screen(terminal.getvalue())[0] == "loading"
-        assert on_screen(terminal.getvalue())[1].startswith("a training: ░")
+        assert on_screen(terminal.getvalue())[1].startswith("a training:   0%|")
         bar.update(2)
     say("done")
     first, second, third, end = on_screen(terminal.getvalue())
-    assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: █")
-
-
-def test_the_time_left_is_unknown_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a share of the work is done: one of 100 steps in 60 s, which may be its start alone."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
-    bar = Bar("a training", 100, "step")
-    bar.start()
-    assert str(bar) == "a training: 0/100 steps in 0 s, ? left"
-    now += 60
-    bar.to(1)
-    assert str(bar) == "a training: 1/100 steps in 1:00 min, 60.0 s a step, ? left"
-    bar.to(4)
-    assert str(bar) == "a training: 4/100 steps in 1:00 min, 15.0 s a step, 24:00 min left"
-
-
-def test_units_under_way_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 at a time: when 16 of 24 are done in 30 s and 8 are half done, the work of 4 is left: 4 * 30 / 20 s."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
-    bar = Bar("answers", 24, "question")
-    bar.start()
-    bar.at_once = 16
-    now += 20
-    bar.to(2)  # short ones, of which the rate would be 220 s
-    assert str(bar).endswith("? left")
-    now += 10
-    bar.to(16)
-    assert str(bar) == "answers: 16/24 questions in 30 s, 1.9 s a question, 6 s left"
+    assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: 100%|")
 
 
 # ---------------------------------------------------------------------------------------------------- questions
@@ -139,13 +106,10 @@ class Heard(Bar):
         super().__init__("x", 4, "question")
         self.seen: list[float] = []
 
-    def update(self, count: float = 1) -> None:
-        super().update(count)
-        self.seen.append(self.done)
-
-    def to(self, done: float) -> None:
-        super().to(done)
-        self.seen.append(self.done)
+    def update(self, n: float | None = 1) -> bool | None:
+        drawn = super().update(n)
+        self.seen.append(self.n)
+        return drawn
 
 
 def requests(kind: Any, asked: list[Any]) -> list[Instance]:
@@ -197,7 +161,7 @@ OURS = (
     r"data of math: .*", r"sweep of .*", r"\S+: recipe=\S+ mixture=\S+, .* tokens; on this CPU: .*",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
 )  # fmt: skip
-BAR = r".+: ([█░]{20} [\d.,]+/)?[\d.,]+ \w+ in .*"  # what, bar, work, rate; rows of a file are counted as they are read
+BAR = r"(.+): +(\d+%\|.*\| )?[\d.]+[kM]?(/[\d.]+[kM]?)?(\w+)? \[.*\] *"  # rows of a file are counted as they are read
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +227,7 @@ def commands(world: Path, base: Path, math_expert: Path, language_expert: Path) 
     }
 
 
-UNITS = {"data": {"rows"}, "sft": {"rows", "steps"}, "merge": {"kB"}, "eval": {"questions"}, "sweep": {"questions"}}
+UNITS = {"data": {"row"}, "sft": {"row", "step"}, "merge": {"B"}, "eval": {"question"}, "sweep": {"question"}}
 MADE = {"data": 1, "sft": 2, "merge": 1, "eval": 5, "sweep": 2}
 WITHOUT_A_BAR = {"eval": 1}  # the averages of the four tasks
 
@@ -291,22 +255,22 @@ def shown(
 @pytest.mark.parametrize("stage", list(UNITS))
 def test_a_run_shows_one_bar_and_nothing_of_libraries(stage: str, shown: dict[str, tuple[str, str]]) -> None:
     at_terminal, elsewhere = shown[stage]
-    lines = at_terminal.split("\n")
-    assert sum(bool(re.fullmatch(DONE, line.rpartition("\033[K")[2])) for line in lines) == MADE[stage]
     drawn: list[list[str]] = [[]]  # what was drawn of each run
-    for line in lines:
-        *under, above = line.split("\r\033[K")
-        for one in (*under, above):
-            if re.fullmatch(BAR, one):
-                drawn[-1].append(one)
-            else:
-                assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal)
-        if re.fullmatch(DONE, above):
+    done = 0
+    for one in filter(None, (part.rstrip() for part in re.split(r"[\r\n]", at_terminal))):
+        if re.fullmatch(BAR, one):
+            drawn[-1].append(one)
+        else:
+            assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal)
+        if re.fullmatch(DONE, one):
+            done += 1
             drawn.append([])
+    assert done == MADE[stage]
     assert not drawn.pop()
     assert sum(not of_run for of_run in drawn) == WITHOUT_A_BAR.get(stage, 0)
     assert all(len({one.partition(":")[0] for one in of_run}) <= 1 for of_run in drawn)  # one bar each
-    units = {re.sub(r".*[\d.,]+ (\w+) in .*", r"\1", one) for of_run in drawn for one in of_run}
+    rates = re.compile(r", +[?\d.]+(?:s/(\w+)|[kMG]?([a-zA-Z]+)/s)")
+    units = {"".join(found) for of_run in drawn for one in of_run for found in rates.findall(one)}
     assert units == UNITS[stage]
 
     assert "\r" not in elsewhere and "\033" not in elsewhere

@@ -30,7 +30,7 @@ from pipeline.config.stages import Stage
 from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
 from pipeline.progress import quiet
-from pipeline.tables.schema import dotted
+from pipeline.tables.table_yaml import dotted
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -29,3 +29,10 @@ def markdown_line(parts: Sequence[str]) -> str:
 def one_line(text: str) -> str:
     """The text on one line, so that a line break in a title cannot end a line of Markdown."""
     return " ".join(text.split())
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters: the middle of a longer text is left out."""
+    if len(text) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"

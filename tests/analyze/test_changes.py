@@ -95,7 +95,7 @@ def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tm
 
 def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models, tmp_path):
     """As in the tables of the papers, whose experts are all selected."""
-    run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw_bf16", "adamw_bf16"))
+    run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw_8bit", "adamw_8bit"))
     for index, side in enumerate(("math", "language")):
         folder = tmp_path / f"select-{index}"
         folder.mkdir()
@@ -107,5 +107,5 @@ def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models
         run.parents[str(index)] = SimpleNamespace(folder=folder, name=folder.name)
     facts = make(run, work, Recorder())["experts"]
     assert [one["threshold"] for one in facts.values()] == [1.0e-5, 1.9e-5]
-    assert [one["optimizer"] for one in facts.values()] == ["adamw_bf16"] * 2
+    assert [one["optimizer"] for one in facts.values()] == ["adamw_8bit"] * 2
     assert [one["name"] for one in facts.values()] == ["select-0", "select-1"]

@@ -149,7 +149,7 @@ REFUSED = {
     # a wrong value
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
     SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1.0",
-    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, adamw_bf16, adamw_8bit, got",
+    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, adamw_8bit, got",
     "stage=data expert=math data.size=0": "data.size must be at least 1, got 0",
     EVAL + "languages=[]": "languages is empty: name at least one, languages=[...]",
     SOUP + "merge.experts=[a,b] merge.weights=[nan,1]": "merge.weights must be a finite number, got nan",

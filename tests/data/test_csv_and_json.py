@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import DataStage
 from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
+from pipeline.stages.rows import build
 
 
 def own(folder: Path, file: str, *words: str, prompt: str = "{q}", completion: str = "{a}") -> tuple[list[Any], dict]:
@@ -67,6 +69,20 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
         config.expert.sources["own"].split = split
         examples = read_source("own", config.expert.sources["own"], None)
         assert [one if isinstance(one, str) else tuple(one.values()) for one in examples] == expected
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_slice_is_taken_of_a_local_file_too(name: str, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"q": [f"q{n}" for n in range(20)], "a": [f"a{n}" for n in range(20)]})
+    {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[name.partition(".")[2]](tmp_path / name)
+    slices = {"train[:10%]": [0, 1], "train[-3:]": [17, 18, 19], "train[5:7]+train[:1]": [5, 6, 0]}
+    for split, expected in slices.items():
+        found, _ = own(tmp_path, name, f"expert.sources.own.split='{split}'")
+        assert found == [(f"q{n}", f"a{n}") for n in expected]
+    words = ["stage=data", "expert=own", f"expert.sources.own.file={name}", "expert.sources.own.prompt='{q}'"]
+    words += ["expert.sources.own.completion='{a}'", f"data_root={tmp_path}"]
+    decided = build(compose([*words, "expert.sources.own.split='train[:10%]'"])).decided_by  # type: ignore[arg-type]
+    assert decided["read_otherwise"] == ["own"] and "read_otherwise" not in build(compose(words)).decided_by  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 from pipeline.languages import language
+from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
@@ -120,6 +121,22 @@ def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
         taken(0, Data(size=45, validation=10))
 
 
+def test_the_order_of_sources_is_hashed_where_it_is_that_of_the_rows(tmp_path: Path):
+    """A curriculum, easy before hard, is another set than hard before easy."""
+    sources = {name: Source(file=f"{name}.jsonl", rows="gsm8k") for name in ("easy", "hard")}
+    for name in sources:
+        put(tmp_path, f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(2)])
+    hashes: dict[bool, list[str]] = {True: [], False: []}
+    for names in (["easy", "hard"], ["hard", "easy"]):
+        for shuffle in (True, False):
+            config = stage(Data(shuffle=shuffle), **{name: sources[name] for name in names})
+            hashes[shuffle].append(Run(config, "x", version=1).hash)
+        make_training_set(config, tmp_path, tmp_path)
+        rows = [row["prompt"].partition(" ")[0] for row in read_jsonl(tmp_path / "train.jsonl")]
+        assert rows == [names[0]] * 2 + [names[1]] * 2
+    assert len({*hashes[False]}) == 2 and len({*hashes[True]}) == 1
+
+
 def test_a_language_is_chosen_by_the_name_aya_gives_it(tmp_path: Path):
     rows = [
         {"inputs": "Mji mkuu wa Kenya ni upi?", "targets": "Nairobi.", "language": "Swahili", "language_code": "swh"},
@@ -132,6 +149,37 @@ def test_a_language_is_chosen_by_the_name_aya_gives_it(tmp_path: Path):
     ]
     with pytest.raises(PipelineError, match="source aya has no rows in language te"):
         list(read_source("aya", Source(file="aya/train.jsonl", rows="aya", language="te"), tmp_path))
+
+
+def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: Path):
+    names = {"Simplified Chinese": "zho", "Traditional Chinese": "zho", "Standard Arabic": "arb", "Hindi": "hin"}
+    rows = [{"inputs": name, "targets": "x", "language": name, "language_code": code} for name, code in names.items()]
+    put(tmp_path, "aya/train.jsonl", rows)  # type: ignore[arg-type]
+    for code, expected in {"zh": "Simplified Chinese", "zh_hant": "Traditional Chinese", "ar": "Standard Arabic",
+                           "hi": "Hindi"}.items():  # fmt: skip
+        source = Source(file="aya/train.jsonl", rows="aya", language=code)
+        assert [one["prompt"] for one in read_source("aya", source, tmp_path)] == [expected]  # type: ignore[index]
+    for code in ("ar_latn", "hi_latn"):
+        with pytest.raises(PipelineError, match=f"has no rows in language {code}"):
+            read_source("aya", Source(file="aya/train.jsonl", rows="aya", language=code), tmp_path)
+
+
+@pytest.mark.parametrize("columns", [3, 9])
+def test_english_is_where_the_order_of_codes_puts_it(columns: int, tmp_path: Path):
+    """als_Latn-eng_Latn in AllenAI's files, and en-sq in CCMatrix'; eng_Latn-swh_Latn and en-sw."""
+    for code, own, first in (("sq", "Ujë", columns == 3), ("sw", "Maji", True), ("bn", "জল", False)):
+        texts = ["Water", own] if first else [own, "Water"]
+        (tmp_path / "a.txt").write_text(
+            "\t".join([*texts, "1.2", *"......"] if columns == 9 else ["1.2", *texts]) + "\n"
+        )
+        (one,) = read_source("nllb", Source(file="a.txt", rows="nllb", language=code), tmp_path)
+        assert isinstance(one, dict)
+        to_english = one["completion"] == "Water"
+        assert to_english or one["completion"] == own
+        words = f"from {language(code).name} to English" if to_english else f"from English to {language(code).name}"
+        named = [name for name in ("English", language(code).name) if name in one["prompt"]]
+        assert named and (words in one["prompt"] or "Translate from" not in one["prompt"])
+        assert (own if to_english else "Water") in one["prompt"]
 
 
 ENGLISH = {"instruction": "Name a fruit.", "input": "", "output": "Mango", "te": "మామిడి"}

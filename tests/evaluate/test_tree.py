@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_decoders
 import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from pipeline.evaluate import prefix
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import build_tries
-from pipeline.evaluate.torch_backend import visible_tokens
+from pipeline.evaluate.torch_backend import TorchBackend, visible_tokens
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # as HFLM has them: texts (not read here), context, continuation
 Answer = tuple[float, bool]
@@ -172,3 +173,25 @@ def test_a_trie_by_hand() -> None:
     assert places.tolist() == [[0, 1, 2, 2], [0, 0, 0, 0]]
     assert [len(trie.tokens) for trie in build_tries(prompts, range(4), 2, 3)] == [3, 3, 1]  # at most 3 tokens
     assert [trie.paths for trie in build_tries(prompts, [2, 3], 2, 0)] == [{2: [0, 1]}, {3: [0, 1, 2]}]
+
+
+@pytest.mark.parametrize("kind", ["mpt", "bloom", "falcon", "gpt_neo", "xglm"])
+def test_attention_of_a_models_own_is_scored_as_it_computes(kind: str) -> None:
+    """ALiBi and local windows, which masks by positions do not say: against the model itself, a request at a time."""
+    local = {"attention_types": [[["global", "local"], 2]], "num_layers": 4, "window_size": 8, "num_heads": 4}
+    known = {**small_decoders.DECODERS, "gpt_neo": local}[kind] | ({"alibi": True} if kind == "falcon" else {})
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **small_decoders.SIZES, **small_decoders.TOKENS, **known)
+    model = AutoModelForCausalLM.from_config(config)
+    model.eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(3 if parameter.ndim > 1 else 1)
+    draw = random.Random(0)
+    prefix, *texts = ([draw.randrange(3, 64) for _ in range(length)] for length in (20, *range(1, 8)))
+    requests = [(prefix + text, text[::-1]) for text in texts]
+    backend, found = TorchBackend(4, model=model), dict[int, float]()
+    backend.loglikelihood(requests, backend.can_share(), lambda place, value, _: found.__setitem__(place, value))
+    for place, (context, after) in enumerate(requests):
+        logits = model(input_ids=torch.tensor([context + after])).logits[0, len(context) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(after)[:, None]).sum()
+        assert found[place] == pytest.approx(float(expected), abs=1e-3)

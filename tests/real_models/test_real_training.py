@@ -19,7 +19,7 @@ from conftest import cpu_seconds
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.train import recipe
+from pipeline.train import stage
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
@@ -91,14 +91,14 @@ def trained(
     """A training by stage=sft, which the plan lists: its log, its weights, the file of its rows, the trainer that it
     used, and its CPU seconds next to the plan's estimate."""
     trainers: list[Any] = []
-    make = recipe.trainer_of
+    make = stage.trainer_of
 
     def remembering(*args: Any, **keywords: Any) -> Any:
         made = make(*args, **keywords)
         trainers.append(made[0])
         return made
 
-    monkeypatch.setattr(recipe, "trainer_of", remembering)
+    monkeypatch.setattr(stage, "trainer_of", remembering)
 
     def train(way: str) -> SimpleNamespace:
         shared = [f"model={smollm2}", f"data_root={data}", f"runs_dir={here}/runs", "tracking.mode=disabled"]

@@ -23,7 +23,7 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.extras.compare import CompareStage
-from pipeline.extras.logs import compare_logs
+from pipeline.extras.compare_logs import compare_logs
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.write import write_report

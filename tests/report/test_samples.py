@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_up_report import line_of, results_of, sample, write_eval
 
 from pipeline.benchmarks import find_benchmark, primary_metric
+from pipeline.config.stages import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report.load.answers import Answers, Evaluation, Place, read_answers, sample_files
+from pipeline.report.load.answers import Answers, Evaluation, Place, answers_of, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results
+from pipeline.report.stored import NoScore, StoredAnswers
+from pipeline.tables.plan import ScoreRef
 
 
 def cells_of(scores: dict[str, ScoreRow]) -> Results:
@@ -246,3 +250,19 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
         read(tmp_path, {"e": folder})
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("task", "scores"), [("wikitext", {}), ("wmt16-de-en", {"bleu": ["Water", "Maji"]})])
+def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict[str, Any]) -> None:
+    """A perplexity, or the harness' BLEU, whose answers keep no number of their own: not an error of their file."""
+    metric, _ = primary_metric(task)
+    stored = [{"doc_id": at, "response": "", "scores": scores} for at in range(2)]
+
+    class Stored(StoredAnswers):
+        def finished(self, key: Any) -> Any:
+            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask(task, 0)])))
+
+    table: Any = None
+    answers = Stored(table, answers={("r", task, "en"): answers_of(("r", task, "en"), stored)})
+    with pytest.raises(NoScore, match=f"{metric} is of all answers together, not of each"):
+        answers.scores_by_question(ScoreRef("m", (("eval", task),), "en"), metric, None)

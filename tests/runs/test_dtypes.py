@@ -64,9 +64,9 @@ def test_several_dtypes_need_one_to_be_named(tmp_path: Path) -> None:
     [
         ("sft=full", "float32"),
         ("sft=full sft.save_dtype=bfloat16", "bfloat16"),
-        ("sft=full sft.weights=bfloat16 sft.optimizer=adamw_bf16 sft.adam_beta2=0.95", "bfloat16"),
+        ("sft=full sft.weights=bfloat16 sft.optimizer=adamw_8bit", "bfloat16"),
         (
-            "sft=full sft.weights=bfloat16 sft.optimizer=adamw_bf16 sft.adam_beta2=0.95 sft.save_dtype=float32",
+            "sft=full sft.weights=bfloat16 sft.optimizer=adamw_8bit sft.save_dtype=float32",
             "float32",
         ),
         ("sft=lora sft.weights=bfloat16", "float32"),  # base and adapter are read together as float32

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import check
+from pipeline.commands import check, check_lines
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
@@ -89,7 +89,7 @@ class Node:
 
     def command(self, name: str, words: list[str], code: Any = ()) -> str:
         if name in self.errors:
-            raise check.Wrong(self.errors[name])
+            raise check_lines.Wrong(self.errors[name])
         if name == "devices":
             return json.dumps(self.devices)
         side = "language" if "expert=qac" in words else "math"
@@ -110,9 +110,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     def started(*_: Any) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(check.Checking, "command", lambda self, *given: there.command(*given))
-    monkeypatch.setattr(check, "started", started)
-    monkeypatch.setattr(check, "kill_after_resume_point", lambda *_: True)
+    monkeypatch.setattr(check_lines.Checking, "command", lambda self, *given: there.command(*given))
+    monkeypatch.setattr(check_lines, "started", started)
+    monkeypatch.setattr(check_lines, "kill_after_resume_point", lambda *_: True)
     return there
 
 
@@ -192,9 +192,11 @@ def test_eight_bit_moments_are_what_their_recipe_gives(node: Node) -> None:
         name="x", hash="x", decided_by={"stage": "sft"},
         facts={"dtypes": {"weights": ["bfloat16"], "moments": ["OptimState8bit", "bfloat16"]}},
     )  # fmt: skip
-    check.check_dtypes(manifest, config.sft)
-    with pytest.raises(check.Wrong, match="moments are OptimState8bit, bfloat16, and sft.optimizer=adamw gives bfloat"):
-        check.check_dtypes(manifest, replace(config.sft, optimizer="adamw"))
+    check_lines.check_dtypes(manifest, config.sft)
+    with pytest.raises(
+        check_lines.Wrong, match="moments are OptimState8bit, bfloat16, and sft.optimizer=adamw gives bfloat"
+    ):
+        check_lines.check_dtypes(manifest, replace(config.sft, optimizer="adamw"))
 
 
 def test_other_bits_after_resuming(node: Node, checked: Callable[..., dict[str, str]]) -> None:
@@ -231,21 +233,21 @@ def test_a_command_that_fails_is_the_line_that_is_wrong(
 
 def ended(tmp_path: Path, code: str, limit: float = 60) -> str:
     log = tmp_path / "log"
-    with check.started(log, [], ("-c", code)) as process:
-        return check.finished(process, log, limit)
+    with check_lines.started(log, [], ("-c", code)) as process:
+        return check_lines.finished(process, log, limit)
 
 
 def test_a_process_says_why_it_failed(tmp_path: Path) -> None:
     assert ended(tmp_path, "print('folder')") == "folder\n"
     failed = "import sys; print('error: eval.backend=vllm needs vllm\\nlast', file=sys.stderr); sys.exit(1)"
-    with pytest.raises(check.Wrong, match=r"^eval.backend=vllm needs vllm$"):
+    with pytest.raises(check_lines.Wrong, match=r"^eval.backend=vllm needs vllm$"):
         ended(tmp_path, failed)
-    with pytest.raises(check.Wrong, match=r"^exit status -9$"):
+    with pytest.raises(check_lines.Wrong, match=r"^exit status -9$"):
         ended(tmp_path, "import os; os.kill(os.getpid(), 9)")
 
 
 def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(check.Wrong, match="no end within 3 s, last printed: waiting"):
+    with pytest.raises(check_lines.Wrong, match="no end within 3 s, last printed: waiting"):
         ended(tmp_path, "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(600)", limit=3)
 
 
@@ -253,8 +255,8 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_killed_as_soon_as_there_is_a_resume_point(ends: bool, tmp_path: Path) -> None:
     work = tmp_path / ".work/hash/lease"
     code = "" if ends else f"import os, time; os.makedirs('{work}'); open('{work}/resume.json', 'w'); time.sleep(600)"
-    with check.started(tmp_path / "log", [], ("-c", code)) as process:
-        assert check.kill_after_resume_point(process, tmp_path, 60) is not ends
+    with check_lines.started(tmp_path / "log", [], ("-c", code)) as process:
+        assert check_lines.kill_after_resume_point(process, tmp_path, 60) is not ends
     assert process.returncode == (0 if ends else -9)
 
 
@@ -292,7 +294,7 @@ def test_wrong_words_are_one_sentence_before_anything_runs(
 def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
     """The first paper's math expert, whose batch has 4 rows, where model= is its base; partial has a partition."""
     config: Any = compose(["stage=check", f"runs_dir={tmp_path}", "model=llama3.1_8b", "hardware=a100_80x8"])
-    plan = check.Checking(config, check.read_words(config), tmp_path / ".check")
+    plan = check_lines.Checking(config, check.read_words(config), tmp_path / ".check")
     plan.compose_all()
     full, partial = (compose(plan.training(method)) for method in ("full", "partial"))
     assert isinstance(full, TrainStage) and isinstance(partial, TrainStage)
@@ -316,7 +318,7 @@ def test_random_weights_have_the_true_shape(name: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = check.fields_of(compose(["stage=sft", "expert=math", f"model={name}"]).model)  # type: ignore[attr-defined]
+    fields = check_lines.fields_of(compose(["stage=sft", "expert=math", f"model={name}"]).model)  # type: ignore[attr-defined]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
     assert sum(p.numel() for p in model.parameters()) == SHAPES[name].parameters

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from planned import TABLES
 
+from pipeline.benchmarks import lower_is_better
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
+from pipeline.config.harness_tasks import task_of_option
+from pipeline.config.stages import Eval, EvalTask
 from pipeline.errors import PipelineError
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import ADDED_CONF
+from pipeline.report.expression import evaluate
+from pipeline.report.questions import stored_metric
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
+from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
 from pipeline.tables.plan import Candidate
-from pipeline.tables.planned_runs import Planning
+from pipeline.tables.planned_runs import Planning, score_rows
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 
@@ -79,12 +89,12 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
 
 
 def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path) -> None:
-    """adamw_bf16 does not take the recipes' adam_beta2: scores of what is trained have no run to count questions of."""
-    words = ["weights=bfloat16", "optimizer=adamw_bf16"]
+    """Five processes do not divide the recipes' batches: what is trained has no run to count questions of."""
+    words = ["processes=5"]
     config = compose(
         ["stage=plan", "table=layer_swapping_table1", f"runs_dir={tmp_path}", *(f"every.sft.{word}" for word in words)]
     )
-    with pytest.raises(PipelineError, match="^cannot be planned: sft.adam_beta2=") as refused:
+    with pytest.raises(PipelineError, match="^cannot be planned: sft.batch_size=") as refused:
         show_plan(config)  # type: ignore[arg-type]
     assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.output
     found = Planning.of(config)  # type: ignore[arg-type]
@@ -148,3 +158,62 @@ def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypa
     chosen = [run for run in found.targets() if run.config.chosen_by]  # type: ignore[attr-defined]
     assert len(chosen) == 28
     assert {getattr(run.config.merge, "bottom_layers", None) for run in chosen} == {3, None}  # type: ignore[attr-defined]
+
+
+PERPLEXITY = """
+name: mine
+axes: {counts: {1+0: {bottom: 1}, 2+0: {bottom: 2}, 3+0: {bottom: 3}}}
+every: {model: sandbox}
+runs:
+  a: {stage: sft, expert: math, recipe: sandbox_math}
+  b: {stage: sft, expert: qac, recipe: sandbox_language}
+  swap: {merge: layer_swap, merge.math: a, merge.language: b, merge.bottom_layers: "{counts.bottom}"}
+score: {eval: wikitext, in: en}
+rows: {swap: {run: swap, best: [counts]}}
+columns: {all: {}}
+"""
+
+
+def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text(PERPLEXITY)
+    found = planning(tmp_path, f"table={tmp_path}/mine.yaml", f"data_root={tmp_path}")
+    (choice,) = found.plan.choices.values()
+    numbers = {score: value for (score,), value in zip(choice.candidates.values(), [4.8, 4.2, 4.5], strict=True)}
+    monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
+    assert found.chosen_candidate(choice.key) == ("2+0",)
+
+    def number(_: Any, score: Any) -> float:
+        return numbers[score]
+
+    assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == (4.2, 4.2)
+    assert lower_is_better("wikitext") and lower_is_better("crows_pairs_english") and not lower_is_better("arc_easy")
+    assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
+    with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a sweep frames"):
+        refuse_lower("wikitext", "a sweep frames")
+
+
+def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is called: intervals and comparisons are of the task's answers."""
+    (tmp_path / "conf/eval").mkdir(parents=True)
+    (tmp_path / "conf/eval/hard.yaml").write_text("name: hard\ntasks:\n  - {task: mgsm, num_fewshot: 4}\n")
+    monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
+    assert [task_of_option(name) for name in ("hard", "mgsm_2shot", "xcopa", "arc_easy_5shot")] == [
+        "mgsm", "mgsm", "xcopa", "arc_easy",
+    ]  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(PERPLEXITY.replace("wikitext", "hard"))
+    plan = planning(tmp_path, f"table={tmp_path}/mine.yaml").plan
+    assert stored_metric(plan, [plan.cells["swap", "all"]]) == "exact_match"
+
+
+def test_a_metric_of_several_filters_is_that_of_the_primary_one(tmp_path: Path) -> None:
+    """Not their mean: MGSM's `unparsed` is of flexible-extract and of the last number."""
+    row: dict[str, Any] = {"task": "mgsm", "language": "en", "pair": None, "subject": None, "num_fewshot": 0}
+    row |= {"stderr": None, "n": 9}
+    of_filters = {"flexible-extract": ["exact_match", "unparsed"], "strict-match": ["exact_match"],
+                  "last-number": ["unparsed", "numeric_match"]}  # fmt: skip
+    rows = [row | {"metric": metric, "filter": name, "value": len(name) / 100}
+            for name, metrics in of_filters.items() for metric in metrics]  # fmt: skip
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": rows}))
+    run: Any = SimpleNamespace(folder=tmp_path, config=SimpleNamespace(eval=Eval(tasks=[EvalTask("mgsm", 0)])))
+    found = {metric: [one.filter for one in score_rows(run, metric)] for metric in ("unparsed", "numeric_match", None)}
+    assert found == {"unparsed": ["flexible-extract"], "numeric_match": ["last-number"], None: ["flexible-extract"]}

@@ -17,7 +17,7 @@ from planned import TABLES
 from published_rates import RATE, published_rates, settle_choices
 
 from pipeline.benchmarks import benchmark_of, primary_metric
-from pipeline.commands.table import write_results
+from pipeline.commands.report import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.files import fingerprints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,17 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
 def test_what_is_no_study_is_one_sentence(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(PipelineError, match=problem):
         expand_study({**STUDY, **changes}, "s.yaml")
+
+
+def test_of_a_bundle_the_task_is_scored_that_it_is_named_by(call: Call, tmp_path: Path) -> None:
+    study = {"base": "sandbox", "experts": {"math": {"expert": "math", "recipe": "sandbox_math"}}, "languages": "sw"}
+    for benchmark, words in (
+        ("mgsm_steps_2shot", "1 evaluation cannot run: .*mgsm_steps/sw/mgsm_steps.jsonl"),
+        ("layer_swapping", "eval=layer_swapping holds mgsm, .*: say which of them is scored, task: ..."),
+    ):
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump(study | {"benchmarks": benchmark}))
+        told = call("stage=plan", f"table={tmp_path}/s.yaml", f"data_root={tmp_path}", f"runs_dir={tmp_path}/runs")
+        assert told.status == 1 and re.search(words, told.err), told.err
 
 
 def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(

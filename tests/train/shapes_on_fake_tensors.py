@@ -48,9 +48,9 @@ from pipeline.estimate.gpu_budget import trained_parts
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.runs.run import Run
-from pipeline.train import recipe, stage
+from pipeline.train import trainer as trainers
+from pipeline.train.load import choose_parameters
 from pipeline.train.memory import micro_batches, training_memory
-from pipeline.train.trainable import choose_parameters
 
 aten = torch.ops.aten
 RECORD = Path(__file__).parents[2] / "results/bench/shapes.json"
@@ -77,13 +77,13 @@ EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B 
     "no checkpointing": {"gradient_checkpointing": False},
     "no checkpointing, two passes": {"gradient_checkpointing": False, "batch_size": 8},
     "bfloat16, no checkpointing": {
-        "weights": "bfloat16", "optimizer": "adamw_bf16", "gradient_checkpointing": False},
+        "weights": "bfloat16", "gradient_checkpointing": False},
     "fsdp2, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
     "fsdp2, no checkpointing": {
         "parallel": "fsdp2", "processes": 8, "batch_size": 32, "gradient_checkpointing": False},
     "fsdp2, no autocast": {"parallel": "fsdp2", "processes": 8, "batch_size": 32, "precision": "fp32"},
     "fsdp2, bfloat16": {
-        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_bf16"},
+        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16"},
     "fsdp2, bfloat16, eight bits": {
         "parallel": "fsdp2", "processes": 8, "batch_size": 32, "weights": "bfloat16", "optimizer": "adamw_8bit"},
     "lora, no checkpointing": {"gradient_checkpointing": False},
@@ -265,13 +265,11 @@ def fake_processes(count: int) -> Iterator[None]:
 
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "ACCELERATE_TORCH_DEVICE": "cpu"}
-    fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     mesh = init_device_mesh("cpu", (count,))
     with (
         patch.dict(os.environ, variables),
         patch.object(PartialState, "__init__", init),
-        patch.object(recipe, "fsdp_arguments", lambda sft: fsdp if sft.parallel == "fsdp2" else {}),
         patch.object(_fully_shard, "_init_default_mesh", lambda: mesh),
     ):
         yield
@@ -343,7 +341,6 @@ def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     datasets.disable_progress_bars()
-    stage.silence_warnings()
     sft, memory, fake = config.sft, Memory(), FakeTensorMode(allow_non_fake_inputs=True)
     dtypes: dict[str, set[str]] = defaultdict(set)
     states: dict[str, int] = {}
@@ -382,7 +379,7 @@ def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
                 config_of(shape, config.model.name), dtype=getattr(torch, sft.weights), attn_implementation="sdpa"
             )
             model, parts = choose_parameters(model, sft, config.partition)
-        trainer, _ = recipe.trainer_of(config, model, parts, make_tokenizer(), rows, [], Path(folder))
+        trainer, _ = trainers.trainer_of(config, model, parts, make_tokenizer(), rows, [], Path(folder))
         sizes = {tuple(p.shape) for p in model.parameters()}
         memory.is_copy = lambda shape: shape in sizes or (len(shape) == 1 and shape[0] > 10**6)
         memory.list_kinds = lambda: kinds_of(trainer)

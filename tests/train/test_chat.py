@@ -21,10 +21,9 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import set_template_date
 from pipeline.models.load import with_template_date
-from pipeline.train.examples import CHECKED, check_rows, cut_rows, make_dataset, naming_the_template
+from pipeline.train.examples import CHECKED, check_rows, cut_rows, datasets_of
 from pipeline.train.load import make_bpe
-from pipeline.train.recipe import trainer_arguments
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Trainer, trainer_arguments
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word
 FALCON3 = (  # as Falcon3 writes it: the end of sequence after a response alone, nothing before the first turn
@@ -65,7 +64,7 @@ def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any
     return Trainer(
         model=of,
         args=args,
-        train_dataset={"all": make_dataset(rows, sft)},
+        train_dataset=datasets_of(rows, sft, ["all"]),
         processing_class=made,
         sft=sft,
         parts={"all": []},
@@ -91,46 +90,39 @@ TURN = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% if m.role == 'assistant' %}{{ '</s>' }}{% endif %}"
 )
 ASK = "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+OTHERWISE = "does not write the prompt as for generation and then the response: the loss would be on others: correct it"
+ENDLESS = "does not end a response with </s> alone, where the model is to stop: correct it, or use"
 BROKEN = {
     "prompt_differs": (
         "{% if add_generation_prompt %}Answer it! {% endif %}" + TURN + "{% endfor %}" + ASK,
-        "writes a prompt that its conversation does not begin with, so that the loss falls on other tokens: correct it",
+        OTHERWISE,
     ),
     "another_generation_prompt": (
         TURN + "{% endfor %}{% if add_generation_prompt %}[assistant]<think>{% endif %}",
-        "writes a prompt that its conversation does not begin with",
+        OTHERWISE,
     ),
-    "without_end": (
-        TURN.replace("</s>", "<end>") + "{% endfor %}" + ASK,
-        "ends a response without </s>, so that the model never learns to stop: correct it, or use",
-    ),
-    "end_after_the_prompt_alone": (
-        TURN.replace("== 'assistant'", "== 'user'") + "{% endfor %}" + ASK,
-        "ends a response without </s>",
-    ),
-    "header_after_the_end": (
-        TURN + "{% endfor %}[assistant]",  # whether asked for or not
-        "writes a prompt that its conversation does not begin with|writes other text after a response than its end",
-    ),
+    "without_end": (TURN.replace("</s>", "<end>") + "{% endfor %}" + ASK, ENDLESS),
+    "end_after_the_prompt_alone": (TURN.replace("== 'assistant'", "== 'user'") + "{% endfor %}" + ASK, ENDLESS),
+    "header_after_the_end": (TURN + "{% endfor %}[assistant]", f"{OTHERWISE}|{ENDLESS}"),  # whether asked for or not
     "header_after_the_last_end": (
         TURN + "{% if loop.last and m.role == 'assistant' %}[user]{% endif %}{% endfor %}" + ASK,
-        "writes other text after a response than its end, which would be trained on: correct it, or",
+        ENDLESS,
     ),
     "drops_the_assistant": (
         "{% for m in messages if m.role == 'user' %}{{ m.content + '</s>' }}{% endfor %}" + ASK,
-        "leaves out the prompt or the response: correct it, or use",
+        OTHERWISE,
     ),
     "drops_the_user": (
         "{% for m in messages if m.role == 'assistant' %}{{ '[assistant]' + m.content + '</s>' }}{% endfor %}" + ASK,
-        "leaves out the prompt or the response",
+        OTHERWISE,
     ),
     "raises": (
         "{{ raise_exception('Conversation roles must alternate') }}",
-        r"raises on row 1 \(Conversation roles must alternate\): correct it, or use sft.template=plain",
+        r"raises on .* \(Conversation roles must alternate\): correct it, or use sft.template=plain",
     ),
-    "raises_of_itself": ("{{ 1 / 0 }}", r"raises on row 1 \(division by zero\): correct it"),
-    "does_not_parse": ("{% for m in messages %}", "raises on row 1"),
-    "asks_for_what_is_not_there": ("{{ messages[0].who.name }}", "raises on row 1"),
+    "raises_of_itself": ("{{ 1 / 0 }}", r"raises on .* \(division by zero\): correct it"),
+    "does_not_parse": ("{% for m in messages %}", "raises on "),
+    "asks_for_what_is_not_there": ("{{ messages[0].who.name }}", "raises on "),
 }
 
 
@@ -155,47 +147,31 @@ def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path
 
 
 def test_a_row_that_a_template_raises_on_later_is_one_sentence(tmp_path: Path) -> None:
-    """Among the rows, or those of validation, which TRL tokenizes likewise."""
+    """Named by its beginning, as it may be one of validation."""
     strict = (
         "{% if 'odd' in messages[0].content %}{{ raise_exception('odd') }}{% endif %}" + TURN + "{% endfor %}" + ASK
     )
     made = tokenizer(strict)
     rows = [*ROWS, {"prompt": "odd", "completion": "1"}]
-    with pytest.raises(PipelineError, match=r"the tokenizer raises on row 9 \(odd\): correct it"):
-        check_rows(rows, made, recipe())
-    with (
-        pytest.raises(PipelineError, match=r"the tokenizer raises on a row \(odd\): correct it"),
-        naming_the_template(made),
-    ):
-        trained_on(rows, made, tmp_path)
+    for check in (check_rows, cut_rows):
+        with pytest.raises(PipelineError, match=r"the tokenizer raises on .*odd.* \(odd\): correct it"):
+            check(rows, made, recipe())
 
 
-def test_rows_that_some_templates_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """As DeepSeek's, whose template leaves out what is said before </think>."""
+def test_a_template_that_cuts_some_rows_is_refused() -> None:
+    """As DeepSeek's, which leaves out what is said before </think>, of those that say it. The first rows decide."""
     cut = TURN.replace("+ m.content", "+ m.content.split('</think>')[-1]") + "{% endfor %}" + ASK
     thinking = [row | {"completion": "<think>so</think>" + row["completion"]} for row in ROWS[:3]]
-    check_rows(ROWS + thinking, tokenizer(cut), recipe())
-    assert "leaves out the prompt or the response, in 3 of the first 11 rows" in capsys.readouterr().err
-    with pytest.raises(PipelineError, match="leaves out the prompt or the response"):
-        check_rows(thinking, tokenizer(cut), recipe())
-
-
-def test_the_first_rows_are_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tokenizer(BROKEN["without_end"][0])
-    seen = []
-    real = type(made).apply_chat_template
-    monkeypatch.setattr(
-        type(made), "apply_chat_template", lambda *given, **more: seen.append(1) or real(*given, **more)
-    )
-    with pytest.raises(PipelineError, match="ends a response without"):
-        check_rows(ROWS * 1000, made, recipe())
-    assert len(seen) == 2 * CHECKED
+    check_rows([*ROWS * 3, *thinking], tokenizer(cut), recipe())
+    assert len(ROWS * 3) > CHECKED
+    with pytest.raises(PipelineError, match=OTHERWISE):
+        check_rows(ROWS + thinking, tokenizer(cut), recipe())
 
 
 def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
     """As Gemma's, whose tokenizer ends with <eos> and whose turns end with <end_of_turn>."""
     made = tokenizer((SHIPPED / "gemma.jinja").read_text(), "<eos>", ["<start_of_turn>", "<end_of_turn>"])
-    with pytest.raises(PipelineError, match="ends a response without <eos>"):
+    with pytest.raises(PipelineError, match="does not end a response with <eos> alone"):
         check_rows(ROWS, made, recipe(), tmp_path)
     ends = [made.eos_token_id, made.convert_tokens_to_ids("<end_of_turn>")]
     (tmp_path / "generation_config.json").write_text("[1]")
@@ -304,11 +280,14 @@ def test_rows_that_are_cut_are_counted_as_trl_tokenizes_them(name: str, loss_on:
     assert lost == ([] if loss_on == "all" else [2, 5])
 
 
+MARKS = "does not mark what the assistant says, and its end, by {% generation %} and {% endgeneration %}: correct it"
+
+
 def test_turns_that_cannot_be_trained_on_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PipelineError, match=r"does not mark what the assistant says: put it between {% generation %}"):
+    with pytest.raises(PipelineError, match=MARKS):
         check_rows(TALKS, tokenizer(TURN + "{% endfor %}" + ASK), recipe(loss_on="assistant_turns"))
     marked = TURN.replace("+ m.content }}", "}}{% generation %}{{ m.content }}{% endgeneration %}") + "{% endfor %}"
-    with pytest.raises(PipelineError, match="leaves the end of a turn out of {% generation %}"):
+    with pytest.raises(PipelineError, match=MARKS):
         check_rows(TALKS, tokenizer(marked + ASK), recipe(loss_on="assistant_turns"))
     plain = recipe(template="plain")
     check_rows(TALKS, tokenizer(FALCON3), plain)

@@ -34,8 +34,8 @@ from pipeline.runs.stop import UNFINISHED, heard_by
 from pipeline.runs.tracking import Tracker
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage
+from pipeline.train.checkpoints import Progress
 from pipeline.train.processes import forward_signal, train_together
-from pipeline.train.progress import Progress
 
 STEPS = 6
 SMALL = [
@@ -377,9 +377,9 @@ def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
     told = Progress(at, SimpleNamespace(log=lambda *_, **__: None), 4)  # type: ignore[arg-type]
     speeds = []
     for step, (tokens, seconds) in enumerate([(1000, 5.0), (1300, 7.0)], 3):
-        told.bar.begun = time.monotonic() - seconds
+        told.bar.start_t = time.time() - seconds
         told.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 1.0, "num_tokens": tokens})
-        speeds.append(told.bar.note)
+        speeds.append(told.bar.postfix)
     assert speeds == ["loss 1.000, 0 tokens/s", "loss 1.000, 150 tokens/s"]
 
 

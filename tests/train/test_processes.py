@@ -17,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipeline.errors import PipelineError
 from pipeline.runs.tracking import Tracker
-from pipeline.train import recipe as recipes
-from pipeline.train import stage
+from pipeline.train import trainer as trainers
 from pipeline.train.processes import train_together
 from pipeline.train.save import save_model
 from pipeline.train.trainer import Trainer
@@ -44,8 +43,7 @@ class PureTrainer(Trainer):
 
 def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """Train each way in float64, in these processes; rank 0 writes the weights and gives the logs."""
-    recipes.Trainer = PureTrainer  # type: ignore[misc]
-    stage.silence_warnings()
+    trainers.Trainer = PureTrainer  # type: ignore[misc]
     logs: dict[str, Any] = {}
     for way, words in WAYS.items():
         processes = run.config.sft.processes
@@ -84,7 +82,6 @@ def shard_on_cpu() -> None:
             self.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = init  # type: ignore[method-assign]
-    recipes.fsdp_arguments = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
 def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
@@ -92,6 +89,8 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     shard_on_cpu()
     for way in WAYS.keys() - set(SHARDED):
         del WAYS[way]
+    for knobs in WAYS.values():
+        knobs["parallel"] = "fsdp2"
     return all_ways(run, work, tracker)
 
 
@@ -119,7 +118,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
     (folder / "one").mkdir()
     with pytest.MonkeyPatch.context() as kept:
-        kept.setattr(recipes, "Trainer", recipes.Trainer)
+        kept.setattr(trainers, "Trainer", trainers.Trainer)
         one = train_together(all_ways, run_of(1), folder / "one", tracker)
     assert one["world"] == 1
     told.clear()
@@ -163,7 +162,7 @@ DTYPES: dict[str, dict[str, Any]] = {
     "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
     "float32 weights, no autocast": {"weights": "float32", "precision": "fp32"},
     "float32 weights, checkpointing": {"weights": "float32", "precision": "bf16", "gradient_checkpointing": True},
-    "bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_bf16"},
+    "bfloat16 weights": {"weights": "bfloat16", "precision": "bf16"},
     "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
     "bfloat16 weights, no autocast": {"weights": "bfloat16", "precision": "fp32"},
     "adapters": {"weights": "float32", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
@@ -178,7 +177,6 @@ def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """What each recipe stores, computes, reduces and saves in two processes, as whole copies and in shards."""
     from accelerate.state import AcceleratorState
 
-    stage.silence_warnings()
     facts: dict[str, Any] = {}
     for parallel in ("ddp", "fsdp2"):
         if parallel == "fsdp2":
@@ -271,10 +269,3 @@ def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
-
-
-def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
-    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
-        recipes.trainer_arguments(tiny.stage(recipe), False, False, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides_of_all
-from pipeline.train import recipe as recipes
-from pipeline.train.recipe import refuse_flat_shards
+from pipeline.train import trainer as trainers
+from pipeline.train.load import choose_parameters
 from pipeline.train.steps import side_of_step, steps_of
-from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer, order_of_turns, pass_order
 
 RATE, WARMUP, CLIP = 1e-2, 2, 0.5
@@ -69,7 +67,7 @@ def sides_of(model: Any, partition: Partition) -> dict[str, list[torch.nn.Parame
 def test_equals_two_independent_optimizers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, turn: int
 ) -> None:
-    monkeypatch.setattr(recipes, "Trainer", Pure)
+    monkeypatch.setattr(trainers, "Trainer", Pure)
     recipe = tiny.recipe(**WORDS, steps_per_switch=turn, gradient_checkpointing=turn == 2)
     made = tiny.trainer(tmp_path, recipe, tiny.joint(16), tiny.B, of=tiny.model(kind, dtype=torch.float64))
     record = Record(made)
@@ -181,20 +179,11 @@ def test_steps_of_each_side_are_counted_and_not_halved(tmp_path: Path) -> None:
     """Turns of four: math takes steps 0 to 3 and 8 to 11, language 4 to 7 and the last two."""
     recipe = tiny.recipe(method="simultaneous", steps=14, steps_per_switch=4)
     chosen, parts = choose_parameters(tiny.model(), recipe, tiny.B)
-    made, told = recipes.trainer_of(
+    made, told = trainers.trainer_of(
         tiny.stage(recipe, tiny.B), chosen, parts, sandbox_tokenizer(), tiny.joint(40), [], tmp_path
     )
     assert made.args.max_steps == 14
     assert told["steps_a_side"] == {"math": 8, "language": 6} and told["rows_left_out"] == {"math": 8, "language": 16}
-
-
-def test_flat_shards_are_refused(tmp_path: Path) -> None:
-    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
-    refuse_flat_shards(made)
-    made.is_fsdp_enabled, made.accelerator.state.fsdp_plugin = True, SimpleNamespace(fsdp_version=1)
-    with pytest.raises(PipelineError, match="FSDP1 .*: with a partition use sft.parallel=fsdp2 or ddp"):
-        refuse_flat_shards(made)
-    made.accelerator.state.fsdp_plugin = None
 
 
 def test_packed_text_of_the_two_sets_is_not_mixed(tmp_path: Path) -> None:

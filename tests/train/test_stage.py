@@ -89,12 +89,12 @@ def test_no_response_left_after_truncation(make_run: Callable[..., Path], start:
 
 
 def test_rows_that_do_not_say_their_side() -> None:
-    with pytest.raises(PipelineError, match="needs rows with a side, and some have none"):
-        datasets_of(
-            [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}],
-            tiny.recipe(),
-            ["math", "language"],
-        )
+    rows = [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}]
+    with pytest.raises(
+        PipelineError,
+        match="rows of both sides, and these are of math and none: create the data with",
+    ):
+        datasets_of(rows, tiny.recipe(), ["math", "language"])
 
 
 def test_the_validation_loss_before_the_first_step(

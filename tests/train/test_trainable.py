@@ -13,8 +13,8 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name
 from pipeline.models.partition import sides_of_all
+from pipeline.train.load import choose_parameters
 from pipeline.train.save import save_model
-from pipeline.train.trainable import choose_parameters
 
 A = Partition(name="A", bottom_layers=1, top_layers=1, all_attention=True)
 PROJECTIONS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]

@@ -17,13 +17,12 @@ from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
-from pipeline.train.examples import check_lengths, cut_rows, make_dataset
+from pipeline.train.examples import check_lengths, cut_rows, datasets_of
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches
-from pipeline.train.recipe import plan_steps, trainer_arguments, trainer_schedule
 from pipeline.train.save import lost_movements, save_model
 from pipeline.train.steps import steps_of
-from pipeline.train.trainer import Trainer, pass_order, sort_by_length
+from pipeline.train.trainer import Trainer, pass_order, plan_steps, sort_by_length, trainer_arguments
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -42,7 +41,7 @@ def stage(recipe: Sft) -> TrainStage:
 def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
     args = trainer_arguments(stage(recipe), "text" in rows[0], False, tmp_path)
     tokenizer = sandbox_tokenizer()
-    sets = {"all": make_dataset(rows, recipe)}
+    sets = datasets_of(rows, recipe, ["all"])
     made = Trainer(
         model=tiny(), args=args, train_dataset=sets, processing_class=tokenizer, sft=recipe, parts={"all": []}
     )
@@ -196,7 +195,7 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
     plan_steps(args, recipe, 4)
     bare = SFTTrainer(
         model=tiny(model_type=kind, **more), args=args, processing_class=sandbox_tokenizer(),
-        train_dataset=make_dataset([rows[n] for n in ordered], recipe),
+        train_dataset=datasets_of([rows[n] for n in ordered], recipe, ["all"])["all"],
     )  # fmt: skip
     bare.data_collator.padding_free = recipe.padding_free
     ours.train(), bare.train()
@@ -233,7 +232,6 @@ OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4
 
 
 def test_schedules(tmp_path: Path):
-    assert trainer_schedule("wsd", 200, 0.1) == ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "linear"})
     recipe = sft(schedule="wsd", decay_share=0.5, learning_rate=1.0, batch_size=2)
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
     made.create_optimizer_and_scheduler(4)
@@ -298,7 +296,7 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
     args = trainer_arguments(stage(recipe), False, False, tmp_path)
-    sets = {"all": make_dataset(rows, recipe)}
+    sets = datasets_of(rows, recipe, ["all"])
     made = Trainer(model=tiny(), args=args, train_dataset=sets, processing_class=ours, sft=recipe, parts={"all": []})
     assert cut_rows(rows, ours, recipe) == (2, [2])
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.train.recipe import trainer_of
-from pipeline.train.trainable import choose_parameters
+from pipeline.train.load import choose_parameters
+from pipeline.train.trainer import trainer_of
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},

@@ -91,6 +91,12 @@ def chance_of(task: str) -> float | None:
     return benchmark.chance if benchmark else None
 
 
+def lower_is_better(task: str) -> bool:
+    """Whether less of a task's primary metric is better."""
+    benchmark = find_benchmark(task)
+    return benchmark is not None and benchmark.lower_is_better
+
+
 def primary_metric(task: str) -> tuple[str, str]:
     """The metric and filter that stand for a task where one number is wanted; empty of an unknown task."""
     benchmark = find_benchmark(task)

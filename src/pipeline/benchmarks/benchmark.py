@@ -44,6 +44,7 @@ class Benchmark:
     questions: int
     tokens: float
     filter: str = "none"
+    lower_is_better: bool = False  # less of the primary metric, as of a perplexity
     variants: tuple[str, ...] = ()  # further tasks on the same data, such as mgsm_direct
     in_english: tuple[str, ...] = ()  # those of its tasks whose answers are in English whatever the question is in
     choices: int = 0  # options of a question

@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "loglikelihood": ("text", "acc"),
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
+# The harness' own metrics of which less is better, unless a task's file says otherwise (lm_eval.api.metrics)
+LOWER = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter")
 MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
@@ -76,6 +78,8 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
     kind, metric = KINDS[body.get("output_type", "generate_until")]
     names = [one["metric"] if isinstance(one["metric"], str) else "" for one in body.get("metric_list") or []]
     metric = metric if metric in names or not names else names[0]
+    said = [one.get("higher_is_better") for one in body.get("metric_list") or [] if one["metric"] == metric]
+    lower = metric in LOWER if said in ([], [None]) else said[0] is False
     filters = [one["name"] for one in body.get("filter_list") or []]
     if task in known.groups and (aggregates := group_metrics(task)):
         metric = aggregates[0]["metric"]
@@ -84,7 +88,7 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
     return Benchmark(
         name=task, title=task, kind=kind, metric=metric, define=define, filter=filters[0] if filters else "none",
         texts=lambda row: [], sources=lambda language: [], questions=ASSUMED_QUESTIONS * len(parts),
-        tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True,
+        tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True, lower_is_better=lower,
     )  # fmt: skip
 
 

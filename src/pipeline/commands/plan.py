@@ -94,7 +94,9 @@ def plan_text(
     history = History(finished_manifests(Path(config.runs_dir)))
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     remaining = [run for run in runs if run.hash in reasons]
-    time = history.sum(remaining, workers).removeprefix("?, not including ")
+    time, unknown = history.sum(remaining, workers)
+    if unknown:
+        time = unknown if time == "?" else f"{time}, not including {unknown}"
     parts = [
         about,
         f"{len(reasons)} of {len(runs)} runs to compute here: {time}",

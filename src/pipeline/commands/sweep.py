@@ -16,7 +16,7 @@ from pipeline.config.compose import with_values
 from pipeline.config.stages import EvalStage, PointsStage, SweepStage
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
-from pipeline.stages.evaluation import refuse_dtypes
+from pipeline.stages.evaluation import refuse_dtypes, refuse_lower
 from pipeline.stages.rows import build
 
 Point = dict[str, Any]  # swept knob -> its value
@@ -35,6 +35,8 @@ def make_sweep(config: SweepStage) -> Path:
     from pipeline.report.sweep import write_page
     from pipeline.runs.tracking import track_report
 
+    for task in config.eval.tasks:
+        refuse_lower(task.task, "a sweep frames")
     points = grid_points(config)
     runs = [build(evaluation_at(config, point)) for point in points]
     refuse_dtypes(runs, "eval.dtype")

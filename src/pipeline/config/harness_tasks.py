@@ -255,7 +255,12 @@ def option_of_other_shots(name: str, options: list[str]) -> Path | None:
 
 
 def task_of_option(option: str) -> str:
-    """The task of an option of eval= with one task: mgsm of mgsm_2shot, arc_easy of arc_easy."""
+    """The task of an option of eval= with one task, as its file says; of a harness' task without one by its name:
+    arc_easy of arc_easy_5shot."""
+    if conf.option_file("eval", option) is not None:
+        tasks = conf.option("eval", option).get("eval", {}).get("tasks") or []
+        if len(tasks) == 1:
+            return str(tasks[0]["task"])
     match = SHOTS.fullmatch(option)
     return match[1] if match else option
 

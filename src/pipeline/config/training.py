@@ -85,7 +85,7 @@ class Sft(Knobs):
     packing: bool = False  # cpt: concatenate plain text and cut it into rows of seq_length
     epochs: int = knob(1, low=1)  # passes over the set
     steps: int | None = knob(None, low=1)  # optimizer steps, counting both sides; null: all full batches of the passes
-    optimizer: str = knob("adamw", options=("adamw", "adamw_bf16", "adamw_8bit"))
+    optimizer: str = knob("adamw", options=("adamw", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
     # wsd: the share of steps that decays, linearly

@@ -149,16 +149,18 @@ def raw_files(source: Source) -> str:
 
 
 def of_files(files: list[str], source: Source, limit: int, seed: int) -> Rows:
-    """Rows of files by their format. Bitext is read as lines: a lone quote is a letter in it."""
+    """Rows of files by their format, which are what a slice such as train[:10%] is taken of. Bitext is read as lines: a
+    lone quote is a letter in it."""
     kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
+    split = source.split.partition("[")[0]
     separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
     if kind != "parquet" and all(Path(file).suffix in FORMATS and Path(file).is_file() for file in files):
-        return of_lines(kind, separator, {source.split: [[file] for file in files]}, open, source, limit, seed)
+        return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, limit, seed)
     from datasets import load_dataset_builder
 
     separated = {"sep": separator} if kind == "csv" else {}
-    builder = load_dataset_builder(kind, data_files={source.split: files}, **separated)
-    if not builder.config.data_files[source.split]:
+    builder = load_dataset_builder(kind, data_files={split: files}, **separated)
+    if not builder.config.data_files[split]:
         raise FileNotFoundError(files[0])
     return of_builder(builder, source, limit, seed, ("csv", "json", "text"))
 
@@ -187,8 +189,6 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
             download_config=config
         )
         splits = {str(name): found for name, found in builder.config.data_files.items()}
-        if source.stream and source.split not in splits:
-            raise ValueError(f'Unknown split "{source.split}". Should be one of {list(splits)}.')
         read = {name: manager.download_and_extract(splits[name]) for name in splits if name in source.split}
         shards = {name: [manager.iter_files(file) for file in read.get(name, [])] for name in splits}
         return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, limit, seed)
@@ -215,6 +215,8 @@ def of_lines(
     rows: Iterator[Row]
     read = partial(read_files, kind=kind, separator=separator, opener=opener)
     available = sampled_from = None
+    if source.stream and source.split not in splits:
+        raise ValueError(f'Unknown split "{source.split}". Should be one of {list(splits)}.')
     if source.stream:
         from datasets import IterableDataset
 

@@ -30,7 +30,8 @@ def gather_candidates(config: DataStage, candidates: Candidates, opened: dict[st
     with Bar(f"rows of {config.expert.name}", total, "row") as bar:
         for index, (name, source) in enumerate(config.expert.sources.items()):
             counts[name] = {"rows": 0, "empty": 0}
-            bar.note, opened[name].rows = f"source {name}", bar.over(opened[name].rows)
+            bar.set_postfix_str(f"source {name}", refresh=False)
+            opened[name].rows = bar.over(opened[name].rows)
             examples = examples_of(name, source, opened[name], counts[name])
             candidates.add_all(name, index, examples, language_set=source.is_language_set)
     return counts

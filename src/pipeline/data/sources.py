@@ -16,7 +16,7 @@ from zlib import crc32
 
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.languages import language
+from pipeline.languages import Language, language, shipped_languages
 
 Row = dict[str, Any]
 Message = dict[str, str]  # role, content
@@ -77,8 +77,8 @@ def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
 
 def nllb(row: Row, source: Source) -> Example | Unusable:
     """Raw bitext of allenai/nllb, a line a pair, tabs between: AllenAI's 9 columns (text, text, score, language scores,
-    sources) or CCMatrix' 3 (score, text, text). The languages stand in the order of their codes. The score is LASER's
-    margin.
+    sources) or CCMatrix' 3 (score, text, text). The languages stand in the order of their codes: FLORES' (als_Latn
+    before eng_Latn), or those of two letters (en before sq). The score is LASER's margin.
     """
     parts, code = (row["text"] or "").split("\t"), source.language or ""
     if len(parts) not in (3, 9):
@@ -90,7 +90,8 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
         return "broken"
     if source.min_score is not None and not margin >= source.min_score:
         return "low_score"
-    return translation_example(first, second, code) if code > "en" else translation_example(second, first, code)
+    english_first = language(code).flores > "eng_Latn" if len(parts) == 9 else code > "en"
+    return translation_example(*((first, second) if english_first else (second, first)), code)
 
 
 def conversation(row: Row, source: Source) -> Example | Unusable:
@@ -346,5 +347,16 @@ def is_wanted(row: Row, source: Source) -> bool:
     """Whether a row is in the source's language; others are not counted as rows."""
     if source.rows != "aya" or source.language is None:
         return True
-    of = language(source.language)
-    return row["language"] == of.aya or row.get("language_code") in of.aya_codes
+    of, (names, codes) = language(source.language), owners_in_aya()
+    if row["language"] == of.aya:
+        return True
+    code = row.get("language_code")
+    return row["language"] not in names and code in of.aya_codes and (of.constructed or codes.get(code, of) == of)
+
+
+@cache
+def owners_in_aya() -> tuple[set[str], dict[str, Language]]:
+    """The names that Aya has of shipped languages, and its code -> language: of one in several scripts, whose code is
+    the same, the first."""
+    shipped = list(shipped_languages().values())
+    return {one.aya for one in shipped}, {code: one for one in reversed(shipped) for code in one.aya_codes}

@@ -98,22 +98,21 @@ class History:
             self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
         return self.too_large[run.hash] or (self.predict(run) or 0.0) > DAY
 
-    def sum(self, runs: Sequence[Run], workers: int = 1) -> str:
-        """What runs take together, as printed: what is known, divided among workers, and what is not in it. With
-        several workers runs are given parents first."""
+    def sum(self, runs: Sequence[Run], workers: int = 1) -> tuple[str, str]:
+        """What runs take together, divided among workers, and the runs that are not in it, as printed; "?" if none is
+        known. With several workers runs are given parents first."""
         feasible = [run for run in runs if not self.needs_gpu(run)]
         predictions = [(run.hash, seconds) for run in feasible if (seconds := self.predict(run)) is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
         total = sum(seconds for _, seconds in predictions)
         if total > 30 * DAY and not runs_on_gpu(self.on_gpu):
-            return NEEDS_GPU
+            return NEEDS_GPU, ""
         omitted = [f"{pluralize(needing, 'run')} that need{'s' * (needing == 1)} a GPU"] if needing else []
         omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
-        text = "?"
-        if predictions or not omitted:
-            shared = max([total / workers, *longest_paths(runs, dict(predictions)).values()]) if workers > 1 else total
-            text = f"about {format_duration(shared)}" + f" with {workers} workers" * (workers > 1)
-        return text + (f", not including {' and '.join(omitted)}" if omitted else "")
+        if omitted and not predictions:
+            return "?", " and ".join(omitted)
+        shared = max([total / workers, *longest_paths(runs, dict(predictions)).values()]) if workers > 1 else total
+        return f"about {format_duration(shared)}" + f" with {workers} workers" * (workers > 1), " and ".join(omitted)
 
     def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
         medians = self.medians.setdefault(id(values), {})

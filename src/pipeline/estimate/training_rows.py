@@ -24,7 +24,7 @@ from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, read_rows, sampled_lengths
-from pipeline.train.examples import cut_rows, cut_words, naming_the_template
+from pipeline.train.examples import cut_rows, cut_words
 from pipeline.train.memory import micro_batches
 
 ROWS = "train.jsonl"  # of a data run
@@ -86,9 +86,7 @@ def count_cut(run: Run[TrainStage]) -> Cut:
     if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
         return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
     with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
-        given = load_tokenizer(tokenizer.parent)
-        with naming_the_template(given):
-            cut, lost = cut_rows(rows, given, sft)
+        cut, lost = cut_rows(rows, load_tokenizer(tokenizer.parent), sft)
         return Cut(cut, len(lost), len(rows), all_rows)
     return Cut(0, 0, 0)
 

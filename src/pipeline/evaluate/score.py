@@ -160,8 +160,6 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
     each = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
     if isinstance(lm, Answering):
         set_sharing(lm, asked.definition, settings)
-        if bar:
-            bar.at_once = lm.batch_size * each
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
         if asked.answers.add((kind, *arguments), answer) and bar:

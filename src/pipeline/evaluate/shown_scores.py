@@ -14,12 +14,13 @@ from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
 
 OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
+NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter")
 
 
 @lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
     """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
-    return 1 if metric.lower().startswith(OWN_SCALE) or is_measure(metric) else 100
+    return 1 if metric.lower().startswith(OWN_SCALE) or metric in NO_SHARES or is_measure(metric) else 100
 
 
 def finite_or_none(value: Any) -> float | None:

@@ -60,8 +60,10 @@ class TorchBackend:
     # --------------------------------------------------------------------------------------------------- generation
 
     def can_share(self) -> bool:
-        """Whether likelihoods can be computed with what prompts have in common computed once."""
-        return takes_masks(self.model.config, "sdpa", "eager")
+        """Whether likelihoods can be computed with what prompts have in common computed once. Attention that is a
+        model's own may add to the scores what no mask says: ALiBi (BLOOM, MPT), a local window (GPT-Neo)."""
+        own_attention = not self.model._supports_attention_backend
+        return not own_attention and takes_masks(self.model.config, "sdpa", "eager")
 
     def can_generate(self) -> bool:
         """Whether `generate` chooses the tokens that transformers' greedy generate() does."""

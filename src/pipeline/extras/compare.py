@@ -20,7 +20,7 @@ class CompareStage(Stage):
 
     def answer(self) -> Path:
         """Write the page of the comparison to runs_dir/reports, and its verdict to standard error. Returns its path."""
-        from pipeline.extras.logs import compare_logs
+        from pipeline.extras.compare_logs import compare_logs
         from pipeline.report.compare import headline_sentences
         from pipeline.report.write import write_report
 

@@ -1,26 +1,18 @@
-"""A search as a loop over Optuna's trials, in a journal file: resumed, it is the same as if it had never stopped.
-
-Each trial has a sampler of its own, seeded by the study's seed and the number of trials that ended before it: no random
-state has to survive. A trial that was running when its process died is marked as failed, which no sampler reads, and
-retried: with the same number of ended trials it gets the same configuration. One process at a time runs a study, as
-proposals of several would depend on the order in which their trials end.
+"""A search as a loop over Optuna's trials. Its sampler is seeded and its evaluations are runs, which are made once: the
+same search, begun again after it was interrupted or for more trials, repeats its trials from finished runs and goes on.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Held, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.progress import say
 from pipeline.report.sweep import point_name
 
@@ -134,95 +126,46 @@ def grid_of(space: Space, budget: int) -> list[Point]:
 # ---------------------------------------------------------------------------------------------------- the study
 
 
-@contextmanager
-def open_study(journal: Path, objectives: int) -> Iterator[Any]:
-    """The study in a journal file, which other processes may not have open. What a killed process left is cleared: half
-    a line, Optuna's lock, and trials that still count as running, which are marked as failed and so retried.
-
-    Raises Held where another process has it open.
-    """
+def sampler_of(name: str, seed: int, population: int) -> Any:
     import optuna
-    from optuna.storages.journal import JournalFileBackend
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    with open(journal, "ab+") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise Held(f"{journal} is in use by another process: wait for it, or end it") from error
-        held.seek(0)
-        held.truncate(held.read().rfind(b"\n") + 1)
-        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-        directions: list[Any] = ["maximize"] * objectives
-        study = optuna.create_study(storage=storage, study_name="search", directions=directions, load_if_exists=True)
-        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        yield study
-
-
-def sampler_of(name: str, seed: int, number: int, population: int) -> Any:
-    """The sampler of one trial."""
-    import optuna
-
-    own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "little")
-
-    class Ordered(optuna.samplers.NSGAIISampler):
-        """Parents in the order of their trials: Optuna's order is another one for the trial that selects them."""
-
-        def get_parent_population(self, study: Any, generation: int) -> list[Any]:
-            return sorted(super().get_parent_population(study, generation), key=lambda trial: trial.number)
 
     if name == "nsga2":
-        return Ordered(seed=own, population_size=population)
-    return optuna.samplers.TPESampler(seed=own) if name == "tpe" else optuna.samplers.RandomSampler(seed=own)
-
-
-def ended_trials(study: Any, space: Space) -> list[Trial]:
-    """The trials that count, in their order."""
-    return [
-        Trial(
-            {name: json.loads(trial.params[name]) if isinstance(one, Choices) else trial.params[name]
-             for name, one in space.items()},
-            tuple(trial.user_attrs["values"]), trial.user_attrs["questions"], trial.state.name == "PRUNED",
-            trial.user_attrs.get("reason", ""),
-        )
-        for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")
-    ]  # fmt: skip
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=population)
+    return {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}[name](seed=seed)
 
 
 def run_study(
-    study: Any,
     space: Space,
     evaluate: Evaluate,
     trials: int,
-    sampler: Callable[[int], Any],
+    sampler: Any,
+    objectives: int = 1,
     sets: Sequence[int | None] = (None,),
     stop_at: float = 2.0,
 ) -> list[Trial]:
-    """Run a study up to so many ended trials. sampler: of a trial by its number; sets: questions per task, growing.
+    """So many trials, each proposed after the one before has ended. sets: questions per task, growing.
 
     With several sets a trial ends where it is worse than the best so far on the same questions by more than `stop_at`
     standard errors of the paired difference. A configuration that is no valid merge ends without values.
     """
-    from optuna.trial import TrialState
+    import optuna
 
-    while len(ended := ended_trials(study, space)) < trials:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(directions=["maximize"] * objectives, sampler=sampler)
+    ended: list[Trial] = []
+    while len(ended) < trials:
         best = max((one for one in ended if one.values and not one.stopped), key=lambda one: one.values, default=None)
-        study.sampler = sampler(len(ended))
         trial = study.ask()
         point = {name: one.suggest(trial, name) for name, one in space.items()}
         before = f", best so far {best.values[0]:.1f}" if best and len(best.values) == 1 else ""
         say(f"trial {len(ended) + 1} of {trials}: {point_name(point)}{before}")
         found = score_trial(trial, point, evaluate, best, sets, stop_at)
-        for name in ("values", "questions", "reason"):
-            trial.set_user_attr(name, getattr(found, name))
         if found.stopped:
-            study.tell(trial, state=TrialState.PRUNED)
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
-            study.tell(trial, list(found.values), TrialState.COMPLETE)
-    return ended[:trials]
+            study.tell(trial, list(found.values))
+        ended.append(found)
+    return ended
 
 
 def score_trial(

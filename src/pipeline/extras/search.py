@@ -28,7 +28,6 @@ from pipeline.extras.optuna_study import (
     front,
     grid_of,
     mean_score,
-    open_study,
     paired_difference,
     paired_interval,
     read_space,
@@ -37,10 +36,12 @@ from pipeline.extras.optuna_study import (
 )
 from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
-from pipeline.report.page import Frame, environment
+from pipeline.report.frames import Frame
+from pipeline.report.page import environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
 from pipeline.runs.run import Run
+from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
 from pipeline.text import align_columns
 
@@ -128,13 +129,13 @@ def make_search(config: SearchStage) -> Path:
     sets: Sequence[int | None] = search.questions or [config.eval.limit]
     objectives = len(search.objectives or [""])
     sampler = search.sampler or ("tpe" if objectives == 1 else "nsga2")
-    with keep_models_resident(), open_study(Path(config.runs_dir) / ".searches" / f"{name}.log", objectives) as study:
+    with keep_models_resident():
         given = points.on_development({}, sets[-1])
         if all(mean_score(scores) >= 100 for scores in given):
             raise PipelineError("the given configuration answers all questions that choose: search with harder ones")
         trials = run_study(
-            study, space, points.on_development, search.trials,
-            lambda number: sampler_of(sampler, config.seed, number, search.population), sets, search.stop_at,
+            space, points.on_development, search.trials, sampler_of(sampler, config.seed, search.population),
+            objectives, sets, search.stop_at,
         )  # fmt: skip
         outcome = Outcome(points, space, trials, sets[-1], given)
         return outcome.write(Path(config.runs_dir) / "reports" / label_of_search)
@@ -166,6 +167,7 @@ def check_settings(config: SearchStage) -> Space:
     for task in [measure.task for measure in measures] or scored:
         if benchmark_of(task).kind == "text":
             raise PipelineError(f"search.objectives: {task} measures bits, which are no score of answers: name another")
+        refuse_lower(task, "a search looks for")
     return space
 
 

@@ -173,9 +173,10 @@ def execute(
                 continue  # deleted, and no longer needed
             begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
-            estimate, comma, omitted = history.sum([*remaining, *later_runs]).partition(", ")
+            total, unknown = history.sum([*remaining, *later_runs])
+            excluded = f", not including {unknown}" if unknown else ""
             following = next((f"; next {one.name}" for one in remaining if one.hash != run.hash), "")
-            say(f"{head} {run.name} ({run.config.stage}), {estimate} left in all{comma}{omitted}{following}")
+            say(f"{head} {run.name} ({run.config.stage}), {total} left in all{excluded}{following}")
             make_run(run, None if seconds is None else round(seconds, 1))
             say(f"{head} done in {time.perf_counter() - begun:.1f} s")
             if manifest := read_manifest(run.folder):

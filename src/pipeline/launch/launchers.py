@@ -12,8 +12,9 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.durations import describe_training
 from pipeline.launch.in_process import make_single_run, refuse_contaminated
 from pipeline.progress import say
-from pipeline.runs.run import Run
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.rows import STUDY_STAGES, build
+from pipeline.text import pluralize
 
 Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failures: run name -> reason
 
@@ -62,3 +63,13 @@ def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
     if failed:
         raise PipelineError(next(iter(failed.values())))
     return run.folder
+
+
+def what_failed(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
+    """Text with the failed runs and reasons, and the number of runs that were not computed as they depend on them."""
+    blocked = {run.name for run in runs if any(parent.name in failed for parent in parent_runs(run.parents))}
+    own_failures = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
+    suffix = f"; {len(own_failures) - 3} more" if len(own_failures) > 3 else ""
+    summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
+    dependents = len(failed) - len(own_failures)
+    return f"{summary}, so {dependents} that depend on them were not computed" if dependents else summary

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import statistics
 import subprocess
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
 
+from tqdm import tqdm
+
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History, cores, visible_gpus
@@ -28,7 +31,7 @@ from pipeline.launch import in_process, plan_files
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.run_json import element_of
 from pipeline.launch.worker import log_of
-from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say, shorten, terminal_columns
+from pipeline.progress import LOG_SECONDS, format_duration, say
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
@@ -36,7 +39,7 @@ from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
-from pipeline.text import pluralize
+from pipeline.text import pluralize, shorten
 
 TRIES = 2  # of a run whose worker died
 
@@ -261,6 +264,7 @@ class Round:
         return " | ".join([head, *(f"{before}{shorten(label, each)}{after}" for before, label, after in named)])
 
     def finish(self) -> dict[str, str]:
+        line = tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty())
         try:
             printed_at = time.monotonic()
             self.hand_out()
@@ -272,14 +276,13 @@ class Round:
                 for worker in answering:
                     self.handle_answer(worker)
                 self.hand_out()
-                if sys.stderr.isatty():
-                    draw_line(self.progress_line(terminal_columns()))
+                if not line.disable:
+                    line.set_description_str(self.progress_line(shutil.get_terminal_size().columns - 1))
                 elif time.monotonic() - printed_at >= LOG_SECONDS:
                     printed_at = time.monotonic()
                     say(self.progress_line())
         finally:
-            if sys.stderr.isatty():
-                draw_line("")
+            line.close()
         if self.held:
             error = Held(next(iter(self.held.values())))
             error.failed = self.failed

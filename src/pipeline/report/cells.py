@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import TrainStage
+from pipeline.evaluate.shown_scores import NO_SHARES
 from pipeline.papers import published as papers
 from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.load.contents import CellResult, CellScore
@@ -29,8 +31,10 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     keys: list[Any] = [item.model for leaf in leaf_cells(plan, cell) for item in leaf.items if item.model]
     for leaf, score in scores_under(plan, cell):
         keys += [score, *(difference_of(score, leaf.metric) or ())[1:]]
+    task = "".join(map(str, tasks - {None})) if len(tasks) == 1 else ""
+    fine = cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES
     return CellResult(
-        cell.row, cell.column, digits=3 if cell.fact in VALIDATIONS else 1,
+        cell.row, cell.column, digits=3 if fine else 1,
         n=sum(max(1, len(item.readings)) for leaf in leaf_cells(plan, cell) for item in leaf.items),
         published=papers.published_value(*cell.published) if cell.published else None,
         suspect=papers.reason_for_doubt(*cell.published) if cell.published else None,
@@ -40,8 +44,7 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
             for item, score in shown_scores(table, cell) if (run := stored.run_of(score))
         ],
         runs=list(dict.fromkeys(run.name for key in keys if (run := stored.run_of(key)))),
-        task="".join(map(str, tasks - {None})) if len(tasks) == 1 else "", metric=cell.metric or "", pair=cell.pair,
-        role=model_role(table, shown[0][1] if shown else None),
+        task=task, metric=cell.metric or "", pair=cell.pair, role=model_role(table, shown[0][1] if shown else None),
     )  # fmt: skip
 
 

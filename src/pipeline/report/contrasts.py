@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.benchmarks import is_measure, kind_of
+from pipeline.benchmarks import is_measure, kind_of, lower_is_better
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.evaluate.metrics import mean
@@ -274,7 +274,11 @@ def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResul
         if cell.value is not None and cell.task:
             place = cell.column if models_in_rows(plan) else cell.row
             rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
-    best = {id(top) for candidates in rivals.values() if (top := best_of(plan, answers, candidates)) is not None}
+    best = {
+        id(top)
+        for (_, task, _), candidates in rivals.items()
+        if (top := best_of(plan, answers, candidates, lower_is_better(task) and not candidates[0].metric)) is not None
+    }
     return [replace(cell, best=id(cell) in best) for cell in cells]
 
 

@@ -30,8 +30,8 @@ def evaluate(plan: TablePlan, cell: Cell, choose: Source, show: Source, axes: Se
 
     @cache  # many items share a choice
     def winner_of(choice: str) -> Any:
-        candidates = plan.choices[choice].candidates.values()
-        return largest([average([choose(cell, score) for score in scores]) for scores in candidates])
+        scored, sign = plan.choices[choice].candidates.values(), plan.choices[choice].sign
+        return largest([sign * average([choose(cell, score) for score in scores]) for scores in scored])
 
     def item_sides(_: Cell, item: Item) -> Sided:
         if item.model is not None:

@@ -4,26 +4,25 @@ and, but for the table of answers, without JavaScript."""
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
-from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.progress import format_duration
 from pipeline.report import figures
-from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
-from pipeline.report.compare import is_significant, p_text
+from pipeline.report.frames import (
+    cells_frame,
+    cells_note,
+    claims_frame,
+    contrasts_frame,
+    next_steps,
+    runs_frame,
+)
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, ScoreBehind
+from pipeline.report.load.contents import Results
 from pipeline.report.marks import Mark, browsed, group_marks
 from pipeline.report.render.cells import (
-    BEST_NOTE,
-    cell_difference,
     cell_lines,
     chosen_text,
     group_reasons,
@@ -33,63 +32,7 @@ from pipeline.report.render.maps import changes_of
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
-KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line that a click on a cell shows; run: the run that it leads to, by the text `shown`."""
-
-    text: str = ""
-    run: str = ""
-    shown: str = ""
-
-
-@dataclass(frozen=True)
-class Small:
-    """A small line below a cell's text."""
-
-    text: str
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Td:
-    """A cell of a frame. value: what it is sorted by; missing: why it is empty; count: of the values that it is a mean
-    of; place: (row, column) whose answers its lines lead to."""
-
-    text: str = ""
-    value: float | None = None
-    best: bool = False
-    bold: bool = False
-    missing: str = ""
-    count: int = 0
-    title: str = ""
-    id: str = ""
-    place: tuple[str, str] | None = None
-    small: Sequence[Small] = ()
-    more: Sequence[Line] = ()
-    flags: Sequence[tuple[str, str]] = ()
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A table of the page: each row is its name and its cells. texts: the columns of text; note, id, open: of its
-    section, if it has one of its own."""
-
-    label: str
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str | Td]]
-    texts: Sequence[int] = (0,)
-    note: str = ""
-    id: str = ""
-    open: bool = True
-
-    @property
-    def cells(self) -> list[list[Td]]:
-        return [[cell if isinstance(cell, Td) else Td(cell) for cell in row] for row in self.rows]
 
 
 def page(
@@ -150,199 +93,6 @@ def data_tables() -> dict[str, str]:
 
     bundle = Path(itables.options.dt_bundle)
     return {"js": bundle.read_text(encoding="utf-8"), "css": bundle.with_suffix(".css").read_text(encoding="utf-8")}
-
-
-# ---------------------------------------------------------------------------------------------------- the table
-
-
-def cells_note(results: Results, published: bool) -> str:
-    text = (
-        "Round brackets: the number of values that a cell is the mean of; below it the 95 % interval of the measured "
-    )
-    text += "score over draws of problems, with choices repeated in each draw."
-    text += f" {BEST_NOTE}" if any(item.maximum is not None for item in results.cells) else ""
-    if published:
-        text += (
-            " The published number follows, with the difference of the measured one from it; both use the same "
-            "questions."
-        )
-    if any(run.stale or run.unlike for run in results.runs):
-        text += (
-            " ≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its "
-            "files, or those of a parent, have changed since it was computed."
-        )
-    return text
-
-
-def cells_frame(results: Results) -> Frame:
-    flags = flags_of(results)
-    behind: dict[tuple[str, str], list[ScoreBehind]] = {}
-    for one in results.behind:
-        behind.setdefault((one.cell.row, one.cell.column), []).append(one)
-    tds = {place: cell_td(cell, behind.get(place, []), flags)
-           for place, cell in results.by_place.items()}  # fmt: skip
-    rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
-    bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
-    caption = f"{results.title}.{bold if results.finished else ''} Click a number for its languages, seeds, runs and "
-    return Frame("The table", f"{caption}answers, and a dash for its reason.", ["", *results.columns], rows)
-
-
-def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]]]:
-    """Function from names of runs to their flags (stale, different environment), each with its reason."""
-    runs = {run.name: run for run in results.runs}
-
-    def flags(names: Iterable[str]) -> list[tuple[str, str]]:
-        found = [runs[name] for name in names if name in runs]
-        stale = [f"{run.name}: {run.stale}" for run in found if run.stale]
-        unlike = [f"{run.name}: {', '.join(run.unlike)}" for run in found if run.unlike]
-        return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
-
-    return flags
-
-
-def cell_td(cell: CellResult, behind: Sequence[ScoreBehind], flags: Any) -> Td:
-    small = []
-    if cell.published is not None:
-        gap = cell_difference(cell)
-        text = f"paper {cell.published:g}" + (f", {signed(gap)}" if gap is not None else "")
-        small.append(Small(text + (" (suspect)" if cell.suspect else ""), cell.suspect or ""))
-    if cell.maximum is not None:
-        how = "chosen and scored on the same questions, the papers’ method"
-        small.append(Small(f"max {cell.maximum:.{cell.digits}f}", how))
-    if cell.low is not None:
-        small.append(Small(f"{cell.low:.1f} to {cell.high:.1f}"))
-    return Td(
-        "" if cell.value is None else f"{cell.value:.{cell.digits}f}", cell.value, cell.best, cell.best,
-        "" if cell.value is not None else cell.missing or "no number", cell.n if cell.n > 1 else 0,
-        place=(cell.row, cell.column) if cell.scores else None, small=small,
-        more=[*([Line(cell.missing)] if cell.missing else []), *lines_behind(cell, behind)], flags=flags(cell.runs),
-    )  # fmt: skip
-
-
-def lines_behind(cell: CellResult, behind: Sequence[ScoreBehind]) -> list[Line]:
-    """The scores behind a cell, then its runs that have none, such as unfinished ones and trainings."""
-    lines = []
-    for _, score, row in sorted(behind, key=lambda one: [other.row.where for other in behind].index(one.row.where)):
-        axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
-        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
-        lines.append(Line(axes, score.run, value or score.run))
-    scored = {one.score.run for one in behind}
-    axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
-    others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
-    return lines + [Line(axes_of.get(run, ""), run, run) for run in others]
-
-
-def next_steps(results: Results) -> list[str]:
-    """What would add to these results, or use them."""
-    stale = sum(bool(run.stale) for run in results.runs)
-    undone = len(results.failed) + len(results.missing)
-    steps = [f"Compute what is missing ({undone} runs): the command above; finished runs are not repeated."] * (
-        undone > 0
-    )
-    steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
-    if "stage=compare" not in results.command:
-        if results.trainings and not results.sampled:
-            steps.append("One or two trainings of each model do not show how much trainings differ: "
-                         "every.seed=[0,1,2] trains each three times; stage=plan prints the cost.")  # fmt: skip
-        forms = "archive, latex, markdown, csv or figures"
-        steps.append(f"stage=export with this table, export.to=FILE and export.format={forms} takes the results along.")
-    return steps or ["In a notebook: from pipeline.report import results."]
-
-
-# ---------------------------------------------------------------------------------------------------- other tables
-
-
-def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
-    caption = (
-        "Differences, intervals and minimum detectable differences (power 80 %) in points; facts recorded by runs in "
-        "their own unit; a claim is shown if its interval lies on its side of the threshold; p tests that threshold."
-    )
-    rows = []
-    for one in verdicts:
-        claim = one.claim.texts
-        how = " against ".join(filter(None, [claim["left"], claim["right"]]))
-        how += (f", n = {one.n}" if one.n is not None else "") + (f", p {p_text(one.p)}" if one.p is not None else "")
-        test = f"{claim['test']}, {claim['direction']}" + f" by {claim['threshold']}" * (claim["threshold"] != "0")
-        more = [Line(f"{how}. {one.detail}" if one.detail else how)]
-        rows.append([
-            Td(claim["text"], small=[Small(claim["section"])]),
-            Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
-            number_td(one.difference), range_td(one.low, one.high),
-            Td("" if one.could_see is None else format_points(one.could_see), one.could_see),
-            Td(test, more=more),
-        ])  # fmt: skip
-    columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
-    note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
-    return Frame("Claims", caption, columns, rows, (0, 1, 5), note, "claims")
-
-
-def contrasts_frame(results: Results) -> Frame:
-    note = (
-        "In points (for bits and reading, in bits), over problems and over the experts that both sides are means of. A "
-        "choice on these problems is scored on the half that it was not chosen on. p after Holm’s correction over all "
-        "of them; bold: p below 0.05. Interval and p of two single models: Tango’s score test, of bits Student’s t "
-        "over questions. “Detectable”: the minimum detectable difference at power 80 %."
-    )
-    if not results.declared:
-        note += " The best expert is chosen by these same questions, which biases its score upwards."
-    rows = []
-    for line in results.contrasts:
-        numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
-        if line["p_holm"] is not None:
-            numbers = [
-                replace(number_td(line["difference"]), bold=is_significant(line)),
-                range_td(line["low"], line["high"]), Td(p_text(line["p_holm"]).removeprefix("= "), line["p_holm"]),
-                Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
-            ]  # fmt: skip
-        rows.append([line["left"], line["right"], line["place"], *numbers])
-    columns = "Left", "Right", "Place", "Difference", "95 % interval", "p (Holm)", "Detectable", "Questions"
-    title = "Comparisons" if results.declared else "Merges against base and best expert"
-    return Frame(title, results.title, columns, rows, (0, 1, 2), note, "contrasts", len(rows) <= 20)
-
-
-def number_td(value: float | None) -> Td:
-    return Td() if value is None else Td(signed(value), value)
-
-
-def range_td(low: float | None, high: float | None) -> Td:
-    return Td() if low is None or high is None else Td(f"{signed(low)} to {signed(high)}", low)
-
-
-def runs_frame(results: Results) -> Frame:
-    """All runs behind the table: trainings, then evaluations, then the rest; with the cells that they score."""
-    serves: dict[str, dict[str, None]] = {}
-    for cell in results.cells:
-        for score in cell.scores:
-            serves.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
-    order, flags, rows = [*TRAININGS, "eval"], flags_of(results), []
-    for run in sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9):
-        used = "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
-        rows.append([
-            Td(run.name, id=f"run-{quote(run.name)}", more=details_of(run), flags=flags([run.name])),
-            Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
-            Td("" if run.seconds is None else format_duration(run.seconds), run.seconds),
-        ])  # fmt: skip
-    caption = f"{sum(run.finished for run in results.runs)} finished{counted(results.failed, 'failed')}"
-    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total."
-    columns = ["Run", "Kind", "Used in", "Model", "Time"]
-    return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
-
-
-def counted(runs: Sequence[Any], what: str) -> str:
-    return f", {len(runs)} {what}" if runs else ""
-
-
-def details_of(run: RunResult) -> list[Line]:
-    """A run's reasons, parents and configuration (values other than defaults)."""
-    config = "; ".join(f"{key}={'null' if value is None else value}" for key, value in run.config.items())
-    notes = [
-        run.stale and f"stale: {run.stale}",
-        *run.unlike,
-        run.reason,
-        run.started,
-        config and f"configuration: {config}",
-    ]
-    return [*map(Line, filter(None, notes)), *(Line(role, name, name) for role, name in run.parents.items())]
 
 
 # ---------------------------------------------------------------------------------------------------- figures
@@ -428,10 +178,6 @@ def json_bytes(value: Any) -> int:
 # ---------------------------------------------------------------------------------------------------- texts
 
 
-def signed(value: float) -> str:
-    return format_points(value, "+").replace("-", "−")
-
-
 def facts_text(facts: Mapping[str, Any]) -> str:
     known = {True: "yes", False: "no", None: "unknown"}
     texts = (f"{key} {known[value] if isinstance(value, bool | None) else value}" for key, value in facts.items())
@@ -442,13 +188,6 @@ def shortened(items: Iterable[str], limit: int = 40) -> list[str]:
     lines = list(items)
     more = [f"and {len(lines) - limit} more, in the files next to this page"] if len(lines) > limit else []
     return [*lines[:limit], *more]
-
-
-def tally(verdicts: Sequence[Verdict]) -> str:
-    """Counts of verdicts, such as: Of 9: 3 shown, 1 contradicted, 5 undecided."""
-    counts = Counter(verdict.verdict for verdict in verdicts)
-    words = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
-    return f"Of {len(verdicts)}: {', '.join(f'{counts[word]} {word}' for word in words if counts[word])}."
 
 
 def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark, kind_of, measures_of, primary_metric
-from pipeline.config.harness_tasks import task_of_option
 from pipeline.report.expression import evaluate, is_open_choice, leaf_cells, scores_under
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.stats.statistics import (
@@ -27,7 +26,7 @@ from pipeline.stats.statistics import (
     share_interval,
 )
 from pipeline.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
-from pipeline.tables.plan import Cell, ScoreRef, TablePlan
+from pipeline.tables.plan import Cell, ScoreRef, TablePlan, task_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -237,11 +236,6 @@ def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell],
 
 
 # ---------------------------------------------------------------------------------------------------- metrics
-
-
-def task_of(score: ScoreRef) -> str:
-    words = dict(score.words)
-    return str(words.get("task") or task_of_option(str(words["eval"])))
 
 
 def tasks_of(plan: TablePlan, cells: Iterable[Cell]) -> set[str | None]:

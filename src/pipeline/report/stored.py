@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.benchmarks import is_measure
+from pipeline.benchmarks import find_benchmark, is_measure
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
@@ -127,7 +127,12 @@ class StoredAnswers:
             values, others = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
             return {question: value - others[question] for question, value in values.items() if question in others}
         language, scale = pair or score.language, percent_factor(metric) / 100
-        stored = self.answers_under(score, language)[language].by_question(metric)
+        answers = self.answers_under(score, language)[language]
+        benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
+        kept = answers.scores.get(metric, {}).values()
+        if benchmark and benchmark.of_harness and not (kept and all(isinstance(one, int | float) for one in kept)):
+            raise NoScore(f"{metric} is of all answers together, not of each")
+        stored = answers.by_question(metric)
         return {key: scale * value for key, value in stored.items()}
 
     def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:

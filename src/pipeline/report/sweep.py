@@ -12,8 +12,9 @@ from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
+from pipeline.report.frames import Frame, Td
 from pipeline.report.load.answers import Place, answers_of, sample_files
-from pipeline.report.page import Frame, Td, environment
+from pipeline.report.page import environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run

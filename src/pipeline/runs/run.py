@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pipeline.benchmarks import find_benchmark
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, RunStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.files import FileState
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.identity import folder_digest
@@ -159,7 +159,19 @@ class Run(Generic[Config]):
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     """What affects the hash next to knobs and parents: `packages`, name and version of the other packages that a method
-    or tasks are from, and what the method adds; `shards` of trainings under FSDP2. Else empty."""
+    or tasks are from, and what the method adds; `shards` of trainings under FSDP2; the order of sources that is kept.
+    Else empty."""
+    if isinstance(config, DataStage):
+        expert, local = config.expert, config.data_root is not None
+        names = [*expert.sources, *expert.union] if not config.data.shuffle else []
+        changed = [  # read otherwise in earlier runs: slices of files whole, als_Latn as English, zho in both scripts
+            name
+            for name, one in expert.sources.items()
+            if ("[" in one.split and (local or one.url or one.files))
+            or (one.rows, one.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
+        ]
+        order = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
+        return order | ({"read_otherwise": sorted(changed)} if changed else {})
     if isinstance(config, TrainStage) and config.sft.processes > 1 and config.sft.parallel == "fsdp2":
         return {"shards": "in the dtypes of the recipe"}  # not in those that accelerate chose, as earlier runs
     if isinstance(config, TrainStage) and config.model.tokenizer == "bpe" and config.expert.side == "both":

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.benchmarks import benchmark_of, kind_of
+from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
 from pipeline.config.evaluation import Eval
 from pipeline.config.harness_tasks import include, included_folder
 from pipeline.config.stages import EvalStage, EvalTask
@@ -139,6 +139,16 @@ def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
     if len(dtypes) > 1:
         examples = ", ".join(f"{name} in {dtype}" for dtype, name in dtypes.items())
         raise PipelineError(f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all")
+
+
+def refuse_lower(task: str, what: str) -> None:
+    """Raise PipelineError for a task of whose metric less is better, where the highest would be taken for the best."""
+    if lower_is_better(task):
+        metric, _ = primary_metric(task)
+        raise PipelineError(
+            f"{task}: of {metric} less is better, and {what} the highest: name another task, or choose in a table, by "
+            "best: [AXIS]"
+        )
 
 
 def is_bundle(run: Run) -> bool:

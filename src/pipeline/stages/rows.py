@@ -95,7 +95,7 @@ RUN_STAGES = {
     "cpt": RunRow(TrainStage, 3, "pipeline.train.stage", training.build),
     "sft": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
     "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
-    "eval": RunRow(EvalStage, 6, "pipeline.evaluate.stage", evaluation.build),
+    "eval": RunRow(EvalStage, 7, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
     "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, torch=False),
 }
@@ -103,7 +103,7 @@ STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
     "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
-    "report": Row(ReportStage, "pipeline.commands.table:report_table"),
+    "report": Row(ReportStage, "pipeline.commands.report:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
     "check": Row(CheckStage, "pipeline.commands.check:check"),
     "status": Row(StatusStage, "pipeline.commands.status:show_status"),

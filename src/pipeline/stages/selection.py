@@ -11,7 +11,7 @@ from pipeline.runs.find import find_snapshot
 from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
-from pipeline.stages.evaluation import refuse_dtypes
+from pipeline.stages.evaluation import refuse_dtypes, refuse_lower
 from pipeline.stages.resolver import Draft, Resolver
 from pipeline.stages.steps import planned_steps
 from pipeline.train.steps import snapshot_steps
@@ -56,6 +56,7 @@ def check_rule(config: SelectStage) -> None:
     for measure in [*select.primary, *(select.guards or [])]:
         if measure.task not in scored:
             raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
+        refuse_lower(measure.task, "a selection takes")
 
 
 def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:

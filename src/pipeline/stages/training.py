@@ -19,7 +19,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.resolver import Draft, Resolver
 from pipeline.stages.world import refuse_another_world
-from pipeline.train.memory import MOST_BETA2, bytes_per_parameter, micro_batches
+from pipeline.train.memory import micro_batches
 
 
 def build(config: TrainStage, resolver: Resolver) -> Draft:
@@ -80,12 +80,6 @@ def check_method(config: TrainStage) -> None:
         raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
     if sft.template == "chat":
         date_of_templates(sft.template_date, "sft.template_date")
-    bytes_per_parameter(sft)
-    if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
-        raise PipelineError(
-            f"sft.adam_beta2={sft.adam_beta2}: the bfloat16 moments of sft.optimizer=adamw_bf16 stand still above "
-            f"{MOST_BETA2}; use sft.optimizer=adamw_8bit, or lower it"
-        )
     micro_batches(sft)
     if sft.adapter == "lora" and config.partition is not None and config.partition.outside != "frozen":
         raise PipelineError(

@@ -26,7 +26,8 @@ from pipeline.tables.plan import (
     difference_of,
 )
 from pipeline.tables.run_specs import At, Reads, Specs
-from pipeline.tables.schema import Side, Table, Words
+from pipeline.tables.schema import Side, Table
+from pipeline.tables.table_yaml import Words
 
 SCORES = "scores"  # the name of the cells' evaluations among the runs that read `every`
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these would compare numerics, not models

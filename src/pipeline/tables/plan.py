@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
-from pipeline.benchmarks import difference_parts
+from pipeline.benchmarks import difference_parts, lower_is_better
+from pipeline.config.harness_tasks import task_of_option
 from pipeline.tables.run_specs import At, Ref, Spec
 from pipeline.tables.schema import Table
 
@@ -32,6 +34,11 @@ class ScoreRef:
         yield from (value for _, value in self.words if isinstance(value, Ref))
 
 
+def task_of(score: ScoreRef) -> str:
+    words = dict(score.words)
+    return str(words.get("task") or task_of_option(str(words["eval"])))
+
+
 def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
     """(measure, the score whose measure is subtracted) if a metric is a difference, such as reading; else None."""
     words = dict(score.words)
@@ -44,13 +51,21 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
 
 @dataclass
 class Choice:
-    """The best value of some axes of a run: the one with the largest mean over its scores, the first of equal ones."""
+    """The best value of some axes of a run: the one with the largest mean over its scores, the first of equal ones; the
+    least one of scores of which less is better."""
 
     key: str
     run: str
     axes: tuple[str, ...]
     at: At
     candidates: dict[Candidate, tuple[ScoreRef, ...]]
+
+    @cached_property
+    def sign(self) -> int:
+        """What makes the best mean the largest: -1 where less is better."""
+        return (
+            -1 if any(lower_is_better(task_of(score)) for scores in self.candidates.values() for score in scores) else 1
+        )
 
 
 @dataclass

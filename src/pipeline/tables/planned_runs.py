@@ -34,7 +34,8 @@ from pipeline.tables.bound import BoundTable
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec
-from pipeline.tables.schema import Table, merge_inherited, read_table
+from pipeline.tables.schema import Table, read_table
+from pipeline.tables.table_yaml import merge_inherited
 
 SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored")  # not a row's to say
 
@@ -170,12 +171,13 @@ class Planning:
         return None if candidate is None else chosen_model.models[candidate]
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
-        """The candidate with the largest mean score; None until all are known. Cached until `targets`."""
+        """The candidate with the best mean score; None until all are known. Cached until `targets`."""
         if choice not in self._winners:
             values = self.candidate_values(self.plan.choices[choice])
             if values is None:
                 return None
-            self._winners[choice] = max(values, key=values.__getitem__)
+            sign = self.plan.choices[choice].sign
+            self._winners[choice] = max(values, key=lambda candidate: sign * values[candidate])
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
@@ -231,6 +233,8 @@ class Planning:
         config = self.compose_stage(f"run {spec.run!r}", {**words, **further_words, "languages": [score.language]})
         assert isinstance(config, EvalStage)
         tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
+        if len(tasks) > 1:  # the task that the evaluation is named by, if there is one
+            tasks = [one for one in tasks if config.eval.name == f"{one.task}_{one.num_fewshot}shot"]
         if len(tasks) != 1:
             names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
             problem = f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
@@ -333,16 +337,16 @@ def primary_value(run: Run[EvalStage]) -> float | None:
 
 
 def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:
-    """The scores, also without a value, in a metric (None: the task's primary one), of a pair if one is given."""
+    """The scores, also without a value, in a metric (None: the task's primary one), of a pair if one is given: those of
+    the task's primary filter, and of another where a further metric has none of that."""
     primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
-    return [
+    rows = [
         row
         for row in stored_scores(run)[0]
-        if row.metric == (metric or primary)
-        and (row.filter == primary_filter or (metric or primary) != primary)
-        and not row.subject
-        and pair in (None, row.pair)
+        if row.metric == (metric or primary) and not row.subject and pair in (None, row.pair)
     ]
+    own = [row for row in rows if row.filter == primary_filter]
+    return own if own or metric in (None, primary) else rows
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.tables.schema import PLACEHOLDER, TRAININGS, Names, Reference, Table, TableRun, Words
+from pipeline.tables.schema import PLACEHOLDER, TRAININGS, Names, Reference, Table, TableRun
+from pipeline.tables.table_yaml import Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value

@@ -37,38 +37,31 @@ Nothing here composes an option or opens a file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from copy import deepcopy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from pipeline.config.defaults import HARDWARE
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import check_yaml_size
-from pipeline.tables.study import expand_study
+from pipeline.tables.table_yaml import (
+    RUN_KEYS,
+    SECTIONS,
+    Find,
+    Words,
+    as_list,
+    as_mapping,
+    dotted,
+    merge_inherited,
+    parsed_yaml,
+    table_error,
+)
 
-KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
-        "compare", "primary", "controls", "defaults", "free_snapshots")  # fmt: skip
-SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
-INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
         "best", "each", "by", "columns")  # fmt: skip
-RUN_KEYS = frozenset(
-    {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
-     "merge.base", "base", "data_root", "data.benchmarks"}
-)  # fmt: skip
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
 TRAININGS = ("sft", "cpt")  # stages that train a model
 ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
-
-Words = dict[str, Any]
-Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its file
 
 
 @dataclass(frozen=True)
@@ -149,10 +142,6 @@ class Table:
         return table_error(self.file, place, problem)
 
 
-def table_error(file: str, place: str, problem: str) -> PipelineError:
-    return PipelineError(f"{file}, {place}: {problem}" if place else f"{file}: {problem}")
-
-
 # ---------------------------------------------------------------------------------------------------- text
 
 
@@ -194,99 +183,6 @@ def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:
         raise table_error(file, "every", f"seed={seeds}: no training is left without a seed of its own: leave it out")
     raw["axes"]["seed"] = seeds
     return ("seed",)
-
-
-def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
-    """The table's own words over those of the tables in its `defaults`."""
-    words = parsed_yaml(text, file)
-    for key in words:
-        if key not in KEYS:
-            raise table_error(file, "", f"unknown key {key}: {suggest(key, KEYS)}")
-    merged: Words = {}
-    for name in as_list(words.pop("defaults", None) or []):
-        if name == "_self_":
-            continue
-        if find is None or name in above:
-            raise table_error(
-                file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known"
-            )
-        merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
-    merged.pop("primary", None)
-    merge_words(merged, words, file)
-    return merged
-
-
-def merge_words(under: Words, over: Words, file: str) -> None:
-    """Override one table's words by another's, in place."""
-    for key, value in over.items():
-        if key not in INHERITED:
-            under[key] = value
-            continue
-        lower, upper = as_mapping(file, key, under.get(key)), as_mapping(file, key, value)
-        removed = {name for name, entry in upper.items() if entry is None and name in lower}
-        under[key] = {name: entry for name, entry in {**lower, **upper}.items() if name not in removed}
-
-
-def parsed_yaml(text: str, file: str) -> Words:
-    """The mapping at the root of YAML text. Raises PipelineError for other content, or a repeated key."""
-    check_yaml_size(text, file)
-    try:
-        content = deepcopy(cached_yaml(text))
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise table_error(file, "", f"invalid YAML{line}: {problem}") from error
-    except OmegaConfBaseException as error:
-        raise table_error(file, "", " ".join(str(error).split())) from error
-    if not isinstance(content, dict):
-        raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
-    words = {str(key): value for key, value in content.items()}
-    if "experts" in words:
-        words = expand_study(words, file)
-    for key in ("every", "trials", "score"):
-        words |= {key: dotted(words[key], file, key)} if isinstance(words.get(key), dict) else {}
-    for key in ("runs", "columns", "rows"):
-        if isinstance(words.get(key), dict):
-            words[key] = {name: dotted(value, file, f"{key}: {name}") for name, value in words[key].items()}
-    return words
-
-
-def dotted(words: Any, file: str, place: str) -> Any:
-    """Words with nested keys written with dots: sft: {steps: 8} is sft.steps: 8, and merge: {name: ties, density: 0.2}
-    is merge: ties, merge.density: 0.2. A RUN may be a mapping, and so may the value of a key with a dot.
-
-    Raises:
-        PipelineError: a key that is given in both forms.
-    """
-    flat: Words = {}
-    for key, value in words.items() if isinstance(words, dict) else ():
-        inner: Words = {key: value}
-        if key == "by":
-            inner = {key: dotted(value, file, f"{place}, by")}
-        elif isinstance(value, dict) and "." not in str(key) and key not in RUN_KEYS and [*value.values()] != [None]:
-            inner = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
-        for name, item in inner.items():
-            if name in flat:
-                raise table_error(file, place, f"{name} is given twice, nested and with a dot: give it once")
-            flat[name] = item
-    return flat if isinstance(words, dict) else words
-
-
-@lru_cache
-def cached_yaml(text: str) -> Any:
-    """The content of YAML text: a plan reads some tables dozens of times."""
-    return OmegaConf.to_container(OmegaConf.create(text))
-
-
-def as_mapping(file: str, place: str, value: Any) -> Words:
-    if value is not None and not isinstance(value, dict):
-        raise table_error(file, place, f"expected a mapping of names to values, got {value!r}")
-    return value or {}
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 # ---------------------------------------------------------------------------------------------------- words

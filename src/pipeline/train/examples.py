@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
+from pipeline.text import shorten
 
 CHECKED = 20  # rows that a chat template is tried on before the base is loaded
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
@@ -40,27 +41,21 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     return {"prompt": messages[:-1], "completion": messages[-1:]}
 
 
-def make_dataset(examples: Sequence[Example], sft: Sft) -> Any:
-    from datasets import Dataset
-
-    rows = [trainer_columns(row, sft) for row in examples]
-    return Dataset.from_list(rows, on_mixed_types="use_json")  # else messages get the keys of others, as nulls
-
-
 def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> dict[str, Any]:
     """Part -> the set that it is trained on, in the data run's order: of several that of its side. Raises PipelineError
-    for rows of no side, and a side without rows."""
+    where these are not the sides of the rows."""
+    from datasets import Dataset
+
     if len(parts) == 1:
-        return {parts[0]: make_dataset(examples, sft)}
-    by_side = {part: [row for row in examples if row.get("side") == part] for part in parts}
-    if any(row.get("side") not in by_side for row in examples):
+        examples = [row | {"side": parts[0]} for row in examples]
+    if (sides := {row.get("side", "none") for row in examples}) != set(parts):
         raise PipelineError(
-            f"sft={sft.name} needs rows with a side, and some have none: create the data again with a joint expert, "
-            "such as expert=math_sw"
+            f"sft={sft.name} needs rows of both sides, and these are of {' and '.join(sorted(sides))}: create the data "
+            "with a joint expert, such as expert=math_sw, and data.size with room for both sets"
         )
-    if empty := [side for side, rows in by_side.items() if not rows]:
-        raise PipelineError(f"sft={sft.name} found no row of side {empty[0]}: give data.size room for both sets")
-    return {side: make_dataset(rows, sft) for side, rows in by_side.items()}
+    rows = {part: [trainer_columns(row, sft) for row in examples if row["side"] == part] for part in parts}
+    # else messages get the keys of others, as nulls
+    return {part: Dataset.from_list(of_part, on_mixed_types="use_json") for part, of_part in rows.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- before loading
@@ -68,6 +63,11 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
 
 def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None) -> None:
     """Raise PipelineError for rows that the template cannot express, judged by the first of them; warn of some.
+
+    A chat template must write a row as its prompt, which generation begins with, the response, and its end. After the
+    response only special tokens, the last one of the ends, and whitespace are allowed. What the template writes before
+    it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message may be
+    missing, as many templates strip them.
 
     Args:
         base: the folder of the base, whose generation config may name more ends of a response than the tokenizer.
@@ -88,49 +88,30 @@ def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path
     if sft.loss_on == "assistant_turns":
         check_marks(tokenizer)
         return
-    ends = {tokenizer.convert_ids_to_tokens(token) for token in end_tokens(tokenizer, base)}
-    rows = [trainer_columns(row, sft) for row in examples[:CHECKED]]
-    faults = [fault for number, row in enumerate(rows, 1) if (fault := fault_of(row, number, tokenizer, sft, ends))]
-    if faults:
-        words = f"the chat template of {template_file(tokenizer)} {faults[0]}"
-        if len(faults) == len(rows):
-            raise PipelineError(f"{words}: correct it, or use sft.template=plain")
-        warn(f"{words}, in {len(faults)} of the first {len(rows)} rows")
-
-
-def fault_of(row: dict[str, Any], number: int, tokenizer: Any, sft: Sft, ends: set[str]) -> str | None:
-    """What is wrong with a row as the template writes it, by its text; None if nothing is.
-
-    After the response only special tokens, the last one of `ends`, and whitespace are allowed. What the template writes
-    before it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message
-    may be missing, as many templates strip them.
-    """
-    try:
+    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
+    file = next((file for file in files if file.is_file()), None)
+    stops = read_json(file).get("eos_token_id") if file else None  # those of generation, besides the tokenizer's own
+    stops = stops if isinstance(stops, list) else [stops] if stops is not None else []
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}
+    for row in [trainer_columns(row, sft) for row in examples[:CHECKED]]:
         prompt, text = as_text(row, tokenizer)
-    except Exception as error:  # a template is a program, and raises what it likes
-        raise template_error(tokenizer, f"row {number}", error) from error
-    if sft.loss_on == "all":
-        prompt = ""
-    messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
-    after = text.rpartition(messages[-1])[2]
-    left_out = any(message not in text for message in messages)
-    if not left_out and not text.startswith(prompt):
-        return "writes a prompt that its conversation does not begin with, so that the loss falls on other tokens"
-    if left_out or len(text) - len(after) <= len(prompt):
-        return "leaves out the prompt or the response"
-    if not any(end in after for end in ends):
-        return f"ends a response without {' or '.join(sorted(ends))}, so that the model never learns to stop"
-    words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
-    if words.strip() or not after.rstrip().endswith(tuple(ends)):
-        return "writes other text after a response than its end, which would be trained on"
-    return None
+        prompt = "" if sft.loss_on == "all" else prompt
+        messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
+        after = text.rpartition(messages[-1])[2]
+        there = all(message in text for message in messages) and len(text) - len(after) > len(prompt)
+        if not (there and text.startswith(prompt)):
+            fault = "does not write the prompt as for generation and then the response: the loss would be on others"
+            raise template_error(tokenizer, fault)
+        words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+        if words.strip() or not after.rstrip().endswith(tuple(ends)):
+            fault = f"does not end a response with {' or '.join(sorted(ends))} alone, where the model is to stop"
+            raise template_error(tokenizer, fault)
 
 
 def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
     """Number of rows that sft.seq_length cuts, with a warning. Raises PipelineError where no row of a side keeps a
     loss."""
-    with naming_the_template(tokenizer):
-        cut, lost = cut_rows(examples, tokenizer, sft)
+    cut, lost = cut_rows(examples, tokenizer, sft)
     sides = [row["side"] if sft.method == "simultaneous" else "" for row in examples]
     left = Counter(sides) - Counter(sides[number] for number in lost)
     if empty := sorted(set(sides) - left.keys()):
@@ -156,14 +137,11 @@ def cut_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> tuple[int
     Only rows with as many bytes are tokenized, as a token has at least one. Packing cuts what it has strung together,
     and loses none.
     """
-    if sft.packing:
+    if sft.packing or not examples:
         return 0, []
     marked = template_with_marks(tokenizer) if sft.loss_on == "assistant_turns" else None
     plain, cut, lost = "text" in examples[0] or sft.template == "plain", 0, []
-
-    def tokens(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=plain)["input_ids"]
-
+    tokens = partial(tokenizer.encode, add_special_tokens=plain)
     for number, example in enumerate(examples):
         before, text = as_text(trainer_columns(example, sft), tokenizer, marked)
         if len(text.encode()) + ADDED > sft.seq_length < len(ids := tokens(text)):
@@ -175,7 +153,7 @@ def cut_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> tuple[int
 
 def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) -> tuple[str, str]:
     """(what stands before the first response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with
-    the end of sequence, or as the chat template writes it."""
+    the end of sequence, or as the chat template writes it. Raises PipelineError where the template raises."""
     before, whole = row.get("prompt", ""), row.get("messages")
     if whole:
         before = whole[: [message["role"] for message in whole].index("assistant")]
@@ -183,7 +161,11 @@ def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) ->
         text = row.get("text", "") + before + row.get("completion", "")
         return before, text if text.endswith(tokenizer.eos_token) else text + tokenizer.eos_token
     write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
-    return write(before, add_generation_prompt=True), write(whole or before + row["completion"])
+    try:
+        return write(before, add_generation_prompt=True), write(whole or before + row["completion"])
+    except Exception as error:  # a template is a program, and raises what it likes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise template_error(tokenizer, f"raises on {shorten(str(before), 80)} ({reason})") from error
 
 
 def template_with_marks(tokenizer: Any) -> str | None:
@@ -199,56 +181,18 @@ def check_marks(tokenizer: Any) -> None:
     such copy of."""
     from trl.chat_template_utils import is_chat_template_stop_token_trained
 
-    file = template_file(tokenizer)
-    try:
-        ends_trained = is_chat_template_stop_token_trained(tokenizer, chat_template=template_with_marks(tokenizer))
-    except ValueError as error:
-        raise PipelineError(
-            f"sft.loss_on=assistant_turns: the chat template of {file} does not mark what the assistant says: put it "
-            "between {% generation %} and {% endgeneration %}, or use sft.loss_on=response"
-        ) from error
-    if not ends_trained:
-        raise PipelineError(
-            f"sft.loss_on=assistant_turns: the chat template of {file} leaves the end of a turn out of "
-            "{% generation %}, so that the model never learns to stop: put it inside, or use sft.loss_on=response"
-        )
+    with suppress(ValueError):
+        if is_chat_template_stop_token_trained(tokenizer, chat_template=template_with_marks(tokenizer)):
+            return
+    fault = "does not mark what the assistant says, and its end, by {% generation %} and {% endgeneration %}"
+    raise template_error(tokenizer, fault, "sft.loss_on=response")
 
 
-def template_error(tokenizer: Any, where: str, error: Exception) -> PipelineError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return PipelineError(
-        f"the chat template of {template_file(tokenizer)} raises on {where} ({reason}): correct it, or use "
-        "sft.template=plain"
-    )
-
-
-@contextmanager
-def naming_the_template(tokenizer: Any) -> Iterator[None]:
-    """Inside, an error that a chat template raises on a row is one sentence."""
-    from jinja2 import TemplateError
-
-    try:
-        yield
-    except TemplateError as error:
-        raise template_error(tokenizer, "a row", error) from error
-
-
-def end_tokens(tokenizer: Any, base: Path | None) -> set[int]:
-    """Tokens at which generation stops: the tokenizer's end of sequence, and those of the base's generation config (of
-    its config.json if it has none)."""
-    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
-    file = next((file for file in files if file.is_file()), None)
-    ends = read_json(file).get("eos_token_id") if file else None
-    return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends] if ends is not None else [])}
-
-
-def template_file(tokenizer: Any) -> Path | str:
-    """The file that holds the template."""
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        file = Path(tokenizer.name_or_path) / name
-        if file.is_file():
-            return file
-    return "the tokenizer"
+def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plain") -> PipelineError:
+    """What is wrong with a chat template, by the file that holds it."""
+    files = [Path(tokenizer.name_or_path) / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    file = next((file for file in files if file.is_file()), "the tokenizer")
+    return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")
 
 
 # ---------------------------------------------------------------------------------------------------- as tokenized

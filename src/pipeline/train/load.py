@@ -1,26 +1,32 @@
-"""The base and its tokenizer: loaded, or initialised from random weights and the training text."""
+"""The base and its tokenizer, loaded or made from random weights and the training text; and which of its parameters a
+training method trains: freezing, and LoRA adapters, by the sides of a partition.
+"""
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import import_utils
 
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Partition, Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import cached_snapshot
 from pipeline.hub.models import local_folder
 from pipeline.models import load
+from pipeline.models.anatomy import anatomy, plain_name, towers
+from pipeline.models.partition import sides_of_all
 from pipeline.models.skeleton import build_skeleton
+from pipeline.runs.run import Run
 
-if TYPE_CHECKING:
-    from pipeline.config.stages import TrainStage
-    from pipeline.runs.run import Run
+Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
 
 def local_base(run: Run[TrainStage]) -> Path | None:
@@ -72,7 +78,7 @@ def check_base(base: Path, tokenizer: Any) -> None:
 
 
 def check_kernels(config: TrainStage) -> None:
-    """Raise PipelineError for kernels that are not installed here, or that this machine cannot run."""
+    """Raise PipelineError for kernels that are not installed here, or that this machine cannot run, and for shards."""
     sft, attention, cuda = config.sft, config.model.attn_implementation, torch.cuda.is_available()
     given = f"model.attn_implementation={attention}"
     of_hub, flash = attention.startswith("kernels-community/"), attention.startswith("flash_attention_")
@@ -83,78 +89,115 @@ def check_kernels(config: TrainStage) -> None:
             f"{given}: that FlashAttention is not installed: pip install flash-attn, give "
             "model.attn_implementation=sdpa, or name a kernel, kernels-community/flash-attn2@COMMIT"
         )
-    if of_hub:
-        check_hub_kernel(attention)
+    repository, _, commit = attention.partition("@")
+    if of_hub and not (find_spec("kernels") and cached_snapshot("model", repository, commit).is_dir()):
+        raise PipelineError(  # a job may have no network, and what runs is what the hash names
+            f"{given} needs the package kernels (pip install kernels), and that commit in the Hub's cache: fetch it on "
+            f"a node that reaches the Hub, hf download {repository} --revision {commit}"
+        )
     if sft.padding_free and cuda and not (flash or of_hub):
         raise PipelineError(
             f"sft.padding_free=true with {given} would attend through a mask over all rows, slower than with padding: "
             "give model.attn_implementation=flash_attention_2, or leave it out"
         )
+    if sft.parallel == "fsdp2" and sft.processes > 1 and not cuda:
+        raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
     if sft.precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
         raise PipelineError("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32")
-    if sft.liger and not cuda:
-        raise PipelineError("sft.liger=true needs a GPU: leave it out")
-    if sft.liger and not find_spec("liger_kernel"):
-        raise PipelineError("sft.liger=true: Liger is not installed: pip install 'cross-lingual-merging[liger]'")
+    if sft.liger and not (cuda and find_spec("liger_kernel")):
+        raise PipelineError("sft.liger=true needs a GPU and Liger: pip install 'cross-lingual-merging[liger]'")
     if sft.compile and not (find_spec("triton") if cuda else which("c++") or which("g++") or which("clang++")):
         needed = "Triton (pip install triton)" if cuda else "a C++ compiler (apt-get install g++)"
         raise PipelineError(f"sft.compile=true needs {needed}: install it, or leave sft.compile out")
 
 
-def check_hub_kernel(name: str) -> None:
-    """Raise PipelineError unless the kernel kernels-community/NAME@COMMIT is in the Hub's cache, as a job may have no
-    network, and what runs is what the hash names."""
-    repository, _, commit = name.partition("@")
-    if not find_spec("kernels"):
-        raise PipelineError(f"model.attn_implementation={name} needs the package kernels: pip install kernels")
-    if not cached_snapshot("model", repository, commit).is_dir():
-        raise PipelineError(
-            f"model.attn_implementation={name} is not in the Hub's cache: fetch it on a node that reaches the Hub, "
-            f"kernels download, or hf download {repository} --revision {commit}"
-        )
-
-
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     """A byte-level BPE of `vocab_size` pieces, three of them special, trained on the training text in its order."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import ByteLevelBPETokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+    made, special = ByteLevelBPETokenizer(), ["<s>", "</s>", "<pad>"]
+    texts = (  # the turns of a conversation, else the prompt and completion of a row, or its text
+        str(text)
+        for row in examples
+        for text in [turn["content"] for turn in row.get("messages", ())]
+        or [row[key] for key in ("prompt", "completion", "text") if key in row]
     )
-    backend.train_from_iterator((text for example in examples for text in texts_of(example)), trainer)
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-
-
-def texts_of(example: Example) -> list[str]:
-    """What a row is trained on: the turns of a conversation, else its prompt and completion, or its text."""
-    if "messages" in example:
-        return [str(message["content"]) for message in example["messages"]]
-    return [example[key] for key in ("prompt", "completion", "text") if key in example]
+    made.train_from_iterator(texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=special)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
-    weights = run.config.sft.weights
-    model = run.config.model
+    model, dtype = run.config.model, getattr(torch, run.config.sft.weights)
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
         fields = dict(model.architecture)
         ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
         config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     assert base is not None
     try:
-        return load.load_model(base, dtype=getattr(torch, weights), **attention)
-    except PipelineError:
-        raise
+        return load.load_model(base, dtype=dtype, **attention)
     except (OSError, ValueError, RuntimeError) as error:  # Gemma 2 and others with capped scores have eager alone
         raise PipelineError(
             f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}: "
             f"{' '.join(str(error).split())}; where that is missing, give model.attn_implementation=eager"
         ) from error
+
+
+# ---------------------------------------------------------------------------------------------------- what is trained
+
+
+def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tuple[Any, Parts]:
+    """The model, with adapters if requested and all else frozen, and the names of the trained parameters by part.
+
+    full and mixed have one part, `all`; partial has its side; simultaneous has math and language, in the order of
+    their turns. LoRA is rank-stabilised (Kalajdzievski 2023: scaled by alpha / sqrt(rank)).
+
+    Raises:
+        PipelineError: a partition that does not split this model, a LoRA target that matches no module, or nothing
+        to train.
+    """
+    # today's checkpointing needs no gradient of the embeddings' output: the backward pass ends at the lowest trained
+    model.enable_input_require_grads = lambda: None  # layer, where TRL and transformers would have it go on
+    names = [name for name, _ in model.named_parameters()]
+    side_of: dict[str, Any] = dict.fromkeys(names, "all")
+    side_of |= sides_of_all(partition, anatomy(names)) if partition else {}
+    side_of |= dict.fromkeys(towers(names), "frozen")
+    trained_parts = {"partial": (sft.side,), "simultaneous": ("math", "language")}.get(sft.method, ("all",))
+    if sft.adapter == "lora":
+        model = add_adapters(model, sft, {name for name in names if side_of[name] in trained_parts})
+    parameters = dict(model.named_parameters())
+    moves = [name for name in parameters if sft.adapter == "none" or ".lora_" in name]
+    parts = {str(part): [name for name in moves if side_of[plain_name(name)] == part] for part in trained_parts}
+    trained = {name for part in parts.values() for name in part}
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in trained)
+    if empty := [part for part, members in parts.items() if not members]:
+        raise PipelineError(
+            f"sft={sft.name} has nothing to train on side {empty[0]}: change sft.lora_targets or the partition"
+        )
+    return model, parts
+
+
+def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
+    """The model with an adapter on each module of the parameters `names` that sft.lora_targets selects."""
+    from peft import LoraConfig, get_peft_model
+
+    matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if p.ndim == 2]
+    layers = {name: name.rpartition(".")[2] for name in matrices if ".layers." in name}  # module -> its own name
+    if unknown := [target for target in sft.lora_targets if target not in layers.values()]:
+        there = ", ".join(sorted({*layers.values()}))
+        raise PipelineError(f"sft.lora_targets: {unknown[0]} matches nothing; there are {there}")
+    trained = [name for name, own in layers.items() if own in sft.lora_targets and f"{name}.weight" in names]
+    if not trained:
+        raise PipelineError(f"sft.lora_targets={sft.lora_targets} match nothing that is trained: name others")
+    config = LoraConfig(
+        r=sft.lora_rank, lora_alpha=sft.lora_alpha, lora_dropout=sft.lora_dropout, use_rslora=True,  # type: ignore[arg-type]
+        task_type="CAUSAL_LM", target_modules="|".join(map(re.escape, trained)),  # a list would become a set, unordered
+    )  # fmt: skip
+    return get_peft_model(model, config)

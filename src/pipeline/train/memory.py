@@ -2,17 +2,9 @@
 
 Plans, and commands before they fetch anything, reject by these formulas what does not fit.
 
-Bytes per trained parameter, of weight, gradient and the two moments:
-
-| sft.weights | sft.optimizer | bytes | rounding of an update |
-|---|---|---|---|
-| float32 | adamw (the default) | 4 + 4 + 4 + 4 = 16 | fp32 |
-| float32 | adamw_8bit | 4 + 4 + 1 + 1 = 10 | fp32 |
-| bfloat16 | adamw | 2 + 2 + 2 + 2 = 8 | to nearest: below a learning rate of about 1e-5 most are lost |
-| bfloat16 | adamw_bf16 | 2 + 2 + 2 + 2 = 8 | stochastic: right in the mean |
-| bfloat16 | adamw_8bit | 2 + 2 + 1 + 1 = 6 | stochastic: right in the mean |
-
-adamw_bf16 and adamw_8bit are torchao's (extra `memory`); eight-bit moments carry a scale per block of 256, 1.6 % more.
+Bytes per trained parameter, of weight, gradient and the two moments, are 16 in float32 and 8 in bfloat16, and 10 and 6
+with sft.optimizer=adamw_8bit (docs/training.md tells how each rounds an update).
+adamw_8bit is torchao's (extra `memory`); its moments carry a scale per block of 256, 1.6 % more.
 Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
 under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights
 (4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
@@ -30,14 +22,6 @@ from pipeline.models.partition import side_of
 from pipeline.models.shape import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-BYTES = {  # (weights, optimizer) -> bytes per trained parameter
-    ("float32", "adamw"): 16, ("float32", "adamw_8bit"): 10,
-    ("bfloat16", "adamw"): 8, ("bfloat16", "adamw_bf16"): 8, ("bfloat16", "adamw_8bit"): 6,
-}  # fmt: skip
-# Neighbours in bfloat16 are 0.4 to 0.8 % apart: a second moment that changes by less than half of that a step and is
-# rounded to nearest, as in adamw_bf16, never falls. Once gradients are a tenth of what they were, weights move 0.98 as
-# far as in fp32 at 0.99, and 0.4 at 0.997 (results/bench/precision.json).
-MOST_BETA2 = 0.99
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
 WIDER = 1.6  # activations of products in fp32 over those in bf16
 CONTEXT, LIBRARIES = 1e9, 0.7e9  # bytes of CUDA's context on a GPU; on a CPU of Python, torch and transformers
@@ -47,28 +31,18 @@ OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
 
 def bytes_per_parameter(sft: Sft) -> int:
-    """Bytes per trained parameter: weight + gradient + optimizer moments. Raises PipelineError for an invalid pair."""
-    weights = "float32" if sft.adapter == "lora" else sft.weights  # adapters stay float32
-    if (weights, sft.optimizer) not in BYTES:
-        pairs = ", ".join(f"{dtype} with {optimizer}" for dtype, optimizer in BYTES)
-        raise PipelineError(
-            f"sft.weights={weights} with sft.optimizer={sft.optimizer} is not supported: there are {pairs}"
-        )
-    return BYTES[weights, sft.optimizer]
+    """Bytes per trained parameter: weight + gradient + optimizer moments."""
+    width = 4 if sft.adapter == "lora" else WIDTH[sft.weights]  # adapters stay float32
+    return 2 * width + 2 * (1 if sft.optimizer == "adamw_8bit" else width)
 
 
 def refuse_without_torchao(sft: Sft) -> None:
     """Raise PipelineError where the optimizer is torchao's, and that is not installed."""
-    if sft.optimizer in ("adamw_bf16", "adamw_8bit") and not find_spec("torchao"):
+    if sft.optimizer == "adamw_8bit" and not find_spec("torchao"):
         raise PipelineError(
             f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: "
             "pip install 'cross-lingual-merging[memory]'"
         )
-
-
-def rounds_stochastically(sft: Sft) -> bool:
-    """Whether updates too small for bfloat16 are right on average instead of lost."""
-    return sft.weights == "bfloat16" and sft.adapter == "none" and sft.optimizer in ("adamw_bf16", "adamw_8bit")
 
 
 def micro_batches(sft: Sft) -> tuple[int, int]:

@@ -16,15 +16,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
+from pipeline.runs.run import Run
 from pipeline.runs.stop import STOPPING, UNFINISHED, handle_signals, heard_by
-
-if TYPE_CHECKING:
-    from pipeline.config.stages import TrainStage
-    from pipeline.runs.run import Run
-    from pipeline.runs.tracking import Tracker
+from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
 GRACE = 5  # seconds until processes are killed after another has failed, or a second Ctrl-C
@@ -51,8 +49,7 @@ def is_follower() -> bool:
 
 def check_launch(processes: int) -> None:
     """Raise PipelineError where a launcher started another number of processes than sft.processes, which is hashed."""
-    count = launched_count()
-    if count is not None and count != processes:
+    if (count := launched_count() or processes) != processes:
         raise PipelineError(
             f"sft.processes={processes}, but {count} processes were launched: give sft.processes={count}"
         )
@@ -135,10 +132,10 @@ def train_rank(outbox: Connection, train: Train, run: Run[TrainStage], work: Pat
     import torch
 
     torch.set_num_threads(run.config.threads or max(1, torch.get_num_threads() // run.config.sft.processes))
-    tracker: Any = SimpleNamespace(log=lambda numbers, step=None: outbox.send((numbers, step)))
+    log: Any = SimpleNamespace(log=lambda numbers, step=None: outbox.send((numbers, step)))
     try:
         with handle_signals():
-            facts = train(run, work, tracker)
+            facts = train(run, work, Tracker(None) if is_follower() else log)
     except PipelineError as error:
         outbox.send(str(error))
         raise

@@ -1,17 +1,22 @@
-"""Saving a trained model with its digests."""
+"""Saving a trained model with its digests, and its model card."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pipeline.config.knob import format_value
+from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import name_in_memory
 from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, read_header, torch_dtype, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
+from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
+from pipeline.runs.run import Run, flatten_dict
 
 Tensors = dict[str, torch.Tensor]
 
@@ -87,3 +92,22 @@ def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
         moved = weight.detach().cpu() != was
         moves, lost = moves + int(moved.sum()), lost + int((moved & (stored == was.to(stored.dtype))).sum())
     return lost / max(moves, 1)
+
+
+def write_card(run: Run[TrainStage], folder: Path) -> None:
+    """The model card: settings that differ from this program's defaults, parents by name, without paths, and sets."""
+    config, decided = run.config, run.decided_by["config"]
+    made_of = origin_from_config(run.name, asdict(config), run.parents, Path(config.runs_dir))
+    base = run.parents["model"].name if "model" in run.parents else "random weights"
+    chosen = {key: value for key, value in sorted(flatten_dict(decided).items()) if key != "stage"}
+    settings = "".join(f"| {key} | {format_value(value)} |\n" for key, value in chosen.items())
+    text = (
+        f"# {run.label}\n\n"
+        f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
+        "All other settings are at their defaults.\n\n"
+        f"| setting | value |\n|---|---|\n{settings}\n{data_section(made_of)}"
+    )
+    tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
+    relation = "finetune" if config.sft.adapter == "none" else "adapter"
+    card = render_card(run.name, text, made_of, tags=tags, relation=relation)
+    (folder / CARD).write_text(card, encoding="utf-8")

@@ -8,14 +8,13 @@ tokens (sft.packing, cpt's default).
 from __future__ import annotations
 
 import io
-import logging
 import os
-import resource
 import shutil
 import warnings
-from contextlib import closing, nullcontext, redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 import torch
 from transformers import set_seed
@@ -25,79 +24,68 @@ from pipeline.data.rows import read_jsonl
 from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say
 from pipeline.runs import resume
-from pipeline.train import card, examples, load, processes, recipe
+from pipeline.runs.run import Run
+from pipeline.runs.tracking import Tracker
+from pipeline.train import examples, load, processes, save
 from pipeline.train.checkpoints import own_shard, supervised
-from pipeline.train.progress import Progress
-from pipeline.train.save import save_model
-from pipeline.train.trainable import choose_parameters
-
-if TYPE_CHECKING:
-    from pipeline.runs.run import Run
-    from pipeline.runs.tracking import Tracker
+from pipeline.train.trainer import trainer_of, warn_of_rate
 
 
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the losses."""
-    facts = processes.train_together(train, run, work, tracker)
-    if facts:  # of the first process
-        card.write_card(run, work)
-    return facts
+    return processes.train_together(train, run, work, tracker)
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Train in one of the stage's processes; the first speaks, saves and returns the facts, the others none."""
+    config, sft = run.config, run.config.sft
     silence = redirect_stderr(io.StringIO()) if processes.is_follower() else nullcontext()
     with recorded_warnings() as told, silence:
-        facts = train_in_process(run, work, tracker)
-    return facts | ({"warnings": told} if facts and told else {})
+        prepare_process(config)
+        base = load.local_base(run)
+        rows, validation = (read_jsonl(run.parents["data"].folder / f"{p}.jsonl") for p in ("train", "validation"))
+        tokenizer = load.load_tokenizer(run, rows, base)
+        truncated = check_early(run, rows, validation, tokenizer, base)
 
+        # what happens before the first step can take a minute
+        say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
+        model, parts = load.choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
+        trainer, counts = trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
 
-def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    config, sft = run.config, run.config.sft
-    prepare_process(config)
-    base = load.local_base(run)
-    rows, validation = (read_jsonl(run.parents["data"].folder / f"{part}.jsonl") for part in ("train", "validation"))
-    tokenizer = load.load_tokenizer(run, rows, base)
-    truncated = check_early(run, rows, tokenizer, base)
+        def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
+            """Save the model; called by all processes together, the first writes."""
+            weights = trainer.accelerator.get_state_dict(trainer.model)
+            first = trainer.is_world_process_zero()
+            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights, measured_on) if first else {}
 
-    # what happens before the first step can take a minute
-    say(f"{run.name}: loading {base or 'a model from random weights'}, tokenizing {len(rows):,} rows")
-    model, parts = choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
-    trainer, counts = recipe.trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
-    first, record = trainer.is_world_process_zero(), resume.usable_resume_point(run)
-    resumed = resume.resume_folder(run.work, record) if record else None
-    progress = Progress(run, tracker, trainer.args.max_steps, resumed) if first else None
-    if progress:
-        trainer.add_callback(progress)
-        examples.write_rows(trainer.sets, work / examples.ROWS)
-
-    def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
-        """Save the model; called by all processes together, the first writes."""
-        whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
-        return save_model(model, tokenizer, folder, sft.save_dtype, whole, measured_on) if first else {}
-
-    bar = closing(progress.bar) if progress else nullcontext()  # so that a message about its end begins a line
-    with supervised(trainer, run, record, save_to) as checkpoints, bar:
-        trainer.args.eval_on_start = sft.validate_at_start and record is None
-        trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
-    weights = save_to(work, base)
+        record = resume.usable_resume_point(run)
+        with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):
+            trainer.args.eval_on_start = sft.validate_at_start and record is None
+            trainer.train(resume_from_checkpoint=str(resume.resume_folder(run.work, record)) if record else None)
+        weights = save_to(work, base)
     if progress is None:
         return {}
+    save.write_card(run, work)
+    examples.write_rows(trainer.sets, work / examples.ROWS)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     return {
         "weights": weights, "steps": trainer.args.max_steps, "loss": progress.losses / trainer.args.max_steps,
         "tokens": int(progress.tokens), "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "step_tokens_per_second": round(progress.rate, 1), "process_peak_bytes": peak_bytes(),
+        "trained_parameters": sum(model.get_parameter(name).numel() for names in parts.values() for name in names),
+        "step_tokens_per_second": round(progress.rate, 1),
+        # that torch reserved on this process' GPU; on a CPU, that the process had in memory
+        "process_peak_bytes": torch.cuda.max_memory_reserved() or 1024 * getrusage(RUSAGE_SELF).ru_maxrss,
         "dtypes": trained_dtypes(trainer), "truncated": truncated, **counts,
         **({"snapshots": checkpoints.snapshots} if checkpoints.steps else {}),
         **({"resumed": checkpoints.resumed} if checkpoints.resumed else {}),
+        **({"warnings": told} if told else {}),
     }  # fmt: skip
 
 
 def prepare_process(config: TrainStage) -> None:
     """Seeds, and deterministic kernels where they are requested."""
-    silence_warnings()
+    # PEFT asks by this name, and transformers says that it is deprecated
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
     release_models()  # memory of earlier evaluations
     if config.deterministic:  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
@@ -105,48 +93,25 @@ def prepare_process(config: TrainStage) -> None:
     set_seed(config.seed)
 
 
-def silence_warnings() -> None:
-    """Silence warnings that only libraries can fix."""
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-    logging.getLogger("transformers.trainer").addFilter(says_no_tied_head)
-
-
-def says_no_tied_head(record: logging.LogRecord) -> bool:
-    """Whether a line of the trainer's is another than that of a tied head, which it misses when it resumes."""
-    return "There were missing keys" not in record.getMessage()
-
-
-def check_early(run: Run[TrainStage], rows: list[Any], tokenizer: Any, base: Path | None) -> int:
+def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], tokenizer: Any, base: Path | None) -> int:
     """Number of rows that are truncated. Raises PipelineError, before weights are loaded, for what this base, these
     rows or this machine cannot do."""
     config = run.config
-    recipe.warn_of_rate(config.sft)
+    warn_of_rate(config.sft)
     load.check_kernels(config)
     if base is not None:
         load.check_base(base, tokenizer)
     examples.check_rows(rows, tokenizer, config.sft, base)
+    examples.cut_rows(validation, tokenizer, config.sft)  # which raises where the template does
     return examples.check_lengths(rows, tokenizer, config.sft)
-
-
-# ---------------------------------------------------------------------------------------------------- facts
 
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
     """Dtypes of the trained weights and of their moments; of torchao's quantized moments the name of their class."""
-    moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    held = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    moments = [own_shard(value) for value in held if torch.is_tensor(value) and value.ndim]
     found = {
         "weights": {str(p.dtype) for p in trainer.model.parameters() if p.requires_grad},
-        "moments": {
-            str(own.dtype) if type(own := own_shard(value)) is torch.Tensor else type(own).__name__
-            for value in moments
-            if torch.is_tensor(value) and value.ndim
-        },
+        "moments": {str(one.dtype) if type(one) is torch.Tensor else type(one).__name__ for one in moments},
     }
     return {kind: sorted(name.removeprefix("torch.") for name in names) for kind, names in found.items()}
-
-
-def peak_bytes() -> int:
-    """Most bytes that torch reserved on this process' GPU; on a CPU, that the process had in memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -14,9 +14,6 @@ from pipeline.errors import PipelineError
 SIDES = ("math", "language")  # in the order of their turns
 
 
-# ---------------------------------------------------------------------------------------------------- steps
-
-
 def available_steps(sft: Sft, rows: Sequence[int]) -> int:
     """The optimizer steps that sets of so many rows suffice for, in whole turns, none repeated beyond sft.epochs:
     training stops with the shorter set."""
@@ -46,9 +43,6 @@ def steps_of(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, 
     turns = Counter(side_of_step(step, sft.steps_per_switch, [*rows]) for step in range(sft.steps or available))
     unused = {side: max(0, count * sft.epochs - turns[side] * sft.batch_size) for side, count in rows.items()}
     return {side: turns[side] for side in rows}, unused
-
-
-# ---------------------------------------------------------------------------------------------------- snapshots
 
 
 def snapshot_steps(sft: Sft, steps: int) -> list[int]:

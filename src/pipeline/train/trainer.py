@@ -1,32 +1,53 @@
-"""TRL's SFTTrainer with a recipe's order of rows and FSDP2 in the recipe's dtypes; loss and labels are TRL's."""
+"""TRL's SFTTrainer for a recipe: its arguments, the order of rows, whose turn each step is, and FSDP2 in the recipe's
+dtypes. Loss and labels are TRL's.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import BatchSampler, DataLoader
-from trl import SFTTrainer
+from transformers import PrinterCallback
+from trl import SFTConfig, SFTTrainer
 
+from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
+from pipeline.progress import warn
+from pipeline.train import examples, memory, steps
+from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
-from pipeline.train.trainable import Parts
+
+LOW_RATE = 1e-5  # below which adapters hardly move, and most updates of weights that are rounded to bfloat16 are lost
 
 
-def shard_dtypes(sft: Sft) -> MixedPrecisionPolicy:
-    """FSDP2's dtypes: computed as under DDP, and gradients reduced in float32.
-
-    Layers keep a residual stream in the dtype of the weights: their input is not cast, their output is float32 where
-    the weights are.
-    """
-    computed = torch.bfloat16 if sft.precision == "bf16" else None
-    reduced = torch.float32 if computed or sft.weights == "bfloat16" else None
-    output = torch.float32 if computed and sft.weights == "float32" else None
-    return MixedPrecisionPolicy(computed, reduced, output, cast_forward_inputs=False)
+def trainer_of(
+    config: TrainStage, model: Any, parts: Parts, tokenizer: Any, rows: Any, validation: Any, output: Path
+) -> tuple[Trainer, dict[str, Any]]:
+    """The trainer of this method, its steps planned, and facts about its rows."""
+    sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
+    held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
+    trainer: Any = Trainer(
+        model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
+        train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
+        eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
+    )  # fmt: skip
+    if trainer.is_fsdp_enabled and sft.parallel != "fsdp2":
+        raise PipelineError("accelerate's configuration asks for FSDP: leave it out there, and give sft.parallel=fsdp2")
+    trainer.remove_callback(PrinterCallback)
+    trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
+    lengths = {part: len(rows) for part, rows in trainer.sets.items()}
+    turns, unused = steps.steps_of(sft, lengths)
+    plan_steps(trainer.args, sft, sum(turns.values()))
+    tokens = sum(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
+    dropped = 0 if sft.packing else len(rows) - sum(lengths.values())  # by TRL, as sft.seq_length leaves no loss
+    return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
 
 
 class Trainer(SFTTrainer):
@@ -40,14 +61,13 @@ class Trainer(SFTTrainer):
 
     def __init__(self, *, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any) -> None:
         """`train_dataset`: part -> its examples, kept separate also when rows are packed."""
-        self.sft, self.parts = sft, parts
+        self.sft, self.parts, self.turn = sft, parts, ""
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
-        config, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
+        args, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
-            self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, config, config.packing, None, side)
-        self.stop_backward_at_lowest()
+            self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, args, args.packing, None, side)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
@@ -73,34 +93,28 @@ class Trainer(SFTTrainer):
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
         """A micro-batch of a step; of two parts it trains the one whose turn the step is, by its number alone."""
         model: Any = self.model
-        if len(self.parts) > 1:
+        turn = side_of_step(self.state.global_step, self.sft.steps_per_switch, [*self.parts])
+        if turn != self.turn:
             if self.is_fsdp_enabled:  # before a side is frozen: the dtype of a shard's gradients is settled here, if
                 model._get_fsdp_state()._lazy_init()  # it is trained then
-            turn = side_of_step(self.state.global_step, self.sft.steps_per_switch)
+            self.turn = turn
             for side, names in self.parts.items():
                 for name in names:
                     model.get_parameter(name).requires_grad_(side == turn)
         return super().training_step(*args, **keywords)
 
-    def create_optimizer(self, model: Any = None) -> Any:
-        self.stop_backward_at_lowest()
-        return super().create_optimizer(model)
-
-    def stop_backward_at_lowest(self) -> None:
-        """Let the backward pass end at the lowest trained layer: TRL, and again transformers before it creates the
-        optimizer, make the embeddings' output require a gradient, which today's checkpointing does not need."""
-        if self.args.activation_checkpointing:
-            self.model.disable_input_require_grads()  # type: ignore[union-attr,operator]
-
-    # ------------------------------------------------------------------------------------------------ processes
-
     def _build_accelerator_args(self, **given: Any) -> dict[str, Any]:
         """Accelerate's settings. Shards get our dtypes: told of bf16, it would upcast trained weights to float32 and
-        reduce gradients in bf16. Each gradient is held once: shards are reduced after every micro-batch, and those of
-        whole copies are views of DDP's buckets."""
-        settings = super()._build_accelerator_args(**given)
+        reduce gradients in bf16. They are computed as under DDP, and gradients reduced in float32. Layers keep a
+        residual stream in the dtype of the weights: their input is not cast, their output is float32 where the weights
+        are. Each gradient is held once: shards are reduced after every micro-batch, and those of whole copies are views
+        of DDP's buckets."""
+        settings, sft = super()._build_accelerator_args(**given), self.sft
         if (plugin := given["fsdp_plugin"]) is not None:
-            plugin.mixed_precision_policy = shard_dtypes(self.sft)
+            computed = torch.bfloat16 if sft.precision == "bf16" else None
+            reduced = torch.float32 if computed or sft.weights == "bfloat16" else None
+            output = torch.float32 if computed and sft.weights == "float32" else None
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(computed, reduced, output, cast_forward_inputs=False)
             settings["mixed_precision"] = "no"
             settings["gradient_accumulation_plugin"].sync_each_batch = True
         for handler in settings["kwargs_handlers"]:
@@ -142,3 +156,67 @@ def sort_by_length(order: list[int], lengths: list[int], step: int) -> list[int]
     step's rows, and so its loss, stay the same."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
+
+
+# ---------------------------------------------------------------------------------------------------- the recipe
+
+
+def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
+    """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
+    sft, seed = config.sft, config.seed
+    assert sft.learning_rate is not None
+    (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
+    if sft.optimizer == "adamw_8bit" and not torch.cuda.is_available():
+        torch.compiler.set_stance("force_eager")  # torchao compiles its steps, which costs a CPU more than it saves
+    return SFTConfig(
+        output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none", logging_steps=1,
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=passes,
+        learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
+        adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
+        max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
+        assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
+        completion_only_loss=None if text else sft.loss_on == "response",
+        bf16=sft.precision == "bf16", tf32=True if sft.precision == "tf32" else None,
+        torch_compile=sft.compile, use_liger_kernel=sft.liger, use_cpu=not torch.cuda.is_available(),
+        activation_checkpointing=sft.gradient_checkpointing,
+        eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
+        ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,  # type: ignore[arg-type]
+        # not FSDP's own checkpointing, which renames the parameters
+        fsdp_config={"version": 2, "reshard_after_forward": True} if shards else None,
+        optim={"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit"}[sft.optimizer],  # of torch, and torchao
+        optim_args="bf16_stochastic_round=True" if sft.optimizer == "adamw_8bit" else None,
+    )  # fmt: skip
+
+
+def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
+    """Set what depends on the number of steps, known after packing: the schedule, and when to validate."""
+    args.max_steps = number
+    if sft.warmup_steps >= number:
+        share = (number - 1) / sft.warmup_steps  # the first step has rate 0
+        warn(
+            f"sft.warmup_steps={sft.warmup_steps} of {number} steps: the rate ends at {share:.0%} of "
+            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
+        )
+    wsd = {"num_decay_steps": max(1, round(number * sft.decay_share)), "decay_type": "linear"}
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = {
+        "wsd": ("warmup_stable_decay", wsd), "linear": ("linear", {}), "constant": ("constant_with_warmup", {}),
+    }[sft.schedule]  # fmt: skip
+    args.eval_steps = max(1, number // 4)
+
+
+def warn_of_rate(sft: Sft) -> None:
+    """Warn of a rate at which what is trained hardly moves: adapters, of which one factor starts from zero, and
+    bfloat16 weights that are rounded to nearest."""
+    if sft.learning_rate is None or sft.learning_rate >= LOW_RATE:
+        return
+    if sft.adapter == "lora":
+        warn(
+            f"sft.learning_rate={sft.learning_rate:g} is a rate of full training: adapters hardly move below "
+            f"{LOW_RATE:g}, the papers' have 6e-5 (recipe=unreasonable_lora); give sft.learning_rate=6e-5"
+        )
+    elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
+        warn(
+            f"sft.learning_rate={sft.learning_rate:g} with sft.weights=bfloat16 and sft.optimizer={sft.optimizer} "
+            f"loses most updates in rounding, 84 % of them at {LOW_RATE:g} and 98 % at 1e-6: use "
+            "sft.weights=float32, or sft.optimizer=adamw_8bit"
+        )

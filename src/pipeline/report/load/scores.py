@@ -40,7 +40,7 @@ def notes_of(results: Results) -> list[str]:
     listed = [f"{how}, n = {size}" for how, size in sizes.items()]
     more = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
     notes = ["; ".join([*listed[:MOST_NOTES], *more]) + "."] if sizes else []
-    notes += ["In percent; BLEU, chrF++ and bits on their own scale."] if sizes else []
+    notes += ["In percent; BLEU, chrF++, perplexities and bits on their own scale."] if sizes else []
     if sizes and not results.sampled:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
     dtypes = sorted({one.settings["dtype"] for one in results.evaluations.values() if "dtype" in one.settings})

@@ -1,0 +1,70 @@
+"""Stage report: write the report of a table's finished runs, or of an archive, without computing any."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.stages import (
+    Report,
+    ReportStage,
+)
+from pipeline.errors import PipelineError
+from pipeline.launch.preflight import training_problems
+from pipeline.report.load.archive import is_archive
+from pipeline.report.report_state import Reported
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.tables.planned_runs import Planning
+
+
+def report_table(config: ReportStage) -> Path:
+    """Write the report of a table's finished runs, or of an archive, without computing any. Returns its page."""
+    if is_archive(Path(config.table)):
+        from pipeline.commands.export import report_archive
+
+        return report_archive(config)
+    reported = Reported.of(config)
+    planning = Planning.of(reported.asked_again(config))
+    targets = planning.targets()
+    runs = order_runs(targets)
+    reasons = reasons_unfinished(runs, targets)
+    missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
+    if len(missing) == len(runs):
+        raise PipelineError(
+            f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
+        )
+    for name, reason in missing.items():
+        print(f"missing: {name}: {reason}", file=sys.stderr)
+    for problem in training_problems(runs, reasons):
+        print(f"warning: {problem}", file=sys.stderr)
+    failed = {name: reason for name, reason in reported.failed.items() if name in missing}
+    return write_results(planning, replace(reported, failed=failed), config.report, reasons)
+
+
+def report_folder(planning: Planning) -> Path:
+    return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
+
+
+def write_results(
+    planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
+) -> Path:
+    """Write the report: page, cells, contrasts and claims. Returns the page."""
+    from pipeline.report.collect import gather_results
+    from pipeline.report.page import by_message
+    from pipeline.report.write import write_report
+
+    folder = report_folder(planning)
+    results = gather_results(planning, reported.failed, reasons)
+    reported.refuse_fewer(folder, results.finished, report.fewer)
+    page = write_report(results, folder)
+    print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)
+    for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):
+        print(f"warning: {message} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})", file=sys.stderr)
+    reported.write_state(folder, finished=results.finished)
+    if planning.config.tracking.mode != "disabled":
+        from pipeline.runs.tracking import track_report
+
+        track_report(folder, planning.config.tracking, "table", planning.plan.table.name, planning.targets())
+    return page
