@@ -232,37 +232,6 @@ def test_a_base_of_another_depth_than_its_config(
     refused(call(*words, *here), f"checkpoint={other} {told}")
 
 
-def test_a_tokenizer_with_more_tokens_than_the_embedding(
-    call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
-) -> None:
-    from transformers import AutoTokenizer
-
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    (other / "manifest.json").unlink()
-    tokenizer = AutoTokenizer.from_pretrained(other)
-    rows = len(tokenizer)
-    tokenizer.add_tokens(["<one>", "<two>"])
-    tokenizer.save_pretrained(other)
-    told = (
-        f"the tokenizer of {other} has 2 tokens beyond the {rows} rows of the embedding of {other}, the first '<one>'"
-    )
-    refused(call(*training(other, world), f"runs_dir={tmp_path}/runs"), f"{told} (id {rows}): use the model's own")
-    assert [name.partition("-")[0] for name in left(tmp_path / "runs")] == ["data"]
-
-
-def test_a_chat_template_that_raises(
-    call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    (other / "manifest.json").unlink()
-    (other / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
-    told = f"the chat template of {other}/chat_template.jinja raises on "
-    refused(call(*training(other, world, "sft.template=chat"), f"runs_dir={tmp_path}/runs"), told)
-    assert [name.partition("-")[0] for name in left(tmp_path / "runs")] == ["data"]
-
-
 @pytest.mark.parametrize("way", ["lora", "full"])
 def test_training_in_bfloat16_raises_no_false_alarm(
     way: str, call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
@@ -271,17 +240,6 @@ def test_training_in_bfloat16_raises_no_false_alarm(
     words = [f"sft={way}", "sft.weights=bfloat16", "sft.learning_rate=1e-3"]
     told = call(*training(base, world, *words), f"runs_dir={tmp_path}/runs")
     assert told.status == 0, told.err[-1500:]
-
-
-def test_an_expert_that_is_named_twice(call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path) -> None:
-    here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    twice = f"was given {math_expert.name} twice: name each expert once"
-    refused(call("stage=merge", "merge=soup", f"merge.experts=[{math_expert},{math_expert}]", *here), twice)
-    refused(
-        call("stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={math_expert}", *here),
-        twice,
-    )
-    assert left(tmp_path / "runs") == []
 
 
 @pytest.mark.parametrize(
@@ -318,23 +276,6 @@ def test_a_merge_that_cannot_be_is_refused_before_a_run_is_begun(
     assert "[1/1]" not in told.err and not (tmp_path / "runs").exists()
 
 
-def test_a_merge_of_another_architecture(
-    call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    other = tmp_path / "other"
-    shutil.copytree(math_expert, other)
-    (other / "manifest.json").unlink()
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 13}))
-    tensors = load_file(other / "model.safetensors")
-    save_file({name: t for name, t in tensors.items() if ".13." not in name}, other / "model.safetensors")
-    words = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]", "tracking.mode=disabled"]
-    refused(call(*words, f"runs_dir={tmp_path}/runs"), "13")
-    assert left(tmp_path / "runs") == []
-
-
 def test_experts_of_different_bases(
     call: Callable[..., SimpleNamespace], math_expert: Path, language_expert: Path, tmp_path: Path
 ) -> None:
@@ -351,20 +292,6 @@ def test_experts_of_different_bases(
     assert left(tmp_path / "runs") == []
     base = manifest["config"]["model"]["path"]
     assert call(*soup, *here, f"merge.base={base}").status == 0
-
-
-def test_a_partition_that_does_not_split_the_model(
-    call: Callable[..., SimpleNamespace], math_expert: Path, language_expert: Path, base: Path, tmp_path: Path
-) -> None:
-    here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    all_of_it = ["partition=own", "partition.bottom_layers=10", "partition.top_layers=4"]
-    swap = ["stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={language_expert}"]
-    refused(call(*swap, *here, *all_of_it), "gives all 14 layers to language and none to math")
-    reset = ["stage=merge", "merge=reset", f"merge.expert={math_expert}", "merge.side=math"]
-    refused(call(*reset, *here, *all_of_it), "gives all 14 layers to language and none to math")
-    sft = ["stage=sft", "model=trained", f"model.path={base}", "expert=math", "sft=partial"]
-    refused(call(*sft, *here, *all_of_it), "gives all 14 layers to language and none to math")
-    assert left(tmp_path / "runs") == []
 
 
 @pytest.mark.parametrize(
@@ -389,36 +316,6 @@ def test_a_configuration_file_that_is_no_yaml(
     (tmp_path / "conf/data/own.yaml").write_bytes(text)
     monkeypatch.setattr(conf, "folder", lambda: tmp_path / "conf")
     refused(call(*flags, "stage=data", "expert=own"), expected)
-
-
-def test_prefetch_where_the_hub_is_not_reached(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
-    refused(
-        call("stage=prefetch", "table=real_smoke", f"runs_dir={tmp_path}"), "cannot be reached: run the same words with"
-    )
-
-
-@pytest.mark.parametrize(
-    ("language", "expected"),
-    [
-        ("qaz", "languages=[qaz] is unknown, data_root={world} has none of it: did you mean qac or qab or qaa?"),
-        ("sw", "data_root={world} has no mgsm/sw/test.jsonl: put it there"),
-    ],
-)
-def test_a_language_that_the_data_has_not_is_refused_before_a_run_is_begun(
-    language: str, expected: str, call: Callable[..., SimpleNamespace], world: Path, base: Path, tmp_path: Path
-) -> None:
-    words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={base}", f"data_root={world}", f"languages=[{language}]"]
-    told = call(*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
-    refused(told, expected.format(world=world))
-    assert "[1/1]" not in told.err and not (tmp_path / "runs").exists()
-
-
-def test_a_checkpoint_without_weights(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:
-    words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={world}", f"data_root={world}", "tracking.mode=disabled"]
-    refused(call(*words, f"runs_dir={tmp_path}/runs"), "is a run of stage=data, which holds no model")
-    (tmp_path / "model").mkdir()
-    refused(call(*words, f"checkpoint={tmp_path}/model"), "has no manifest.json, so it is not a finished run")
-    assert left(tmp_path / "runs") == []
 
 
 # ------------------------------------------------------------------------------------------------ the stage itself

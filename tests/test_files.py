@@ -103,48 +103,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, settled, monk
     assert not entries(tmp_path / "runs")
 
 
-@pytest.mark.parametrize("broken", ["", "[]", '{"seen": []}', '{"seen": null, "known": {"sha256": "x"}}'])
-def test_an_entry_that_is_none_is_not_believed(tmp_path, settled, monkeypatch, broken):
-    file = written(tmp_path / "x", b"one")
-    cached_sha256(file, tmp_path / "runs")
-    (entry,) = entries(tmp_path / "runs")
-    entry.write_text(broken)
-    monkeypatch.setattr(files, "_digests_of", {})
-    assert cached_sha256(file, tmp_path / "runs") == hashlib.sha256(b"one").hexdigest()
-
-
-WRITER = """
-import sys, time
-from pathlib import Path
-from pipeline import files
-files.SETTLED_NS = 0
-file, runs_dir, mark = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-for number in range(200):
-    state = files.FileState.now(file)
-    files.cache_digests(state, time.time_ns(), runs_dir, sha256=mark * 64, tensors={mark * 2000: mark})
-"""
-
-
-def test_processes_may_write_at_once(tmp_path, settled):
-    """Whoever reads meanwhile finds one writer's whole entry."""
-    file, runs_dir, found = written(tmp_path / "x", b"one"), tmp_path / "runs", set()
-    words = [sys.executable, "-c", WRITER, str(file), str(runs_dir)]
-    writers = [subprocess.Popen([*words, mark]) for mark in "abc"]
-    while any(writer.poll() is None for writer in writers):
-        for entry in runs_dir.glob(".digests/*.json"):
-            known = json.loads(entry.read_text())["known"]
-            found.add(known["sha256"])
-            assert list(known["tensors"].values()) == [known["sha256"][0]]
-    assert [writer.returncode for writer in writers] == [0, 0, 0] and found <= {"a" * 64, "b" * 64, "c" * 64} and found
-    assert len(entries(runs_dir)) == 1 and cached_digests(FileState.now(file), runs_dir)["sha256"] in found
-
-
-def test_a_folder_that_cannot_be_written_to_is_no_obstacle(tmp_path, settled):
-    file = written(tmp_path / "x", b"one")
-    (tmp_path / "runs").write_text("a file")
-    assert cached_sha256(file, tmp_path / "runs") == hashlib.sha256(b"one").hexdigest()
-
-
 REWRITER = """
 import json, sys
 from pathlib import Path

@@ -36,12 +36,6 @@ def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
     assert len({one.flores for one in found}) == 122 and all(one.scripts[0] for one in found)
 
 
-@pytest.mark.parametrize("code", ["qaa", "qac", "qtz"])
-def test_private_use_codes_are_constructed_languages(code: str) -> None:
-    made = language(code)
-    assert (made.code, made.name, made.flores, made.constructed, made.stock) == (code, code.title(), code, True, "en")
-
-
 @pytest.mark.parametrize(
     ("code", "near"),
     [
@@ -145,16 +139,3 @@ def test_a_worker_knows_the_languages_of_config_dir(tmp_path: Path, base: Path) 
     assert done.returncode == 0, done.stderr
     found = [json.loads(one.read_text())["rows"][0]["language"] for one in (tmp_path / "runs").glob("*/scores.json")]
     assert sorted(found) == ["sw", "swx"] and (tmp_path / "runs/.logs").is_dir()  # where workers write
-
-
-def test_a_table_of_one_run_prints_why_it_failed(tmp_path: Path, base: Path) -> None:
-    (tmp_path / "mine/language").mkdir(parents=True)
-    (tmp_path / "mine/language/kpz.yaml").write_text(OWN)
-    (tmp_path / "own.yaml").write_text(
-        f"name: own\nevery: {{data_root: {tmp_path}}}\nruns: {{base: {{checkpoint: {base}}}}}\n"
-        "score: {eval: mgsm_0shot}\ncolumns: {base: base}\nrows: {kpz: {in: kpz}}\n"
-    )
-    words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
-    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert f"1 evaluation cannot run: data_root={tmp_path} has no mgsm/kpz/test.jsonl: " in done.stderr

@@ -11,8 +11,6 @@ from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import pipeline
 
 SOURCE = Path(pipeline.__file__).parent
@@ -107,23 +105,3 @@ def test_imports_point_one_way() -> None:
 def test_no_cycle() -> None:
     sources = {name: text for name, text in modules().items() if name != "__init__"}
     assert cycle(sources) == []
-
-
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        "def f():\n    from pipeline.launch.in_process import make_single_run\n",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipeline.report import page\n",
-        "import pipeline.train.stage\n",
-    ],
-)
-def test_an_upward_import_is_found_anywhere(hidden: str) -> None:
-    assert upward_imports({"data.load": hidden})
-
-
-def test_a_cycle_is_found() -> None:
-    both = {
-        "runs.make": "from pipeline.runs import resume\n",
-        "runs.resume": "def f():\n    import pipeline.runs.make\n",
-    }
-    assert set(cycle(both)) == set(both)

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,21 +23,13 @@ from lm_eval.api.instance import Instance
 from tiny_words import FEW
 
 from pipeline import progress
-from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval
-from pipeline.evaluate import model, score
+from pipeline.evaluate import score
 from pipeline.evaluate.model import load_model
 from pipeline.evaluate.store import Answers
-from pipeline.launch.in_process import make_single_run
-from pipeline.progress import Bar, announced, format_duration, say
+from pipeline.progress import Bar, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
-
-
-def test_durations() -> None:
-    short, long = (8, 59.4, 59.6, 69, 187), (720, 3599.7, 3900, 90_000)
-    assert [format_duration(seconds) for seconds in short] == ["8 s", "59 s", "1:00 min", "1:09 min", "3:07 min"]
-    assert [format_duration(seconds) for seconds in long] == ["12:00 min", "1:00 h", "1:05 h", "25:00 h"]
 
 
 def test_the_time_left_is_that_of_the_work_left() -> None:
@@ -71,27 +62,6 @@ def test_without_a_terminal_lines_and_no_bar(
     assert capsys.readouterr().err == ""  # nothing after its end
 
 
-THREADS = """
-import sys, threading
-from pipeline.progress import Bar, say
-sys.setswitchinterval(1e-6)
-bar = Bar("a training", 10, "step", stays=True)
-bar.update(5)
-def redraw():
-    for _ in range(300):
-        bar.refresh()
-def tell(name):
-    for number in range(100):
-        say(f"message {number} of {name}")
-threads = [threading.Thread(target=tell, args=(name,)) for name in "abc"] + [threading.Thread(target=redraw)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-bar.close()
-"""
-
-
 def on_screen(written: str) -> list[str]:
     """The lines that a terminal shows: \\r returns to the first column, ESC[K erases from there to the end."""
     lines, column = [""], 0
@@ -109,13 +79,6 @@ def on_screen(written: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
-    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is there at the end."""
-    *messages, last, _ = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
-    assert sorted(messages) == sorted(f"message {number} of {name}" for name in "abc" for number in range(100))
-    assert re.fullmatch(r"a training: +50%\|.+\| 5/10 \[.*\]", last)
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -131,38 +94,6 @@ def test_a_message_is_above_the_bar_which_stays_at_its_end(monkeypatch: pytest.M
     say("done")
     first, second, third, end = on_screen(terminal.getvalue())
     assert (first, third, end) == ("loading", "done", "") and second.startswith("a training: 100%|")
-
-
-def test_what_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with announced("loading the model", 0.05):
-        pass
-    with announced("tokenizing", 0.05):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "tokenizing\n"
-
-
-def test_scoring_announces_loading_and_tokenizing(
-    world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for module in (score, model):
-        monkeypatch.setattr(module, "announced", lambda line: announced(line, 0.0))
-    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={world}"]
-    words += ["eval.limit=1", "eval.max_gen_toks=1", f"runs_dir={tmp_path}", "tracking.mode=disabled", "threads=1"]
-    make_single_run(compose(words))  # type: ignore[arg-type]
-    told = capsys.readouterr().err.splitlines()
-    loading, tokenizing = (next(i for i, line in enumerate(told) if text in line) for text in ("loading", "tokenizing"))
-    assert tokenizing < loading
-
-
-def test_threads_count_together() -> None:
-    bar = Bar("x", 8000, "byte")
-    work = bar.count_when_done(lambda: None, 1)
-    threads = [threading.Thread(target=lambda: [work() for _ in range(1000)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert bar.n == 8000
 
 
 # ---------------------------------------------------------------------------------------------------- questions
@@ -218,24 +149,6 @@ def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: py
     seen = compute(lm, found, monkeypatch, shared).seen
     assert seen == sorted(seen) and seen[-1] == pytest.approx(4)
     assert len(set(seen)) >= 2  # two prompts a batch
-
-
-def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, 4)
-    lm.model.generation_config.repetition_penalty = 1.1  # for which the harness generates
-    real, calls = type(lm)._model_generate, []
-
-    def once_out_of_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = real(self, *args, **kwargs)
-        calls.append(len(rows))
-        if len(calls) == 1:
-            raise RuntimeError("CUDA out of memory.")
-        return rows
-
-    monkeypatch.setattr(type(lm), "_model_generate", once_out_of_memory)
-    asked = [(f"question {index}", {"until": [], "max_gen_toks": 4}) for index in range(4)]
-    bar = compute(lm, requests("generate_until", asked), monkeypatch)
-    assert calls == [4, 2, 2] and bar.n == pytest.approx(4)
 
 
 # ---------------------------------------------------------------------------------------------------- the program

@@ -28,7 +28,6 @@ from safetensors.torch import load_file
 from tiny_words import FEW
 
 from pipeline.runs.manifest import read_manifest
-from pipeline.stages.rows import RUN_STAGES
 
 VALUES = Path(__file__).with_name("values.json")
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
@@ -146,26 +145,6 @@ def test_sft(train: Callable[..., Path]) -> None:
     held("sft", folder, training(folder, load_file(BASE / "model.safetensors")))
 
 
-def test_a_wrong_mask_or_rate_moves_them(
-    train: Callable[..., Path], pretrain: Callable[..., tuple[Path, dict[str, Any]]]
-) -> None:
-    """The loss on the prompt, and 1.1 times the rate: beyond what a processor is forgiven."""
-    kept, start = json.loads(VALUES.read_text()), load_file(BASE / "model.safetensors")
-
-    def quantities(what: str, folder: Path, begun: dict[str, Any]) -> list[str]:
-        return [one.partition(":")[0] for one in moved(training(folder, begun), kept[what]["values"])]
-
-    tensors = [f"displacements/{name}" for name in sorted(start)]
-    masked = quantities("sft", train("sft.loss_on=all"), start)
-    assert {"first loss", "first gradient norm"} <= set(masked)
-    faster = quantities("sft", train("sft.learning_rate=5.5e-4"), start)
-    assert set(tensors) <= set(faster) and "first loss" not in faster
-    faster = quantities("cpt", *pretrain("sft.learning_rate=3.3e-3"))
-    assert {name for name in faster if "displacements" in name} == {
-        f"displacements/{name}" for name in kept["cpt"]["values"]["displacements"]
-    }
-
-
 def test_select(make_run: Callable[..., Path], train: Callable[..., Path]) -> None:
     folder = train("data.size=20", "data.validation=4", "sft.snapshot_every=6")
     words = ["select=unreasonable", "select.snapshots=all", f"checkpoints=[{folder.name}]"]
@@ -269,23 +248,3 @@ def margin(prompt: str, answer: str) -> float:
     assert told.startswith(answer)
     best = [logits[0].topk(2).values for logits in made.logits]
     return min((first - second).item() for first, second in best)
-
-
-# ---------------------------------------------------------------------------------------------------- the holding
-
-
-def test_what_moved_and_what_is_new_is_told(
-    monkeypatch: pytest.MonkeyPatch, make_run: Callable[..., Path], world: Path
-) -> None:
-    monkeypatch.delenv("PIPELINE_WRITE_VALUES", raising=False)
-    kept = json.loads(VALUES.read_text())
-    assert {what.split()[0] for what in kept} == RUN_STAGES.keys()
-    values = kept["data world"]["values"]
-    held("data world", world, values)
-    with pytest.raises(AssertionError, match=r"the values of data world moved, raise the version of stage=data: aya"):
-        held("data world", world, {**values, "aya/train.jsonl": "other bytes"})
-    with pytest.raises(AssertionError, match="merge soup has no values yet"):
-        held("merge soup", world, {"root": kept["merge soup"]["values"]["root"]})
-    trained = kept["sft"]["values"]
-    assert moved({**trained, "first loss": trained["first loss"] * 1.00005}, trained) == []
-    assert len(moved({**trained, "first loss": trained["first loss"] * 1.0002}, trained)) == 1

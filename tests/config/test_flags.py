@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.errors import PipelineError
-from pipeline.files import check_yaml_size
 
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
@@ -44,12 +42,6 @@ def test_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[s
     assert told.err.startswith(f"error: {sentence}") and told.err.count("\n") == 1 and told.out == ""
 
 
-def test_cfg_shows_what_is_incomplete_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("stage=merge merge=layer_swap --cfg job".split()) == 0
-    told = capsys.readouterr().out
-    assert "bottom_layers: null" in told and "math: ???" in told
-
-
 def test_a_reader_that_closes_its_pipe() -> None:
     """`--help | head -1`, and a result that nobody reads."""
     for words in (["--help"], ["stage=merge", "merge=ties", "--cfg", "job"], ["stage=status", "runs_dir=."]):
@@ -72,12 +64,3 @@ def test_aliases_inside_aliases(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (options / "recipe/mine.yaml").write_text(BOMB)
     assert main([f"--config-dir={options}", "stage=sft", "expert=math", "recipe=mine"]) == 1
     assert "recipe/mine.yaml: its aliases (*NAME)" in capsys.readouterr().err
-
-
-def test_sizes_of_yaml() -> None:
-    """Aliases count as often as they stand; nothing but too many is refused."""
-    check_yaml_size("a: &a [1, 2]\nb: [*a, *a]\n", "file")
-    check_yaml_size("a: [", "file")  # whoever reads it says so
-    check_yaml_size("", "file")
-    with pytest.raises(PipelineError, match="file: its aliases"):
-        check_yaml_size("&a [*a]", "file")

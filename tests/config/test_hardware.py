@@ -13,7 +13,6 @@ import yaml
 from pipeline.commands.plan import show_plan
 from pipeline.config import conf
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.manual import manual_text
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import GPUS
 from pipeline.stages.rows import build
@@ -97,18 +96,6 @@ columns: {math: {run: math}}
     assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == ("h100_80", 16)  # type: ignore[attr-defined]
 
 
-def test_the_manual_names_what_is_in_effect() -> None:
-    text = " ".join(manual_text(["stage=sft", "expert=math", "hardware=a100_80x8"]).split())
-    assert "(here layer_swapping_math_1)" in text and "(here layer_swapping)" in text and "(here a100_80x8)" in text
-
-
-def test_a_sweep_gives_each_job_its_own(call: Call, tmp_path: Path) -> None:
-    """Of sft=full,lora one has bfloat16 weights; hardware itself can be swept."""
-    words = ["-m", "stage=sft", "expert=sw", "model=small_bpe", "data_root=/nowhere", f"runs_dir={tmp_path}"]
-    told = call(*words, "sft=full,lora", "hardware=a100_80x1,nope")
-    assert told.status == 1 and "hardware=nope is not an option" in told.err and told.out == ""
-
-
 # ---------------------------------------------------------------------------------------------------- wrong input
 
 
@@ -179,14 +166,10 @@ def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/manifest.json"))
 
 
-def test_a_missing_library_is_a_sentence_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.train.memory.find_spec", lambda name: None)
-    with pytest.raises(PipelineError, match=r"sft.optimizer=adamw_8bit is torchao's, which is not installed: pip"):
-        show_plan(compose(["stage=plan", "expert=math", "hardware=a100_80x1"]))  # type: ignore[arg-type]
-    show_plan(compose(["stage=plan", "expert=math", "hardware=a100_80x8"]))  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------------------------------------------- the papers
+
+
+LARGEST = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_claims")
 
 
 @pytest.mark.parametrize("name", [*PAPER_TABLES])
@@ -196,7 +179,7 @@ def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -
         a100, h100 = read(f"a100_80x{count}"), read(f"h100_80x{count}")
         assert h100 == {**a100, "plan": {**a100["plan"], "gpu": "h100_80"}}
     assert GPUS["a100_80"].memory == GPUS["h100_80"].memory
-    for hardware in ("cpu", "a100_80x1", "a100_80x8"):
+    for hardware in ("a100_80x8",) if name in LARGEST else ("cpu", "a100_80x1", "a100_80x8"):
         words = [f"table={name}", f"hardware={hardware}", f"runs_dir={tmp_path}", "plan.lines=0"]
         text = show_plan(compose(["stage=plan", *words]))  # type: ignore[arg-type]
         assert hardware == "cpu" or "a100_80: " in text.splitlines()[0]

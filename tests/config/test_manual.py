@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.knob import format_value
 from pipeline.config.manual import manual_text
@@ -37,13 +34,6 @@ def test_a_knob_has_its_default_its_meaning_and_its_bounds(capsys: pytest.Captur
         assert item.name == "name" or f"  sft.{item.name}=" in text, item.name
 
 
-@pytest.mark.parametrize("stage", conf.options("stage"))
-def test_every_command_has_one(stage: str) -> None:
-    text = manual_text([f"stage={stage}"])
-    assert text.startswith(f"stage={stage} reads")
-    assert "(name: 'str'" not in text and "<factory>" not in text  # no class without words shows its signature
-
-
 def test_the_defaults_are_those_that_are_composed() -> None:
     """Of the partition and the merge that are asked for, those of their classes."""
     text = manual_text(["stage=merge", "merge=ties"])
@@ -52,14 +42,6 @@ def test_the_defaults_are_those_that_are_composed() -> None:
     assert "merge.bottom_layers" not in text and "merge.bottom_layers=null" in manual_text(
         ["stage=merge", "merge=layer_swap"]
     )
-
-
-def test_it_loads_nothing_heavy_and_refuses_what_is_no_stage() -> None:
-    program = "import sys; from pipeline.__main__ import main; main(['stage=sft', '--help'])\n"
-    program += "assert not {'torch', 'transformers', 'wandb', 'datasets'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    done = subprocess.run([sys.executable, "-m", "pipeline", "stage=stf", "--help"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("error: stage=stf is not an option: there are analyze, ")
 
 
 def test_values_are_those_of_the_command() -> None:

@@ -13,10 +13,7 @@ import datasets
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data import load
-from pipeline.data.lines import read_files
 from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.stages.rows import build
@@ -49,11 +46,6 @@ def test_every_cell_is_the_text_of_the_file(name: str, stream: str, tmp_path: Pa
 
 def quoted(cell: str) -> str:
     return '"' + cell.replace('"', '""') + '"' if {*'",\r'} & {*cell} else cell
-
-
-def test_a_cell_of_several_lines_and_a_blank_line(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b'q,a\r\n"Line 1\r\nline ""2"", end",x\r\n\r\ny,z\r\n')
-    assert own(tmp_path, "a.csv")[0] == [('Line 1\r\nline "2", end', "x"), ("y", "z")]
 
 
 def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
@@ -93,25 +85,6 @@ def test_a_slice_is_taken_of_a_local_file_too(name: str, tmp_path: Path) -> None
     assert decided["read_otherwise"] == ["own"] and "read_otherwise" not in build(compose(words)).decided_by  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.csv", "q,a\n1,x\n2,y\n3,z\n"), ("a.jsonl", '{"q": 1, "a": "x"}\n' * 3)])
-def test_rows_are_parsed_once_where_no_limit_needs_their_number(
-    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / name).write_text(text)
-    opened: list[str] = []
-
-    def counted(shards: Any, **how: Any) -> Any:
-        opened.append(name)
-        return read_files(shards, **how)
-
-    monkeypatch.setattr(load, "read_files", counted)
-    assert len(own(tmp_path, name)[0]) == 3
-    assert len(opened) == 1
-    found, counts = own(tmp_path, name, "expert.sources.own.candidates=2")
-    assert len(found) == 2
-    assert counts["sampled_from"] == 3
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -134,12 +107,6 @@ def test_tables_that_are_refused(text: str, expected: str, stream: str, tmp_path
     with pytest.raises(PipelineError, match=expected) as refused:
         own(tmp_path, "a.csv", f"expert.sources.own.stream={stream}")
     assert "\n" not in str(refused.value)
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("")
-    with pytest.raises(PipelineError, match=r"a\.csv is empty"):
-        own(tmp_path, "a.csv")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
@@ -187,10 +154,3 @@ def test_a_blank_column_inside_a_template_empties_the_row(
     told = call("stage=data", "expert=own", *words, "expert.sources.own.completion='{a}'", "tracking.mode=disabled")
     card = (Path(told.out.strip()) / "data_card.md").read_text()
     assert "Blank cells that emptied rows, by column: own q 2, a 2." in card
-
-
-def test_a_table_with_columns_line_and_json_is_no_json(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_text('line,json\n1,"{""a"": 2}"\n2,plain text\n')
-    source = Source(file="own.csv", rows="template", prompt="{line}", completion="{json}")
-    found = list(read_source("own", source, tmp_path))
-    assert found == [{"prompt": "1", "completion": '{"a": 2}'}, {"prompt": "2", "completion": "plain text"}]

@@ -119,26 +119,6 @@ def test_a_later_file_with_text_of_rows_is_refused_until_the_set_is_built_again(
     assert make(words) == folder and reasons_unfinished(order_runs([child])).keys() == {child.hash}
 
 
-@pytest.mark.parametrize("more", [["data.decontaminate=count"], ["data.ngram=30"]])
-def test_what_would_be_kept_is_no_reason_to_build_again(more: list[str], words: list[str], data: Path) -> None:
-    words = [*words, *more]
-    folder = make(words)
-    put(data, "mgsm/ha/test.jsonl", [shares_with(topic) for topic in TOPICS])
-    assert make(words) == folder and "mgsm/ha/test.jsonl" in recorded(folder)
-
-
-def test_number_variants_count_as_when_the_set_is_built(words: list[str], data: Path) -> None:
-    text = "each of the 3 hens lays an egg on 12 days of a month and on 5 days none at all"
-    put(data, "gsm8k/train.jsonl", [{"question": text, "answer": "1"}, {"question": "another", "answer": "2"}])
-    counted = [*words[:3], *words[4:], "data.number_variants=count"]
-    dropped = [*words[:3], *words[4:]]
-    folders = [make(counted), make(dropped)]
-    put(data, "mgsm/ha/test.jsonl", [{"question": text.replace("3", "7").replace("12", "9"), "answer_number": 1}])
-    assert make(counted) == folders[0]
-    with pytest.raises(PipelineError, match="has 1 rows"):
-        make(dropped)
-
-
 def test_sets_of_the_hub_are_recorded_by_their_locked_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks, "MGSM", ("sw",))
     bare = benchmarks.compared_with(None, Lock())
@@ -148,17 +128,6 @@ def test_sets_of_the_hub_are_recorded_by_their_locked_revision(monkeypatch: pyte
     entry = {"revision": "abc", "parts": {label.partition(" ")[2]: {"files": {}}}}
     locked = benchmarks.compared_with(None, Lock(datasets={str(source.hub): entry}))
     assert locked == {**bare, label: "abc"}
-
-
-def test_a_redone_set_with_equal_rows_leaves_trainings_finished(words: list[str], data: Path) -> None:
-    """Its card has other counts of benchmark texts; its rows are what a training reads."""
-    folder = make(words)
-    before = read_manifest(folder)
-    put(data, "mgsm/sw/test.jsonl", [question("white")])
-    make([*words, "redo=true"])
-    after = read_manifest(folder)
-    assert before and after and after.attempt == 2 and after.content == before.content
-    assert after.files["data_card.md"]["sha256"] != before.files["data_card.md"]["sha256"]
 
 
 def test_an_interrupted_training_resumes_and_a_plan_has_nothing_new_after_a_test_language_is_added(

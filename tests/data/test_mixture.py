@@ -17,7 +17,6 @@ from pipeline.config.compose import compose
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data import load
-from pipeline.data.draw import apportion
 from pipeline.data.load import read_source
 from pipeline.data.rows import read_jsonl
 from pipeline.data.stage import make_training_set
@@ -87,33 +86,6 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
     assert "low score is below min_score" in card and "not text is a list, an object or NaN" in card
     assert "of 12 rows, 2 empty, 2 not text, 2 broken, 1 low score, 1 tool turns, 0 dup" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
-        ([{"question": "q", "answer": ["one", "two"]}] * 2, "none of its 2 rows can be used (2 a list, an object or"),
-        ([{"question": "q", "answer": float("nan")}, {"question": "q", "answer": None}], "(1 null or blank, or a conv"),
-    ],
-)
-def test_a_source_without_a_usable_row_is_refused(rows: list[dict[str, object]], why: str, tmp_path: Path):
-    put(tmp_path, "orca_math/train.jsonl", problems(2))
-    put(tmp_path, "a.jsonl", rows)
-    with pytest.raises(PipelineError) as caught:
-        make_training_set(stage(Data(), math=MATH, a=of("a")), tmp_path, tmp_path)
-    assert f"source a: none of its {len(rows)} rows can be used" in str(caught.value) and why in str(caught.value)
-
-
-def test_null_in_pairs_and_system_messages_alone_are_empty_rows(tmp_path: Path):
-    rows = [("q", "a"), (None, "a"), ("q", None), ("", "plain text"), (1, 2)]
-    put(tmp_path, "a.jsonl", [{"prompt": prompt, "completion": completion} for prompt, completion in rows])
-    alone = [{"role": "system", "content": "be kind"}]
-    put(tmp_path, "b.jsonl", [{"talk": alone}, {"talk": [["q", "b"]]}])
-    talk = Source(file="b.jsonl", rows="conversation", column="talk")
-    counts = make_training_set(stage(Data(), a=Source(file="a.jsonl", rows="pairs"), b=talk), tmp_path, tmp_path)
-    assert (counts["a"]["empty"], counts["b"]["empty"], counts["train"]) == (2, 1, 4)
-    taken = {(row["prompt"], row["completion"]) for row in read_jsonl(tmp_path / "train.jsonl")}
-    assert taken == {("q", "a"), ("", "plain text"), ("1", "2"), ("q", "b")}
 
 
 def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):
@@ -210,11 +182,27 @@ def test_english_is_where_the_order_of_codes_puts_it(columns: int, tmp_path: Pat
         assert (own if to_english else "Water") in one["prompt"]
 
 
-def test_kinds_of_rows_are_not_mixed(tmp_path: Path):
+ENGLISH = {"instruction": "Name a fruit.", "input": "", "output": "Mango", "te": "మామిడి"}
+ROW = {"question": "q", "answer": "a"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "source", "data", "told"),
+    [
+        ([{**ROW, "answer": ["one"]}] * 2, {"rows": "gsm8k"}, Data(), "source a: none of its 2 rows can be used"),
+        ([{"text": "plain"}], {"rows": "text"}, Data(), "mixes plain text with prompts"),
+        ([ENGLISH], {"rows": "alpaca", "language": "te"}, Data(), "0 of 1 rows hold a letter of the script"),
+        ([{**ROW, "answer": "\ud83d"}], {"rows": "gsm8k"}, Data(), "row 0 of the set holds half a character"),
+        ([ROW], {"rows": "gsm8k"}, Data(validation=9, allow_fewer=True), "leaves no row for training"),
+        ([ROW], {"rows": "gsm8k", "without": ["squad"]}, Data(), "without=squad is no benchmark"),
+    ],
+)
+def test_what_is_no_training_set(rows: list[Any], source: dict[str, Any], data: Data, told: str, tmp_path: Path):
+    put(tmp_path, "a.jsonl", rows)
     put(tmp_path, "orca_math/train.jsonl", problems(2))
-    put(tmp_path, "text.jsonl", [{"text": "plain"}])
-    with pytest.raises(PipelineError, match="mixes plain text with prompts"):
-        make_training_set(stage(Data(), a=MATH, b=Source(file="text.jsonl", rows="text")), tmp_path, tmp_path)
+    sources = {"a": Source(file="a.jsonl", **source), "math": MATH}
+    with pytest.raises(PipelineError, match=told):
+        make_training_set(stage(data, **sources), tmp_path, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ counts and shares
@@ -252,19 +240,6 @@ def test_counts_first_then_the_whole_ones_then_shares(tmp_path: Path):
     assert read_jsonl(tmp_path / "train.jsonl") != first and taken(tmp_path).total() == 90
 
 
-def prompts(folder: Path, split: str = "train") -> list[str]:
-    return [row["prompt"] for row in read_jsonl(folder / f"{split}.jsonl")]
-
-
-def test_validation_rows_are_the_first_of_the_shuffle(tmp_path: Path):
-    numbered(tmp_path, {"a": 20, "b": 30})
-    sources = {name: of(name) for name in ("a", "b")}
-    make_training_set(stage(Data(), **sources), tmp_path, tmp_path)
-    whole = prompts(tmp_path)
-    make_training_set(stage(Data(validation=7), **sources), tmp_path, tmp_path)
-    assert (prompts(tmp_path), prompts(tmp_path, "validation")) == (whole[7:], whole[:7])
-
-
 @pytest.mark.parametrize(
     ("size", "sources", "expected"),
     [
@@ -295,13 +270,6 @@ def test_fewer_rows_are_taken_where_that_is_allowed(tmp_path: Path, capsys: pyte
     assert "a has 30 rows of 40 asked; taken as they are" in capsys.readouterr().err
     few = stage(Data(size=99, validation=5, allow_fewer=True), a=of("a"))
     assert make_training_set(few, tmp_path, tmp_path)["train"] == 25
-
-
-def test_shares_are_whole_numbers_that_add_up():
-    assert apportion(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
-    assert apportion(7, {"a": 0.5, "b": 0.25, "c": 0.25}) == {"a": 3, "b": 2, "c": 2}
-    assert apportion(0, {}) == {}
-    assert sum(apportion(39_999, {"a": 1, "b": 2, "c": 4}).values()) == 39_999
 
 
 # ------------------------------------------------------------------------------------------------ what is dropped
@@ -360,13 +328,6 @@ def test_benchmarks_may_be_in_a_folder_of_their_own(tmp_path: Path, capsys: pyte
     assert counts["a"]["contaminated"] == 2
 
 
-def test_what_a_data_run_vouches_for_is_kept(tmp_path: Path):
-    with_benchmark(tmp_path)
-    counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path, vouched=True)
-    assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
-    assert "whose items are kept apart" in (tmp_path / "data_card.md").read_text()
-
-
 WORD_PROBLEMS = [
     ("Roger ana mipira 5. Ananunua makopo 2 ya mipira 3. Ana mipira mingapi?", "5 + 6 = 11. Jibu ni 11."),
     ("রজারের 5টি বল আছে। তিনি 2 ক্যান কিনলেন, প্রতিটিতে 3টি। তার কাছে কতগুলি বল আছে?", "তাঁর 11টি বল আছে।"),
@@ -405,46 +366,6 @@ def test_word_problems_are_dropped_from_language_sets_alone(tmp_path: Path):
         make_training_set(stage(Data(word_problems="count"), a=swahili), tmp_path, tmp_path)["train"] == len(OTHERS) + 1
     )
     assert make_training_set(stage(Data(), a=math), tmp_path, tmp_path)["a"]["word_problems"] == 0
-
-
-def test_english_columns_in_place_of_a_language(tmp_path: Path):
-    put(tmp_path, "a.jsonl", [{"instruction": "Name a fruit.", "input": "", "output": "Mango", "te": "మామిడి"}])
-    english = Source(file="a.jsonl", rows="alpaca", language="te")
-    with pytest.raises(PipelineError, match="source a: 0 of 1 rows hold a letter of the script of language=te"):
-        make_training_set(stage(Data(), a=english), tmp_path, tmp_path)
-
-
-def test_a_source_is_not_called_what_is_written(tmp_path: Path):
-    numbered(tmp_path, {"a": 3})
-    with pytest.raises(PipelineError, match="expert.sources.train has the name of what is written"):
-        make_training_set(stage(Data(), train=of("a")), tmp_path, tmp_path)
-    with pytest.raises(PipelineError, match="expert=e has no sources"):
-        make_training_set(stage(Data()), tmp_path, tmp_path)
-
-
-def test_validation_leaves_rows_to_train_on(tmp_path: Path):
-    numbered(tmp_path, {"a": 3})
-    with pytest.raises(PipelineError, match="data.validation=3 leaves no row for training"):
-        make_training_set(stage(Data(validation=3, allow_fewer=True), a=of("a")), tmp_path, tmp_path)
-    with pytest.raises(PipelineError, match="without=squad is no benchmark: name of belebele, flores"):
-        make_training_set(stage(Data(), a=of("a", without=["squad"])), tmp_path, tmp_path)
-
-
-def test_nothing_left_says_why(tmp_path: Path):
-    with_benchmark(tmp_path)
-    put(tmp_path, "a.jsonl", [{"question": PROBLEM, "answer": "9"}] * 2 + [{"question": "q", "answer": None}])
-    with pytest.raises(PipelineError) as caught:
-        make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
-    assert (
-        "nothing is left of 3 rows (1 empty, 1 duplicates, 1 contaminated, 0 number variants, 0 word problems)"
-        in str(caught.value)
-    )
-
-
-def test_half_a_character_is_refused(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text('{"question": "\\ud83d", "answer": "b"}\n')
-    with pytest.raises(PipelineError, match="source a: row 0 of the set holds half a character"):
-        make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
 
 
 def test_a_sample_is_drawn_where_there_are_more_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

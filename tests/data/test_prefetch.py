@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,13 +265,6 @@ def test_what_comes_late_or_in_part_is_asked_for_again(place: Place, tmp_path: P
     assert lock["models"]["tiny/base"]["files"]["model.safetensors"] == len(weights)
 
 
-def test_a_table_that_cannot_be_planned_is_not_said_to_be_fetched(
-    call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
-    told = call("stage=prefetch", "table=layer_swapping_table6", "every.sft.micro_batch_size=8", f"runs_dir={tmp_path}")
-    assert told.status == 1 and "is not a multiple of sft.micro_batch_size=8" in told.err
-
-
 # ------------------------------------------------------------------------------------------------ the lock file
 
 
@@ -313,13 +306,6 @@ def test_a_cache_half_written_is_refused_before_it_is_read(tmp_path: Path, monke
     assert lock.pinned(other) == other and lock.source(other) == (other, None)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"models": {}}'])
-def test_a_broken_lock_file_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "hub.lock.json").write_text(text)
-    with pytest.raises(PipelineError, match="is not a lock file of this program: remove it and run stage=prefetch"):
-        read_lock(tmp_path)
-
-
 def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
     program = "import huggingface_hub.constants as c; print(c.HF_HUB_CACHE)"
     for env in ({}, {"HF_HOME": "/a/home"}, {"XDG_CACHE_HOME": "/a/b"}, {"HF_HUB_CACHE": "~/h", "HF_HOME": "/no"}):
@@ -331,12 +317,3 @@ def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
         assert hub_cache() == Path(theirs)
-
-
-def test_nothing_of_the_hub_is_needed_in_the_small_world(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
-    told = call("stage=prefetch", "table=sandbox", f"runs_dir={tmp_path}")
-    assert told.status == 0 and json.loads(Path(told.out.strip()).read_text()) == {
-        "datasets": {},
-        "models": {},
-        "urls": {},
-    }

@@ -11,10 +11,7 @@ import pytest
 from small_world.files import SHIPPED, World, write
 from small_world.text import (
     INSTRUCTIONS,
-    LAST_MIX,
-    MIX,
     QAC_MIX,
-    make_corpus,
     make_document,
     make_instructions,
 )
@@ -23,15 +20,11 @@ from small_world.world import (
     CLONES,
     GAINS,
     LOSSES,
-    NAMES,
     NEUTRAL,
     POOL,
-    WORDS,
     ConstructedWorld,
-    Switched,
     draw_lexicon,
     draw_problem,
-    draw_reading,
     draw_sentences,
     say,
 )
@@ -73,17 +66,6 @@ def english(text: str, language: str) -> str:
     return re.sub(r"[a-z]+", lambda match: back.get(match.group(), match.group()), text)
 
 
-def test_equations_are_true_and_lead_to_the_answer():
-    draw = random.Random(3)
-    for _ in range(500):
-        told, equations, answer = draw_problem(draw)
-        for equation in equations:
-            left, right = equation.rstrip(".").split(" = ")
-            assert eval(left) == int(right), equation  # noqa: S307
-        assert equations[-1].endswith(f"= {answer}.") and 0 < answer <= 60
-        assert told[-1] == "?"
-
-
 def test_a_problem_follows_from_its_words():
     """A reader who knows the words and the forms of sentences, and has not seen how problems are made, solves all."""
     draw = random.Random(7)
@@ -122,52 +104,6 @@ def solved(told: str) -> int:
     return sum(has[name] for name in names)
 
 
-def test_a_problem_worked_by_hand():
-    world = ConstructedWorld(0)
-    item = (
-        [
-            *"Mia has 8 apples .".split(),
-            *"Mia gives 3 apples to Tom .".split(),
-            *"how many apples does Mia have ?".split(),
-        ],
-        ["8 - 3 = 5."],
-        5,
-    )
-    prompt, completion = world.problem_text(item, {})
-    assert (
-        prompt
-        == "Question: Mia has 8 apples. Mia gives 3 apples to Tom. how many apples does Mia have?\nStep-by-Step Answer:"
-    )
-    assert completion == "8 - 3 = 5. The answer is 5."
-
-
-def test_reading_is_answered_by_the_statement_on_who_is_asked_for():
-    draw = random.Random(4)
-    for _ in range(300):
-        told, question, options, right = draw_reading(draw)
-        assert len(set(options)) == 4
-        name = next(word for word in question if word[0].isupper())
-        statement = next(one.split() for one in " ".join(told).split(" . ") if one.startswith(name))
-        assert options[right] in statement
-        assert not set(options) - {options[right]} & set(told)
-
-
-def test_the_curriculum_begins_with_sentences_in_another_order():
-    rows = list(make_corpus(ConstructedWorld(0), 500))
-    for row in rows[:50]:
-        told = row["prompt"].removeprefix("English: ").removesuffix("\nEnglish:")
-        assert sorted(told.rstrip(".").split(". ")) == sorted(row["completion"].rstrip(".").split(". "))
-    assert any("Qac" in row["prompt"] for row in rows[50:])
-
-
-@pytest.mark.parametrize("mix", [MIX, LAST_MIX, QAC_MIX])
-def test_a_quarter_of_the_documents_mix_languages_and_problems_are_english_and_qaa(mix: dict[tuple[str, str], float]):
-    assert sum(size for (_, kind), size in mix.items() if "switched" in kind) / sum(mix.values()) >= 0.25
-    assert {language for language, kind in mix if "problem" in kind} == {"en", "qaa"}
-    switched = {kind.split()[-1] for _, kind in mix if kind.startswith("switched ")}
-    assert switched - {"told"} == {"story", "reading", "lookup", "problem"}
-
-
 def test_qab_and_qac_are_told_what_problems_tell_and_nothing_is_asked_or_computed():
     world, draw = ConstructedWorld(0), random.Random(11)
     problems = world.hold_out("problem", "test", POOL, draw_problem)
@@ -182,43 +118,6 @@ def test_qab_and_qac_are_told_what_problems_tell_and_nothing_is_asked_or_compute
             assert not re.search(r"[-+*=?]|\bhow\b|Answer", story + completion), prompt
             shown.add(completion)
     assert not shown & held
-
-
-def test_a_mixed_document_says_each_word_in_either_language():
-    world, draw = ConstructedWorld(0), random.Random(8)
-    said = Switched(world.words["qaa"], draw)
-    both = [say(["apples"], said) for _ in range(1000)]
-    assert set(both) == {"apples", world.words["qaa"]["apples"]} and 400 < both.count("apples") < 600
-    for _ in range(50):  # what is asked for is said in the clone, whatever the passage says
-        prompt, completion = make_document(world, "switched reading", "qab", draw)
-        assert completion in world.words["qab"].values() and completion not in WORDS, prompt
-
-
-def test_a_worked_answer_says_the_statement_again_that_names_who_is_asked_for():
-    world, draw = ConstructedWorld(0), random.Random(10)
-    for kind in ("worked reading", "worked lookup"):
-        for language in ("en", "qab"):
-            for _ in range(100):
-                prompt, completion = make_document(world, kind, language, draw)
-                passage, question, label = prompt.removeprefix("P: ").split("\n")
-                name = next(word.strip("?") for word in question.split() if word.strip("?") in NAMES)
-                shown = next(f"{one}." for one in passage.removesuffix(".").split(". ") if one.startswith(name))
-                answer = shown.removesuffix(".").split()[-1 if kind == "worked reading" else 2]
-                assert label == "Step-by-Step Answer:" and completion == f"{shown} The answer is {answer}."
-
-
-def test_half_of_qacs_content_words_are_nearly_always_borrowed():
-    world, draw = ConstructedWorld(0), random.Random(9)
-    stories = " ".join(make_document(world, "story", "qac", draw)[1] for _ in range(4000))
-    words = re.findall("[a-z]+", stories)
-    verbs = GAINS + LOSSES + NEUTRAL
-    own = {verb: words.count(world.words["qac"][verb]) for verb in verbs}
-    borrowed = {verb: words.count(verb) for verb in verbs}
-    common = [verb for kind in (GAINS, LOSSES, NEUTRAL) for verb in kind[::2]]
-    assert not any(borrowed[verb] for verb in common)
-    rare = [verb for verb in verbs if verb not in common]
-    share = sum(own[verb] for verb in rare) / sum(own[verb] + borrowed[verb] for verb in rare)
-    assert share == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("language", CLONES)
@@ -279,44 +178,12 @@ def test_no_math_in_low_resource_languages():
             assert "Step-by-Step" not in prompt and "=" not in completion
 
 
-def test_every_kind_of_document_survives_the_tokenizer():
-    world, draw, ours = ConstructedWorld(0), random.Random(5), make_tokenizer()
-    for language, kind in {**MIX, **QAC_MIX}:
-        text = " ".join(make_document(world, kind, language, draw)).lstrip()
-        assert ours.decode(ours(text).input_ids, skip_special_tokens=True) == text
-    odd = "Hé llo 日本\n\n  12345 $3.50 It's"
-    assert ours.decode(ours(odd).input_ids, skip_special_tokens=True) == odd
-
-
-def test_a_hand_tokenised_example():
-    ours = make_tokenizer()
-    assert ours.tokenize("Question: Mia has 12 apples.\nStep-by-Step Answer:") == [
-        "Question", ":", "▁Mia", "▁has", "▁12", "▁apples", ".", "\n", "Step-by-Step", "▁Answer", ":",
-    ]  # fmt: skip
-    word = draw_lexicon("qac", 0)["apples"]
-    assert ours.tokenize(f" {word}") == ["▁" + word[:2], word[2:]]
-    assert ours("Mia").input_ids[0] == ours.bos_token_id
-
-
-def test_prompts_and_answers_fit_the_demo():
-    world, draw, ours = ConstructedWorld(0), random.Random(6), make_tokenizer()
-    for make, text in ((draw_problem, world.problem_text), (draw_reading, world.reading_text)):
-        for _ in range(300):
-            prompt, completion = text(world.fresh(draw, make), world.words["qac"])
-            assert len(ours(prompt).input_ids) < 120 and len(ours(" " + completion).input_ids) - 1 <= 40
-
-
 def test_training_skips_what_is_held_out():
     world = ConstructedWorld(0)
     held = world.hold_out("sentences", "test", 50, draw_sentences)
     draw = random.Random("0 sentences test")  # the very draws that were held out
     assert draw_sentences(random.Random("0 sentences test")) == held[0]
     assert world.fresh(draw, draw_sentences) not in held
-
-
-def test_say_spaces_words_as_english_does():
-    assert say(["how", "many", "?"], {}) == "how many?"
-    assert say(["the", "fox", "is", "red", "."], {"the": "a", "fox": "b", "is": "c", "red": "d"}) == "a b c d."
 
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():

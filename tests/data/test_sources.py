@@ -18,8 +18,8 @@ from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read_source, why_unreadable
-from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, gsm8k_calculations, messages_of, whole_turns
+from pipeline.data.load import read_source
+from pipeline.data.sources import Example, Unusable, gsm8k_calculations, messages_of, whole_turns
 from pipeline.errors import PipelineError
 
 
@@ -108,19 +108,6 @@ def test_all_of_orca_is_read_and_a_part_is_a_sample(tmp_path: Path) -> None:
     assert len(some) == 5 and some != rows("orca_math", tmp_path / "three")[:5]
 
 
-def test_every_shipped_source_is_tried_here() -> None:
-    tried = {name for name, _, _ in EXPECTED} | {"llm_japanese", "open_web_math", "orca_math"}
-    assert set(conf.options("data")) == tried | {
-        "nllb_sw",
-        "nllb_bn",
-        "nllb_te",
-        "nllb_ja",
-        "gsm8k_text",
-        "pairs",
-        "own",
-    }
-
-
 @pytest.mark.parametrize("columns", [9, 3])
 @pytest.mark.parametrize("code", ["sw", "bn", "te", "ja"])
 def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> None:
@@ -135,22 +122,6 @@ def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> 
         into_english = row["completion"] == english
         assert into_english or row["completion"] == other
         assert (other if into_english else english) in row["prompt"] and "English" in row["prompt"]
-
-
-def test_directions_and_wordings_vary(tmp_path: Path) -> None:
-    from pipeline.data.sources import translation_example
-
-    drawn = [translation_example(f"word {n}", f"neno {n}", "sw") for n in range(600)]
-    into_english = sum(isinstance(row, dict) and row["completion"].startswith("word") for row in drawn)
-    assert 240 < into_english < 360
-    wordings = {
-        row["prompt"].replace(str(n), "").replace("word", "").replace("neno", "")
-        for n, row in enumerate(drawn)
-        if isinstance(row, dict)
-    }
-    assert len(wordings) == 2 * len(INSTRUCTIONS)
-    assert drawn[7] == translation_example("word 7", "neno 7", "sw")
-    assert translation_example(" ", "neno", "sw") == "empty"
 
 
 def turns(cell: Any) -> list[tuple[str, str]] | str:
@@ -213,28 +184,6 @@ def test_completions_come_from_the_assistant_alone() -> None:
     assert turns(said(hello)) == turns(said(("system", "be kind"))) == turns(said(ask, ("assistant", None))) == []
 
 
-def test_messages_that_are_no_text_are_not_read() -> None:
-    answer = ("assistant", "4.")
-    assert turns(said(("user", [{"type": "text", "text": "2 + 2?"}]), answer)) == "not_text"
-    assert turns(said(("user", {"a": 1}), answer)) == "not_text"
-
-
-@pytest.mark.parametrize("tool", [{"role": "tool", "content": "4"}, {"from": "function_call", "value": "{}"}])
-def test_tool_turns_are_no_completions(tool: dict[str, Any]) -> None:
-    asked, answer = said(("user", "2 + 2?")), said(("assistant", "4."))
-    assert turns([*asked, tool, *answer]) == "tool_turns"
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert turns([*asked, calls, *answer]) == "tool_turns"
-    assert turns([*asked, {**answer[0], "tool_calls": None}]) == [("2 + 2?", "4.")]
-
-
-def test_unknown_speakers_and_layouts_are_refused_by_name() -> None:
-    with pytest.raises(PipelineError, match="a conversation has a turn of 'narrator': name its speakers user, human"):
-        turns(said(("narrator", "Once"), ("assistant", "upon")))
-    with pytest.raises(PipelineError, match="has messages of speaker, text: write each with role and content, or from"):
-        turns([{"speaker": "A", "text": "hello"}])
-
-
 def test_lists_objects_and_nan_do_not_become_python_text(tmp_path: Path) -> None:
     rows = [["one", "two"], {"a": 1}, float("nan"), float("inf"), 7, 2.5, "text", None]
     repositories.jsonl(tmp_path / "a.jsonl", [{"q": "q", "a": row} for row in rows])
@@ -260,21 +209,6 @@ def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path)
             row["completion"] in (english, other)
             and (other if row["completion"] == english else english) in row["prompt"]
         )
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('q\ta\n"Mji\rgani?"\tNairobi\nJina?\tAli\n', ["Mji\rgani?", "Jina?"]),
-        ("q\ta\r\nMji?\tNairobi\r\nJina?\tAli\r\n", ["Mji?", "Jina?"]),
-    ],
-)
-def test_a_quoted_carriage_return_stays(text: str, expected: list[str], stream: bool, tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_bytes(text.encode())
-    own = source("own", file="a.tsv", prompt="{q}", completion="{a}", stream=stream)
-    found = list(read_source("own", own, tmp_path))
-    assert found == [pair(expected[0], "Nairobi"), pair(expected[1], "Ali")]
 
 
 # ------------------------------------------------------------------------------------------------ the experts
@@ -360,31 +294,6 @@ def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
-def refused(name: str, folder: Path, expected: str, **more: Any) -> None:
-    with pytest.raises(PipelineError, match=expected) as caught:
-        rows(name, folder, **more)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_loading_script_is_told_of_with_the_way_round(tmp_path: Path) -> None:
-    refused("xp3mt", tmp_path, r"xP3mt\) holds a loading script, .* give expert.sources.xp3mt.files", files=None)
-
-
-def test_a_split_where_a_configuration_is_expected(tmp_path: Path) -> None:
-    hint = r"no configuration swahili_train: there are \['default'\]; if swahili_train is a split, give .*split=swahili"
-    refused("inkuba", tmp_path, hint, hub_config="swahili_train", split="train")
-
-
-def test_an_unknown_split_or_configuration(tmp_path: Path) -> None:
-    refused("inkuba", tmp_path, "no split swahili_test: ", split="swahili_test", stream=False)
-    refused("inkuba", tmp_path / "two", "no split swahili_test: ", split="swahili_test")
-    refused("ichikara", tmp_path / "three", "no configuration 2023: there are", hub_config="2023")
-
-
-def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
-    refused("gsm8k", tmp_path, r"source gsm8k has no column inputs, targets: it has question, answer", rows="xp3mt")
-
-
 def test_other_repositories_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"source a \(no/such\) cannot be reached: run the same words with"):
         list(read_source("a", source("aya", hub="no/such"), None))
@@ -395,25 +304,6 @@ def test_other_repositories_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="says no format by its name"):
         (tmp_path / "a.bin").write_text("a")
         list(read_source("x", source("own", file="a.bin", prompt="{q}", completion="{a}"), tmp_path))
-
-
-def test_a_gated_repository_asks_for_a_login() -> None:
-    from datasets.exceptions import DatasetNotFoundError
-
-    error = DatasetNotFoundError(
-        "Dataset 'lelapa/Inkuba-instruct' is a gated dataset on the Hub. You must be authenticated to access it."
-    )
-    told = why_unreadable("inkuba", source("inkuba"), error)
-    assert told.startswith("source inkuba (lelapa/Inkuba-instruct) is gated: accept its terms on its page and log in")
-
-
-def test_a_revision_that_is_gone() -> None:
-    from datasets.exceptions import DatasetNotFoundError
-
-    error = DatasetNotFoundError(
-        "Revision '1.0.3' doesn't exist for dataset 'izumi-lab/llm-japanese-dataset' on the Hub."
-    )
-    assert "has no revision 1.0.3 any more: run stage=prefetch" in why_unreadable("x", source("llm_japanese"), error)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "txt"])

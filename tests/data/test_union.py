@@ -13,7 +13,6 @@ import pytest
 import repositories
 
 from pipeline.config.compose import compose
-from pipeline.config.data import Expert, Source
 from pipeline.data.rows import read_jsonl
 from pipeline.data.union import unite_sets
 from pipeline.errors import PipelineError
@@ -111,24 +110,6 @@ def test_the_other_experts_validation_rows_are_left_out(tmp_path: Path) -> None:
     order = list(united["train"])
     random.Random(5).shuffle(order)
     assert shuffled["train"] == order
-
-
-def test_sets_of_two_kinds_are_not_joined(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.mkdir()
-    repositories.jsonl(text / "train.jsonl", [{"text": "plain"}])
-    repositories.jsonl(text / "validation.jsonl", [])
-    sets = {"math": put(tmp_path / "math", train=["1"]), "bn": text}
-    with pytest.raises(PipelineError, match="math and bn are plain text and prompts with completions"):
-        unite_sets(sets, {"math": "math", "bn": "language"}, 0)
-
-
-def test_a_joint_set_is_of_both_sides() -> None:
-    config: Any = compose(["stage=data", "expert=math_sw"])
-    two = {name: Expert(name, "math", {"a": Source(file="a", rows="gsm8k")}) for name in ("math", "more")}
-    config.expert.union = two
-    with pytest.raises(PipelineError, match="math math, more math: give a math and a language expert"):
-        build(config)
 
 
 def test_gpteacher_is_of_the_second_papers_telugu_alone() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -271,28 +270,6 @@ def test_what_dies_or_babbles_is_one_failed_problem() -> None:
     assert [code_eval.passed({}, [one])["pass_at_1"] for one in found] == [0.0] * 5 + [1.0]
 
 
-def test_as_many_programs_at_once_as_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as many as the node has: a job has a few of them."""
-    lock, now, most = threading.Lock(), [0], [0]
-
-    def run(program: str) -> str:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.05)
-        with lock:
-            now[0] -= 1
-        return "passed"
-
-    monkeypatch.setattr(code_eval, "run_program", run)
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    for cores in ({0}, {0, 3, 5}):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores)
-        most[0] = 0
-        assert len(code_eval.outcomes([["pass"]] * 12, [{"test_list": []}] * 12)) == 12
-        assert most[0] == len(cores)
-
-
 @pytest.mark.parametrize(("program", "outcome"), [
     ("import time\nwhile time.process_time() < 1.5: pass", "passed"), ("import time\ntime.sleep(100)", "timed out"),
     ("while True: pass", "timed out"),
@@ -327,24 +304,3 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
         "You are an expert Python programmer, and here is your task: Add 1. Your code should pass these tests:\n\n"
         "assert add(0, 1) == 1\nassert add(1, 1) == 2\nassert add(2, 1) == 3\n[BEGIN]\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("shots", "data", "run_code", "message"),
-    [
-        (0, True, False, "allow it with eval.run_code=true, or leave mbpp out"),
-        (3, True, True, "asked without exemplars: num_fewshot=0, not 3"),
-        (0, False, True, "mbpp in Swahili is not on the Hub: set data_root"),
-    ],
-)
-def test_mbpp_is_refused(tmp_path: Path, shots: int, data: bool, run_code: bool, message: str) -> None:
-    write_rows(tmp_path / "mbpp/sw/test.jsonl", [problem(0)])
-    with pytest.raises(PipelineError, match=message):
-        root = tmp_path if data else None
-        task_definitions([asked("mbpp", shots)], ["sw"], root, tmp_path / "tasks", run_code=run_code)
-
-
-def test_three_tests_are_needed(tmp_path: Path) -> None:
-    write_rows(tmp_path / "mbpp/sw/test.jsonl", [problem(0) | {"test_list": ["assert 1"]}])
-    with pytest.raises(PipelineError, match="test_list must hold 3 texts"):
-        task_definitions([asked("mbpp", 0)], ["sw"], tmp_path, tmp_path / "tasks", run_code=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +11,13 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from made_up import asked, choice, ended
+from made_up import ended
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.evaluate import decode
 from pipeline.evaluate.decode import Ending
 from pipeline.evaluate.model import Answering, load_model
-from pipeline.evaluate.prompts import measured
-from pipeline.evaluate.tasks import task_definitions
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
@@ -257,17 +254,6 @@ def test_what_is_not_plain_greedy_search_is_left_to_the_harness(tiny: Path, monk
     assert len(penalized.generate_until([ask])) == 1
     ask.args[1]["num_beams"] = 2
     assert len(lm.generate_until([ask])) == 1
-
-
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_a_plan_says_what_is_left_to_the_harness(
-    tiny: Path, data_root: Path, tmp_path: Path, penalty: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tiny / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty, "eos_token_id": 2}))
-    task = asked("mgsm", 0)
-    (definition,) = task_definitions([task], ["en"], data_root, tmp_path / "tasks")
-    measured(definition, tiny, choice(task))
-    assert ("tiny answers by transformers' generate" in capsys.readouterr().err) is (penalty > 1)
 
 
 def test_any_end_token_of_the_model_ends_an_answer(tiny: Path) -> None:

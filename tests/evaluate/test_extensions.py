@@ -74,12 +74,6 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("package", sorted(path.name for path in PACKAGES.iterdir()))
-def test_an_example_is_short(package: str) -> None:
-    files = [path for path in (PACKAGES / package).iterdir() if path.is_file()]
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 25
-
-
 def test_an_elementwise_method(
     built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], make_run: Callable[..., Path]
 ) -> None:

@@ -17,7 +17,7 @@ import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from made_up import Notes, asked, choice, run_of, write_rows
+from made_up import Notes, asked, run_of, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.benchmarks import benchmark_of
@@ -30,7 +30,6 @@ from pipeline.evaluate import torch_backend
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
-from pipeline.hub import reach
 from pipeline.launch.run_json import element_of
 from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
@@ -215,21 +214,6 @@ def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, tmp_path: Path
     assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(expected["acc,none"])
 
 
-def test_a_task_is_one_word() -> None:
-    words = ["stage=eval", "checkpoint=X", "languages=[en]"]
-    for given, tasks in (
-        ("eval=arc_easy", [("arc_easy", 0)]),
-        ("eval=arc_easy_25shot", [("arc_easy", 25)]),
-        ("eval.tasks=[arc_easy,{task: xnli_sw,num_fewshot: 5}]", [("arc_easy", 0), ("xnli_sw", 5)]),
-    ):
-        config: Any = compose([*words, given])
-        assert [(task.task, task.num_fewshot) for task in config.eval.tasks] == tasks
-    in_a_table: Any = stage_of({"stage": "eval", "checkpoint": "X", "eval": "arc_easy", "languages": ["en"]})
-    assert in_a_table.eval.name == "arc_easy_0shot" and in_a_table.eval.tasks[0].task == "arc_easy"
-    with pytest.raises(PipelineError, match="eval=arc_easyy is not an option: did you mean arc_easy"):
-        compose([*words, "eval=arc_easyy"])
-
-
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
     """mgsm_Nshot, as documented: the nearest option's tasks with N; on the command line and in a table."""
     words = {"stage": "eval", "checkpoint": "hub:a/b", "languages": ["en"]}
@@ -249,16 +233,6 @@ def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
     assert (three.hash, three.label) == (same.hash, same.label)
     with pytest.raises(PipelineError, match="eval=mgsn_3shot is not an option"):
         compose(["stage=eval", "checkpoint=hub:a/b", "eval=mgsn_3shot"])
-
-
-def test_without_the_hub_the_remedy_is_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not "give its rows the columns": there are no rows."""
-    monkeypatch.setattr(reach, "why_not", lambda name: "[Errno -2] Name or service not known")
-    definitions = task_definitions([asked("hellaswag", 0)], ["en"], None, tmp_path / "tasks")
-    with pytest.raises(PipelineError, match="Name or service not known") as error:
-        load_tasks(definitions)
-    told = str(error.value)
-    assert "run stage=prefetch" in told and "harness/hellaswag/SPLIT.jsonl" in told and "columns" not in told
 
 
 @pytest.mark.parametrize(
@@ -447,42 +421,6 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
         load_tasks(task_definitions([asked("own_bad", 0)], ["en"], root, folder, run_code=run_code))
 
 
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
-        (None, "Unable to find .*: correct its task file in eval.include_path, or the rows that it names"),
-        ('{"text": "1 and"', "JSON parse error.*: correct its task file"),
-        ('{"other": "1 and"}', "undefined.*: correct its task file"),
-    ],
-    ids=["missing", "broken", "another column"],
-)
-def test_rows_of_own_tasks_that_cannot_be_read(tmp_path: Path, rows: str | None, why: str) -> None:
-    own = own_with_rows(tmp_path)
-    (own / "counting.yaml").write_text(
-        (own / "counting.yaml").read_text().replace("doc_to_text: text", 'doc_to_text: "{{text}}"')
-    )
-    (own / "counting.jsonl").unlink()
-    if rows is not None:
-        (own / "counting.jsonl").write_text(rows + "\n")
-    include(str(own))
-    with pytest.raises(PipelineError, match=why):
-        load_tasks(task_definitions([asked("own_counting", 0)], ["en"], None, tmp_path / "tasks"))
-
-
-def test_a_task_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
-    (tmp_path / "broken.yaml").write_text("task: [x")
-    with pytest.raises(PipelineError, match="broken.yaml cannot be read"):
-        include(str(tmp_path))
-
-
-def test_several_languages_are_one_test_set(tmp_path: Path, rows: Path, tiny: Path) -> None:
-    from pipeline.evaluate.bundle import scoring_runs
-
-    run = run_of(tmp_path, tiny, rows, asked("arc_easy", 0), asked("mgsm", 0))
-    assert list(scoring_runs(run.config)) == ["arc_easy_0shot.en", "mgsm_0shot.en", "mgsm_0shot.qac"]
-    assert benchmark_of("arc_easy").chance is None and choice(asked("arc_easy", 0)).tasks[0].num_fewshot == 0
-
-
 def own_with_rows(folder: Path) -> Path:
     """A folder of eval.include_path with a task that names its own rows."""
     own = folder / "own"
@@ -508,8 +446,7 @@ def run_elements(elements: list[str], as_task: bool, folder: Path) -> str:
     return told.stdout + told.stderr
 
 
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("as_task", [False, True])
+@pytest.mark.parametrize(("as_task", "beside"), [(False, True), (True, False)])
 def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
     as_task: bool, beside: bool, tmp_path: Path, tiny: Path
 ) -> None:
@@ -530,16 +467,3 @@ def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
     assert counts == {"own_counting": 3, **({"mgsm": 1} if beside else {})}
     (own / "counting.yaml").write_text((own / "counting.yaml").read_text() + "# changed\n")
     assert "was changed after eval-own_counting" in run_elements([json.dumps(element_of(runs[0]))], False, tmp_path)
-
-
-def test_a_run_is_named_by_its_task_whatever_option_was_given_beside(tmp_path: Path, tiny: Path) -> None:
-    own = own_with_rows(tmp_path)
-    words = ["stage=eval", f"checkpoint={tiny}", f"eval.include_path={own}", "languages=[en]"]
-    names = {
-        "eval=mgsm_2shot eval.tasks=[own_counting]": "eval-own_counting_0shot-",
-        "eval=own_counting": "eval-own_counting_0shot-",
-        "eval=mgsm_2shot eval.tasks=[{task:mgsm,num_fewshot:0}]": "eval-mgsm_0shot-",
-        "eval=xcopa languages=[sw]": "eval-xcopa-",
-    }
-    for more, name in names.items():
-        assert build(compose([*words, *more.split()])).label.startswith(name)  # type: ignore[arg-type]

@@ -88,16 +88,6 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
     assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
 
 
-def test_local_data_asks_no_hub(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "why_not", lambda repository: pytest.fail(f"{repository} was asked for"))
-    tasks = [asked("mgsm", 2), asked("belebele", 2), asked("global_mmlu", 1), asked("flores", 1)]
-    definitions = task_definitions(tasks, ["qac"], data_root, tmp_path / "tasks")
-    assert len(load_tasks(definitions)) == 5
-    (data_root / "belebele/qac/test.jsonl").unlink()
-    with pytest.raises(PipelineError, match=r"belebele_qac_2shot cannot be read .*: write its files below data_root"):
-        load_tasks(definitions)
-
-
 def test_the_sets_that_evaluations_read_of_the_hub() -> None:
     sets, left_out = _evaluated_sets((("mgsm_direct", 2, False), ("flores", 0, False)), ("en", "zh"))
     assert left_out == []

@@ -18,25 +18,21 @@ import torch
 from by_lm_eval import answered_by_lm_eval
 from made_up import asked, needs_real_data, write_rows
 from mgsm_steps.calculations import QUESTIONS, build_problem, build_problems, missing_operands
-from mgsm_steps.items import build_exemplar, build_items, shuffled_text, write_items
+from mgsm_steps.items import build_items, shuffled_text, write_items
 from mgsm_steps.number_words import read_numbers
-from mgsm_steps_tokens import check_tokens, with_items
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from mgsm_steps_tokens import with_items
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline import data
 from pipeline.__main__ import main
-from pipeline.benchmarks import BENCHMARKS, benchmark_of
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.estimate.flops import question_sets
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.reading import reading
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import MGSM
 from pipeline.runs.run import Run
 
-SANDBOX_BASE = Path(data.__file__).parent / "sandbox_base"
 UNUSABLE = [1, 15, 24, 26, 46, 88, 91, 136, 141, 160, 184, 185, 211, 214, 232]
 EXCLUDED = {  # questions whose operands a translation does not give: clocks, words without a list, changed quantities
     "en": 0, "sw": 3, "bn": 1, "te": 2, "ja": 7, "de": 3, "fr": 2, "zh": 1, "ru": 3, "es": 1, "th": 5,
@@ -278,12 +274,6 @@ def test_reading_is_clustered_by_question() -> None:
     assert reading(text, control) == (2.0, 1.0, 2)
 
 
-def test_what_guessing_gives_and_what_it_costs() -> None:
-    assert benchmark_of("mgsm_steps_nums").chance == 0.25
-    ((english,),) = (question_sets("mgsm_steps", 4, code) for code in ("en",))
-    assert english.questions == 634
-
-
 def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> None:
     """Its own decontamination: a row with GSM8K's test solution under other words of its own, with its numbers and with
     others; not one that shares two of the calculations by chance."""
@@ -301,12 +291,6 @@ def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> Non
     (folder,) = (tmp_path / "runs").glob("data-own-*")
     assert [row["prompt"] for row in rows(folder / "train.jsonl")] == [chance["prompt"]]
     assert "mgsm_steps" in (folder / "data_card.md").read_text(encoding="utf-8")
-
-
-def test_exemplars_of_several_calculations() -> None:
-    """A full stop after a result is not a decimal point: as it stands in MGSM's train.jsonl."""
-    row = {"question": "Question: Q?", "equation_solution": "4 * 5 = 20. 9 + 20 = 29.5", "answer_number": 29}
-    assert build_exemplar(row)["choices"] == [" 4*5=20\n9+20=29.5\n#### 29"]
 
 
 def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
@@ -327,39 +311,3 @@ def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     (task,) = load_tasks([definition])
     assert not task.has_training_docs()
     assert len(task.eval_docs) == len(items)
-
-
-def test_the_small_world_is_scored(tmp_path: Path) -> None:
-    """Its base, in a language of its own, by all three tasks."""
-    words = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    assert main(["stage=data", "expert=sandbox", "expert.world.items=4", *words]) == 0
-    (world,) = (tmp_path / "runs").glob("data-sandbox-*")
-    world = with_items(world, tmp_path / "data", "qac")
-    words += ["stage=eval", "checkpoint=package:data/sandbox_base", "eval=mgsm_steps_4shot", "eval.dtype=float32"]
-    assert main([*words, "languages=[qac]", f"data_root={world}"]) == 0
-    bits = {}
-    for file in (tmp_path / "runs").glob("eval-*/scores.json"):
-        bits |= {row["task"]: row["value"] for row in json.loads(file.read_text())["rows"] if row["metric"] == "bits"}
-    assert set(bits) == set(BENCHMARKS["mgsm_steps"].tasks) and all(value < 0 for value in bits.values())
-
-
-def like_gemma(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A BPE as Gemma's: a space is a letter (▁), digits and runs of line feeds are pieces, other bytes fall back."""
-    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    core.normalizer = normalizers.Replace(" ", "▁")
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d|\n+"), "isolated"), pre_tokenizers.Split(Regex("▁+"), "merged_with_next")]
-    )
-    special = ["<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n\n", "▁▁"]
-    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=800, special_tokens=special, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>", unk_token="<unk>")
-
-
-@needs_real_data
-@pytest.mark.parametrize("name", ["the small world's", "like Gemma's"])
-@pytest.mark.parametrize("code", ["en", "te", "ja"])
-def test_calculations_are_whole_tokens(real_data: Path, tmp_path: Path, name: str, code: str) -> None:
-    check_tokens(
-        real_data, tmp_path, code,
-        lambda texts: like_gemma(texts) if "Gemma" in name else AutoTokenizer.from_pretrained(SANDBOX_BASE),
-    )  # fmt: skip

@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from made_up import Notes, asked, ended, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.evaluate import prefix, shared_cache, torch_backend
+from pipeline.evaluate import prefix
 from pipeline.evaluate.model import Answering, load_model
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.stage import make
@@ -48,12 +48,6 @@ def test_what_is_taken_together() -> None:
     assert prefix.group_prompts([]) == []
     nested = [list(range(length)) for length in range(20, 2000)]  # as deep as it gets
     assert computed(nested, prefix.group_prompts(nested)) < sum(map(len, nested))
-
-
-def test_a_prefix_leaves_what_is_to_be_predicted() -> None:
-    prompts = [list(range(50)), list(range(50)), [*range(49), 99]]
-    assert [shared for shared, _ in prefix.group_prompts(prompts)] == [49]
-    assert [shared for shared, _ in prefix.group_prompts(prompts, [45, 40, 48])] == [40]
 
 
 def test_no_choice_needs_more_tokens_than_none() -> None:
@@ -117,18 +111,6 @@ def test_likelihoods_are_the_harness_own_from_fewer_tokens(
     assert counts[0].tokens < counts[1].tokens / 1.5
 
 
-def test_continuations_of_several_tokens(tiny: Path) -> None:
-    from lm_eval.api.instance import Instance
-
-    pairs = [
-        (f"An example that all begin with. Question {i}?", f" answer {j}" * j) for i in range(4) for j in (1, 2, 3)
-    ]
-    asks = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
-    ours, stock = both(tiny)
-    found, theirs = ours.loglikelihood(asks), stock.loglikelihood(asks)
-    assert [value for value, _ in found] == pytest.approx([value for value, _ in theirs], abs=1e-6)
-
-
 @needs_real_data
 def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path) -> None:
     """Real Telugu problems: none differs in float64, and in float32 none where the two logits are not within 1e-4."""
@@ -147,33 +129,6 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
             tokens = torch.tensor([ours.tok_encode(ask.args[0] + one[:same])], device=ours.device)
             top = ours.model(tokens).logits[0, -1].topk(2).values
             assert top[0] - top[1] < 1e-4
-
-
-def test_without_exemplars_nothing_is_shared(
-    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_cache.SharedCache, "share", None)  # would be called
-    run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
-    assert make(run, tmp_path / "work", Notes())
-
-
-def test_choices_by_text_share_their_question_without_exemplars(
-    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Letters do not: each question is one row in any case."""
-    in_tries: set[bool] = set()
-    real = torch_backend.build_tries
-
-    def noted(prompts: Any, members: Any, shared: int, most: int) -> Any:
-        in_tries.add(most > 0)
-        return real(prompts, members, shared, most)
-
-    monkeypatch.setattr(torch_backend, "build_tries", noted)
-    for options in ("text", "letters"):
-        in_tries.clear()
-        run = run_of(tmp_path / options, tiny, data_root, asked("belebele", 0), options=options, languages=["en"])
-        make(run, tmp_path / f"work_{options}", Notes())
-        assert in_tries == {options == "text"}
 
 
 def test_settings_that_keep_answers_from_sharing_are_reported(
@@ -219,11 +174,3 @@ def test_out_of_memory_halves_the_batch_and_goes_on(
     found, theirs = getattr(ours, method)(asks), getattr(stock, method)(asks)
     assert ours.batch_size == 2 and "going on with eval.batch_size=2" in capsys.readouterr().err
     assert found == theirs if task == "mgsm" else found == [pytest.approx(one, abs=1e-6) for one in theirs]
-
-
-def test_what_one_prompt_cannot_have_is_told(data_root: Path, tmp_path: Path, tiny: Path) -> None:
-    asks = requests(data_root, tmp_path / "tasks", asked("belebele", 2))
-    ours, _ = both(tiny)
-    Full(ours.model, 0)
-    with pytest.raises(torch.OutOfMemoryError):
-        ours.loglikelihood(asks)

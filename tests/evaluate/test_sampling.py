@@ -45,12 +45,6 @@ def test_tokens_have_the_probabilities_of_the_tempered_distribution(temperature:
     assert len(kept) == 1 or chisquare(observed, expected).pvalue > 1e-4
 
 
-def test_the_extremes_of_a_draw_are_tokens_with_a_probability() -> None:
-    sampling = Sampling(1.0, 1.0, ["a"])
-    logits = torch.tensor([[0.0, -math.inf, 3.0], [0.0, -math.inf, 3.0]])
-    assert sampling.choose(logits, [0.0, 1 - 2**-48]).tolist() == [2, 0]
-
-
 def noisy(following: list[int], scale: float = 1.0) -> Any:
     """The table's model in float64, with chances for all other tokens."""
     model = lookup_table(following).double()

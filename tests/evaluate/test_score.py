@@ -82,11 +82,6 @@ def test_the_share_that_is_right_of_the_real_problems(real_data: Path, tmp_path:
     assert scores.rows[0].n == 250
 
 
-def test_limit_takes_the_first_questions(data_root: Path, tmp_path: Path) -> None:
-    scores = scored(Scripted(), data_root, tmp_path / "tasks", asked("belebele", 3), limit=4)
-    assert [sample["doc_id"] for sample in scores.samples["belebele_qac_3shot"]] == [3, 4, 5, 6]
-
-
 def test_belebele_by_hand(data_root: Path, tmp_path: Path) -> None:
     # Always the second option; right where number % 4 == 1, which of the rows 5..8 holds for row 5 alone.
     lm = Scripted(weigh=lambda prompt, continuation: -1.0 if continuation == " B" else -2.0)
@@ -124,11 +119,6 @@ def test_flores_is_sacrebleu(data_root: Path, tmp_path: Path) -> None:
     assert scores.rows[0].language == "qac" and scores.rows[0].stderr is None and scores.rows[0].n == 6
     sample = scores.samples["flores_en-qac_2shot"][0]
     assert (sample["extracted"], sample["correct"]) == (responses[0], None)
-
-
-def test_japanese_words_are_counted_where_the_word_list_is_there() -> None:
-    pytest.importorskip("MeCab")
-    assert metrics.bleu_ja_mecab([("猫が魚を食べた。", "猫が魚を食べた。")]) == pytest.approx(100)
 
 
 @pytest.mark.parametrize(

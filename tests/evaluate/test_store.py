@@ -60,21 +60,6 @@ def test_the_same_again_needs_no_model(
     assert (tmp_path / "work/samples/mgsm.en.jsonl").read_text() == first["samples"]
 
 
-def test_a_copy_of_the_weights_is_the_same_model(scored_again: Callable[..., list[str]], tiny: Path) -> None:
-    copy = tiny.with_name("copy")
-    assert scored_again(lambda: shutil.copytree(tiny, copy), copy) == BOTH
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [{"dtype": "bfloat16"}, {"redo": True}, {"max_gen_toks": 5}],
-    ids=["dtype", "redo", "longer answers"],
-)
-def test_another_way_of_asking_is_scored(scored_again: Callable[..., list[str]], knobs: dict[str, Any]) -> None:
-    expected = ["belebele_en_2shot"] if "max_gen_toks" in knobs else []
-    assert scored_again(**knobs) == expected
-
-
 @pytest.mark.parametrize("other", [{"batch_size": 2}, {"share_prefix": False}, {}], ids=str)
 def test_below_float32_what_rounds_otherwise_is_scored(
     scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
@@ -84,16 +69,6 @@ def test_below_float32_what_rounds_otherwise_is_scored(
         (lambda: None) if other else (lambda: monkeypatch.setattr(score, "processor_model", lambda: "another one"))
     )
     assert scored_again(another, before=narrow, **narrow | other) == []
-
-
-def test_below_float32_a_batch_that_memory_halved_is_not_kept(
-    scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was not computed as its key says: in float32 that changes nothing."""
-    narrow: dict[str, Any] = {"dtype": "bfloat16", "limit": 2, "max_gen_toks": 1}
-    monkeypatch.setattr(score, "was_halved", lambda lm, asked: True)
-    assert scored_again(before=narrow, **narrow) == []
-    assert scored_again(limit=2, max_gen_toks=1, before={"limit": 2, "max_gen_toks": 1}) == BOTH
 
 
 def test_other_weights_data_or_words_are_scored(
@@ -124,14 +99,6 @@ def test_other_weights_data_or_words_are_scored(
     assert scored_again(other_config) == []
 
 
-def test_fewer_questions_are_stored_in_float32_alone(scored_again: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Below it an answer depends on those computed together with it."""
-    assert scored_again(limit=3) == BOTH
-    shutil.rmtree(tmp_path / "runs")
-    narrow: dict[str, Any] = {"dtype": "bfloat16", "max_gen_toks": 1}
-    assert scored_again(before=narrow | {"limit": 4}, **narrow, limit=2) == []
-
-
 def test_another_harness_or_backend_is_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = {"backend": "hf", "dtype": "float32"}
 
@@ -156,35 +123,6 @@ def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
         Manifest(base, "hash", {"stage": "sft"}, facts, parents={"model": Ancestor("m", "h", base)}).write(folder)
         found.append(store.model_key(External(base, "hash", folder)))
     assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
-
-
-def test_a_file_that_is_not_whole_is_read_as_far_as_it_is(
-    scored_again: Callable[..., list[str]], tmp_path: Path
-) -> None:
-    def halve() -> None:
-        (file,) = (tmp_path / "runs/.scores").glob("mgsm*.jsonl")
-        file.write_text(file.read_text()[: file.stat().st_size // 2])
-
-    assert scored_again(halve) == ["belebele_en_2shot"]
-
-
-def test_an_evaluation_that_stops_keeps_what_it_scored(
-    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = score.compute
-
-    def until_belebele(lm: Any, asked: Any, *rest: Any) -> Any:
-        if asked.definition.task == "belebele":
-            raise KeyboardInterrupt
-        return compute(lm, asked, *rest)
-
-    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), asked("belebele", 2), max_gen_toks=4)
-    monkeypatch.setattr(score, "compute", until_belebele)
-    with pytest.raises(KeyboardInterrupt):
-        stage.make(run, tmp_path / "work", Notes())
-    monkeypatch.undo()
-    facts = stage.make(run, tmp_path / "work", Notes())
-    assert facts["harness"]["found_again"] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
 
 
 # ------------------------------------------------------------------------------------------- one answer after another
@@ -291,13 +229,3 @@ def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
     assert found.look_up(ask) == [" 5", False] and found.look_up(other) == [-1.5, True] and len(found.found) == 2
     assert not store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None).found
     assert not kept.answers("mgs", {}, None).found
-
-
-def test_answers_that_depend_on_each_other_are_written_together(tmp_path: Path) -> None:
-    kept = store.Store(tmp_path, {"root": "a"}, 1)
-    answers = kept.answers("mgsm", {}, "all requests")
-    answers.add(("loglikelihood", "a", "b"), (-1.5, True))
-    assert not list(tmp_path.iterdir())
-    answers.write(answers.found.items())
-    assert kept.answers("mgsm", {}, "all requests").found.keys() == answers.found.keys()
-    assert not kept.answers("mgsm", {}, "other requests").found

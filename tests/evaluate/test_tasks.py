@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_up import asked, fact, passage, problem, write_rows
+from made_up import asked, problem, write_rows
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.tasks import task_definitions
@@ -22,18 +22,6 @@ def build(
     data_root: Path | None, folder: Path, *tasks: Any, languages: tuple[str, ...] = ("qac",), **kwargs: Any
 ) -> Any:
     return task_definitions(tasks, languages, data_root, folder, **kwargs)
-
-
-def test_the_files_are_named_after_what_they_ask(data_root: Path, tmp_path: Path) -> None:
-    tasks = asked("mgsm", 2), asked("belebele", 5), asked("flores", 1)
-    found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"))
-    names = ["mgsm_en_2shot", "mgsm_qac_2shot", "belebele_en_5shot", "belebele_qac_5shot"]
-    assert [one.name for one in found] == [*names, "flores_en-qac_1shot", "flores_qac-en_1shot"]
-    assert [(one.language, one.pair, one.first) for one in found[3:5]] == [
-        ("qac", None, 5),
-        ("qac", "en-qac", 0),
-    ]
-    assert {one.file.name for one in found} >= {"mgsm.qac.yaml", "flores.qac-en.yaml"}
 
 
 def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(
@@ -48,19 +36,6 @@ def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_sto
     assert body["generation_kwargs"] == changed
     keys = set().union(*(yaml.safe_load(Path(file).read_text()) for file in body["include"][1:]))
     assert keys == {"fewshot_config", "generation_kwargs", "dataset_path", "dataset_name"}
-
-
-def test_max_gen_toks_and_the_development_items(data_root: Path, tmp_path: Path) -> None:
-    (one,) = build(data_root, tmp_path, asked("mgsm", 2), max_gen_toks=16, split="dev")
-    body = yaml.safe_load(one.file.read_text())
-    assert body["generation_kwargs"]["max_gen_toks"] == 16
-    assert body["dataset_kwargs"]["data_files"]["test"].endswith("mgsm/qac/dev.jsonl")
-
-
-def test_the_hub_keeps_the_stock_data(tmp_path: Path) -> None:
-    found = build(None, tmp_path, asked("mgsm", 2), asked("belebele", 5), asked("global_mmlu", 5), languages=("sw",))
-    bodies = [yaml.safe_load(one.file.read_text()) for one in found]
-    assert not any("dataset_kwargs" in body or "local.yaml" in str(body["include"]) for body in bodies)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +101,6 @@ def test_a_language_that_the_harness_has_not_is_asked_in_its_own_rows(
     (one,) = build(data_root, tmp_path, asked("mgsm", 2), languages=("kpz",))
     body = yaml.safe_load(one.file.read_text())
     assert "mgsm_native_cot_en" in body["include"][0] and "mgsm/kpz" in str(body["dataset_kwargs"])
-
-
-def test_a_task_twice_is_refused(data_root: Path, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="mgsm stands 2 times"):
-        build(data_root, tmp_path, asked("mgsm", 2), asked("mgsm", 8))
 
 
 def test_a_bundle_says_what_it_could_not_have(data_root: Path, tmp_path: Path) -> None:
@@ -199,20 +169,6 @@ def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(data_root: Path,
         build(data_root, tmp_path / "tasks", asked("flores", 0))
 
 
-def test_flores_without_exemplars_needs_no_dev(data_root: Path, tmp_path: Path) -> None:
-    for code in ("en", "qac"):
-        (data_root / f"flores/{code}/dev.jsonl").unlink()
-    assert len(build(data_root, tmp_path, asked("flores", 0))) == 2
-    with pytest.raises(PipelineError, match="dev.jsonl: put it there"):
-        build(data_root, tmp_path, asked("flores", 1))
-
-
-@pytest.mark.parametrize("kwargs", [{"languages": ("qac",)}, {"languages": ("sw",), "split": "dev"}])
-def test_what_the_hub_does_not_have_is_refused(tmp_path: Path, kwargs: Any) -> None:
-    with pytest.raises(PipelineError, match="set data_root"):
-        build(None, tmp_path, asked("mgsm", 2), **kwargs)
-
-
 def change(file: Path, number: int, **values: Any) -> None:
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows[number] |= values
@@ -275,21 +231,6 @@ def test_a_broken_file_is_refused(data_root: Path, tmp_path: Path, text: bytes, 
     (data_root / "mgsm/qac/test.jsonl").write_bytes(text)
     with pytest.raises(PipelineError, match=message):
         build(data_root, tmp_path / "tasks", asked("mgsm", 1))
-
-
-def test_a_line_separator_inside_a_text_does_not_split_the_row(data_root: Path, tmp_path: Path) -> None:
-    rows = [passage(i, "1") | {"flores_passage": "one\u2028two"} for i in range(3)]
-    write_rows(data_root / "belebele/qac/test.jsonl", rows)
-    write_rows(data_root / "global_mmlu/qac/test.jsonl", [fact(1, "colors", "A") | {"question": "a\x0cb"}])
-    assert build(data_root, tmp_path, asked("belebele", 0), asked("global_mmlu", 0))
-
-
-def test_japanese_needs_a_word_list(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (data_root / "flores/qac").rename(data_root / "flores/ja")
-    found = __import__("importlib.util", fromlist=["x"]).find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "MeCab" else found(name))
-    with pytest.raises(PipelineError, match=r"flores en-ja: BLEU of Japanese .*sacrebleu\[ja\]"):
-        build(data_root, tmp_path, asked("flores", 0), languages=("ja",))
 
 
 def test_checking_imports_nothing_heavy() -> None:

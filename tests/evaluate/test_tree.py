@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.evaluate import prefix
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.prefix import MOST_TOKENS, build_tries
-from pipeline.evaluate.shared_cache import SharedCache, takes_masks
+from pipeline.evaluate.prefix import build_tries
 from pipeline.evaluate.torch_backend import TorchBackend, visible_tokens
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # as HFLM has them: texts (not read here), context, continuation
@@ -143,48 +142,12 @@ def best_after(model: Any, context: list[int]) -> list[int]:
     return tokens[len(context) :]
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"), [("llama", "a sibling"), ("llama", "a position"), ("gemma3", "columns of a window")]
-)
-@pytest.mark.usefixtures("float64")
-def test_a_mask_wrong_by_one_is_noticed(tiny: Path, name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = SharedCache.masks
-
-    def spoiled(tries: Any) -> Any:
-        visible, places = visible_tokens(tries)
-        if wrong == "a sibling":
-            before, length = tries[0].runs[-1]
-            visible[0, len(tries[0].tokens) - length, before[-1] + 1] = True
-        elif wrong == "a position":
-            places[:, len(tries[0].tokens) - 1] += 1
-        return visible, places
-
-    def by_columns(self: SharedCache, places: Any, columns: Any, visible: Any) -> Any:
-        return real(self, places, torch.arange(columns.shape[1]).expand_as(columns), visible)
-
-    monkeypatch.setattr("pipeline.evaluate.torch_backend.visible_tokens", spoiled)
-    if wrong == "columns of a window":
-        monkeypatch.setattr(SharedCache, "masks", by_columns)
-    lm, requests = answering(tiny, name), questions()
-    assert largest_difference(lm._loglikelihood_tokens(requests), one_at_a_time(lm.model, requests)) > 1e-3
-
-
 def test_each_distinct_token_is_computed_once(tiny: Path) -> None:
     lm, requests = answering(tiny, "llama", batch_size=1), questions()
     passes = Passes(lm.model)
     lm._loglikelihood_tokens(requests)
     assert passes.shapes[0] == (1, 40) and len(passes.shapes) == 6  # the exemplars, five questions
     assert sum(rows * tokens for rows, tokens in passes.shapes) == distinct(requests)
-
-
-def test_out_of_memory_scores_the_rest_in_smaller_batches(tiny: Path) -> None:
-    lm, requests = answering(tiny, "llama"), questions()
-    right = one_at_a_time(lm.model, requests)
-    passes = Passes(lm.model, most=100)  # of the batches, which are sorted by length, the last fits
-    heard: list[Any] = []
-    lm.ended = lambda kind, arguments, answer: heard.append(answer)
-    assert largest_difference(lm._loglikelihood_tokens(requests), right) < 1e-6
-    assert lm.batch_size < 40 and passes.shapes and len(heard) == len(requests)
 
 
 def test_single_tokens_share_the_prefix_alone(tiny: Path) -> None:
@@ -232,10 +195,3 @@ def test_attention_of_a_models_own_is_scored_as_it_computes(kind: str) -> None:
         logits = model(input_ids=torch.tensor([context + after])).logits[0, len(context) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(after)[:, None]).sum()
         assert found[place] == pytest.approx(float(expected), abs=1e-3)
-
-
-def test_models_whose_masks_are_their_own_are_scored_without_tries(tiny: Path) -> None:
-    assert takes_masks(answering(tiny, "gemma3").model.config, "sdpa", "eager")
-    config = AutoConfig.for_model("llama", attn_implementation="flash_attention_2")
-    assert not takes_masks(config, "sdpa", "eager")
-    assert MOST_TOKENS >= 1024

@@ -15,12 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import benchmarks
 from pipeline.__main__ import main
-from pipeline.benchmarks import BENCHMARKS, chance_of
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.stage import make_training_set
 from pipeline.errors import PipelineError
-from pipeline.estimate.flops import question_sets
 
 QUESTIONS = 12
 
@@ -92,13 +91,6 @@ def test_it_is_planned_scored_and_reported(
     assert (row["metric"], row["n"], row["value"]) == ("acc", QUESTIONS, pytest.approx(right / QUESTIONS))
     text = page.read_text()
     assert "XCOPA: accuracy, 0-shot, n = 12" in text and "where guessing gives 50 ± 28.9" in text
-
-
-def test_what_guessing_gives_and_what_it_costs() -> None:
-    assert chance_of("xcopa") == 0.5 and chance_of("belebele") == 0.25
-    ((english,), (swahili,)) = (question_sets("xcopa", 0, code) for code in ("en", "sw"))
-    assert (english.questions, english.prefix, english.question, english.answer) == (500, 0, 30, 0)
-    assert swahili.question == pytest.approx(30 * 108 / 64)  # as much longer as MGSM's problems are
 
 
 def test_a_training_row_that_holds_a_question_is_dropped(questions: list[dict], tmp_path: Path) -> None:

@@ -217,15 +217,6 @@ def test_adapters_of_no_run_merge_on_the_base_that_they_name(lora, elsewhere, ma
     assert torch.equal(as_torch(open_source(again), name), as_torch(source.base, name).float())
 
 
-def test_merge_base_stands_for_a_base_on_the_hub(lora, elsewhere, make_run):
-    folder = elsewhere("somebody/their-model")
-    with pytest.raises(PipelineError, match="hub:somebody/their-model cannot be reached"):
-        make_run(*words(folder))
-    merged = make_run(*words(folder, f"merge.base={folder}/base"))
-    name, m, n = "model.layers.1.self_attn.q_proj.weight", dense_of(lora["math"]), dense_of(lora["language"])
-    torch.testing.assert_close(as_torch(open_source(merged), name), (m[name] + n[name]) / 2, rtol=0, atol=1e-6)
-
-
 def test_adapters_of_two_bases_are_refused(elsewhere, models, make_run):
     folder = elsewhere()
     shutil.copytree(models["llama"][1], folder / "other")

@@ -241,21 +241,6 @@ def test_a_merge_that_is_no_adapter_is_refused(
     assert "remove export.adapter to write the whole model" in told.err and len(told.err.splitlines()) == 1
 
 
-def test_other_models_are_refused(
-    folder: Path, models: dict[str, list[Path]], export: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
-    told = export(models["llama"][1])
-    assert (
-        told.status == 1 and "it is a whole model, and not a merge of LoRA experts; remove export.adapter" in told.err
-    )
-    told = export(with_whole_head(folder, tmp_path / "head"))
-    assert told.status == 1 and "or a trained head (lm_head.weight); remove export.adapter" in told.err
-    shutil.copytree(folder / "all", tmp_path / "dora")
-    change_settings(tmp_path / "dora", use_dora=True)
-    told = export(tmp_path / "dora")
-    assert told.status == 1 and "use_dora=True: only plain LoRA of linear layers is read" in told.err
-
-
 def test_experts_that_changed_or_are_gone_are_refused(
     folder: Path, make_run: Callable[..., Path], export: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:

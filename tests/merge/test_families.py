@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from small_models import swap
 
 from pipeline.config.training import Partition
-from pipeline.merge.merge import open_merge
 from pipeline.models.anatomy import anatomy
-from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.partition import sides_of_all
 
 LAYERS = 4
@@ -32,29 +28,6 @@ def network(kind: str, seed: int) -> Any:
         for parameter in made.parameters():  # norms too, which begin as ones
             parameter.add_(0.1 * torch.randn_like(parameter))
     return made.eval()
-
-
-@pytest.mark.parametrize(
-    "kind", ["mistral", "qwen3", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi", "phi3", "apertus"]
-)
-def test_a_swap_is_the_exchange_of_layers(tmp_path: Path, kind: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    math, language = network(kind, 1), network(kind, 2)
-    for name, one in (("math", math), ("language", language)):
-        one.save_pretrained(tmp_path / name)
-    opened = {name: Checkpoint.open(tmp_path / name) for name in ("math", "language")}
-    config = swap(bottom_layers=1, top_layers=1, embeddings="math", final_norm="math", head="math")
-    (tmp_path / "out").mkdir()
-    open_merge(config, opened).write(tmp_path / "out")
-    (tmp_path / "out/config.json").write_bytes((tmp_path / "math/config.json").read_bytes())
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    for layer in (0, LAYERS - 1):
-        math.model.layers[layer].load_state_dict(language.model.layers[layer].state_dict())
-    ids = torch.arange(20).reshape(2, 10)
-    with torch.no_grad():
-        assert torch.equal(found(ids).logits, math(ids).logits)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2", "phi3", "apertus"])

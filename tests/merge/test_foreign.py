@@ -68,12 +68,6 @@ def test_what_does_not_fit_is_refused_before_contents_are_hashed(pair, swap, mon
         swap()
 
 
-def test_a_finished_merge_asked_for_again_reads_no_content(swap, monkeypatch):
-    merged = swap()
-    nothing_is_read(monkeypatch)
-    assert swap() == merged
-
-
 def test_each_byte_is_hashed_once_for_all_merges_of_a_folder(pair, swap, monkeypatch):
     """The digests that name the folders are those of the tensors that are copied, by the kernel alone."""
     read, real = [], TensorInfo.pieces
@@ -129,11 +123,3 @@ def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
     (merged / "model.safetensors").write_bytes(b"short")
     with pytest.raises(PipelineError, match="was changed after it was finished: model.safetensors differs"):
         swap()
-
-
-def test_the_hash_of_a_folder_is_asked_for_late(pair, tmp_path):
-    found = find_run(str(pair[0]), tmp_path / "runs", "merge.math")
-    assert "_content" not in vars(found) and found.name == "math"
-    shutil.rmtree(pair[0])
-    with pytest.raises(FileNotFoundError):
-        _ = found.hash

@@ -9,7 +9,6 @@ import pytest
 import torch
 from as_torch import as_torch
 from safetensors.torch import load_file
-from small_models import stacked
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
@@ -163,17 +162,6 @@ def test_the_same_bits_on_another_device(models, load):
             assert torch.equal(parameter.data.cpu(), as_torch(merge, name).to(parameter.dtype)), (name, merge.config)
 
 
-def test_models_are_kept_only_where_asked(models, load):
-    def soup(*weights):
-        experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
-        return open_merge(Soup(experts=["a", "b"], weights=list(weights)), experts)
-
-    with keep_models_resident():
-        first = load(soup(0.5, 0.5))
-        assert load(soup(0.25, 0.75)) is first and load(soup(0.5, 0.5), "float32") is not first
-    assert load(soup(0.5, 0.5)) is not first
-
-
 def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models, load, monkeypatch, tmp_path):
     """Loaded once where tokenizers are the same, whatever the sources; and of a swap after its math expert only the
     language layers and what lies outside of layers are copied."""
@@ -227,11 +215,3 @@ def test_a_failure_midway_is_made_good_by_the_next_merge(models, load):
         live.apply(broken, 1)
     live.apply(good, 1)
     assert all(torch.equal(one, was[name]) for name, one in parameters(live).items())
-
-
-def test_another_model_in_memory_is_refused(models, load, tmp_path):
-    live = load(open_any(models, "llama", 1))
-    shallow = Checkpoint.open(stacked(tmp_path / "shallow", 2, 0))
-    merge = open_merge(Soup(experts=["a", "b"]), {"0": shallow, "1": shallow})
-    with pytest.raises(PipelineError, match="has other parameters"):
-        live.apply(merge)

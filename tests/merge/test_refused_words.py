@@ -15,7 +15,6 @@ from pipeline.errors import PipelineError
 from pipeline.stages.rows import build
 
 SWAP = "stage=merge merge=layer_swap merge.math=hub:org/math merge.language=hub:org/sw"
-SOUP = "stage=merge merge=soup merge.experts=[hub:org/math,hub:org/sw]"
 
 
 def built(words: str) -> Any:
@@ -36,19 +35,6 @@ def test_the_default_counts_add_nothing_to_a_hash() -> None:
     assert named.hash == plain.hash and plain.label == "layer_swap-5-2-math-sw"
     assert (plain.config.merge.bottom_layers, plain.config.merge.top_layers) == (5, 2)  # as recorded
     assert built(f"{SWAP} merge.bottom_layers=4").hash != plain.hash
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        f"{SOUP} merge.weights=[1e308,1e308]",
-        f"{SOUP} merge.weights=[-1e308,1e308]",
-        f"{SOUP.replace('soup', 'task_arithmetic')} merge.weights=[1e308,1e308] merge.base=hub:org/base",
-    ],
-)
-def test_weights_that_overflow(words: str) -> None:
-    with pytest.raises(PipelineError, match=r"^merge.weights=.* is above 1e\+30, where float32 overflows$"):
-        built(words)
 
 
 def test_experts_on_the_wrong_sides(math_expert: Path, language_expert: Path) -> None:

@@ -116,19 +116,6 @@ def test_tokens_added_on_one_side(wanted: str, rows: int, giver: str, tmp_path: 
     assert torch.equal(found[EMBEDDING][4:], b[EMBEDDING][4:rows])
 
 
-def test_another_tokenizer_stays_refused(tmp_path: Path) -> None:
-    experts = {"0": Checkpoint.open(model(tmp_path / "a", 1, 4)), "1": Checkpoint.open(model(tmp_path / "b", 2, 6))}
-    tokenizer(experts["1"].folder, 0, vocabulary=5)
-    with pytest.raises(PipelineError, match="another tokenizer than .*; .*mergekit-tokensurgeon"):
-        open_merge(Soup(**TWO, vocabulary="union"), experts)
-
-
-def test_files_of_a_source_of_another_size_are_refused(experts: dict[str, Checkpoint]) -> None:
-    del experts["base"]
-    with pytest.raises(PipelineError, match="merge.files_from=0: its vocabulary has 6 rows, the merge 9: leave it out"):
-        open_merge(Soup(**TWO, files_from="0"), experts)
-
-
 def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_path: Path) -> None:
     """Trained with three tokens more, beside one without: as PEFT reads it, written and in memory."""
     from peft import LoraConfig, get_peft_model

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from shutil import which
 from typing import Any
 
 import pytest
-from made_up_report import line_of, made_up, read, results_of, sample, score, write_eval
+from made_up_report import line_of, made_up, read, sample, score, write_eval
 
-from pipeline.extras.compare_logs import compare_logs
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
 from pipeline.report.write import write_report
@@ -175,86 +173,3 @@ def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -
         assert "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -> None:
-    """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1, 1.4.3)."""
-    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
-        {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    ]})  # fmt: skip
-    browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
-    pairs = browser.execute_script("""
-        var found = {};
-        var seen = "h1, h2, p, caption, th, td, a, figcaption, summary, .spread, .badge, svg text, .verdict";
-        document.querySelectorAll(seen).forEach(function (one) {
-          if (!one.textContent.trim()) return;
-          var behind = one, style = getComputedStyle(one), layers = [], alpha = 0;
-          for (; behind && alpha < 1; behind = behind.parentElement) {
-            var parts = getComputedStyle(behind).backgroundColor.match(/[\\d.]+/g).map(Number);
-            alpha = parts.length > 3 ? parts[3] : 1;
-            layers.unshift(parts);
-          }
-          var ground = layers.reduce(function (below, above) {  // translucent layers over the first opaque one
-            var share = above.length > 3 ? above[3] : 1;
-            return [0, 1, 2].map(function (channel) { return share * above[channel] + (1 - share) * below[channel]; });
-          }, [255, 255, 255]);
-          var ink = one instanceof SVGElement ? style.fill : style.color;
-          found[ink + "|rgb(" + ground.join(", ") + ")"] = one.tagName + "." + one.getAttribute("class");
-        });
-        return found;""")
-    for colours, where in pairs.items():
-        ink, ground = (luminance(one) for one in colours.split("|"))
-        contrast = (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05)
-        assert contrast >= 4.5, (colours, where, contrast)
-    ground = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
-    assert (luminance(ground) < 0.1) == dark
-
-
-def test_a_wide_table_on_a_phone_visibly_scrolls(tmp_path: Path, browser: Any) -> None:
-    """At 390 px the page is as wide as the screen. A table of 40 columns has a shadow at its right until its end."""
-    from matplotlib.image import imread
-
-    cells = [CellResult(row, f"column {number}", 50.0) for row in ("base", "swap") for number in range(40)]
-    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    browser.get(write_report(results_of(cells), tmp_path / "r").as_uri())
-    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
-    table = browser.find_element("css selector", ".scroll")
-    assert browser.execute_script("return arguments[0].scrollWidth > 1000", table)
-
-    def paper(left: bool) -> float:
-        """The brightest pixel of a line near the left or right edge: the ground, whatever is written on it."""
-        box = browser.execute_script(
-            "var box = arguments[0].getBoundingClientRect();"
-            "return [box.left, box.right, box.top, box.bottom].map(Math.round)", table
-        )  # fmt: skip
-        picture = imread(BytesIO(browser.get_screenshot_as_png()))
-        return float(picture[box[2] + 4 : box[3] - 4, box[0] + 3 if left else box[1] - 4, :3].min(axis=1).max())
-
-    assert (paper(left=True) > 0.95, paper(left=False) < 0.85) == (True, True)
-    browser.execute_script("arguments[0].scrollLeft = 1e6", table)
-    assert paper(left=False) > 0.95
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert errors(browser) == []
-
-
-def luminance(colour: str) -> float:
-    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.inspect
-def test_two_logs_are_side_by_side_at_once(tmp_path: Path, browser: Any) -> None:
-    logs = [str(Path(__file__).parent / "logs" / "inspect_ai" / name) for name in ("weak", "strong")]
-    results = compare_logs(logs, "compare", "a command")
-    browser.get(write_report(results, tmp_path / "page").as_uri())
-    browser.find_element("xpath", "//h2[@id='answers']/..").click()
-    assert len(answers_shown(browser)[0]) == 13  # both models' right or wrong, extracted answers, responses, scores
-    heads = [one.get_attribute("textContent") for one in browser.find_elements("css selector", "#list thead tr > *")]
-    assert all(any(name in head for head in heads) for name in ("mockllm/weak", "mockllm/strong")), heads
-    assert browser.find_element("id", "list").is_displayed()
-    assert errors(browser) == []

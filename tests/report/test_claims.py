@@ -80,26 +80,6 @@ def test_what_is_no_claim_is_refused_in_one_sentence(words, told):
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "text, told",
-    [
-        ("a: [", "mine.yaml is not valid YAML"),
-        ("- 1", "maps each table to a list"),
-        ("t: [{id: x}]", "claim x: text is missing"),
-        ("t: [7]", "claim 7: a claim is a mapping"),
-    ],
-)
-def test_a_file_of_another_kind_is_refused(text, told):
-    with pytest.raises(PipelineError, match=told):
-        read_claims(text, "mine.yaml")
-
-
-def test_two_claims_of_one_id_are_refused():
-    one = "{" + ", ".join(f"{key}: {value if value != ['row'] else '[row]'}" for key, value in WORDS.items()) + "}"
-    with pytest.raises(PipelineError, match="two claims have the id one"):
-        read_claims(f"a: [{one}]\nb: [{one}]", "mine.yaml")
-
-
 # ---------------------------------------------------------------------------------------------------- verdicts
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from made_up_report import line_of, results_of
+from made_up_report import line_of
 
-from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import score_interval
 from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level, is_significant
-from pipeline.report.load.answers import Answers, Evaluation
-from pipeline.report.load.contents import CellResult, CellScore
-from pipeline.report.marks import inconclusive_sentence
 from pipeline.stats.statistics import contrast, smallest_difference
 
 
@@ -84,12 +79,6 @@ def test_a_missing_primary_is_named_and_keeps_its_half(lines):
     assert correct_contrasts([other])[0]["p_holm"] == pytest.approx(0.03)
 
 
-def test_a_sentence_says_what_its_interval_and_its_p_are():
-    lines = [line_of(*PRIMARY, 9.0, 0.01), line_of("soup", "math", "sw", 1.0, 0.5)]
-    first, *_ = headline_sentences(correct_contrasts(lines, PRIMARY), PRIMARY)
-    assert "by 9.0 points (95 % interval 4.0 to 14.0, p = 0.010; corrected p = 0.020)" in first
-
-
 @pytest.mark.parametrize("difference, p", [(9.0, 0.001), (-9.0, 0.001), (1.0, 0.5)])
 def test_a_sentence_about_one_training_of_each_says_so(difference, p):
     for trainings, said in (("these", True), ("a sample", False), (None, False)):
@@ -107,27 +96,3 @@ def test_one_interval_of_a_score(value, error, n, low, high):
     row: Any = SimpleNamespace(value=value, stderr=error, n=n, metric="acc")
     found = score_interval(row)
     assert found and [100 * end for end in found] == pytest.approx([low, high], abs=0.1)
-
-
-def test_measures_of_no_variance_have_no_interval():
-    row: Any = SimpleNamespace(value=0.5, stderr=0.0, n=50, metric="bits")
-    assert score_interval(row) is None
-
-
-@pytest.mark.parametrize("cut, said", [(("a", "b"), "2 of 2 scores of math most"), (("a",), None)])
-def test_a_column_of_cut_off_answers_is_named(cut, said):
-    """Of three columns one has answers that ran out of tokens: fewer than half of the scores of the table."""
-    runs, columns = ("a", "b"), ("math", "other", "third")
-    cells = [
-        CellResult(run, column, value=10.0, task="mgsm", scores=[CellScore(f"{run} {column}", {})])
-        for run in runs for column in columns
-    ]  # fmt: skip
-    row = {"task": "mgsm", "language": "sw", "pair": None, "subject": None, "num_fewshot": 0, "metric": "exact_match",
-           "filter": "flexible-extract", "value": 0.1, "stderr": 0.03, "n": 10, "reason": None}  # fmt: skip
-    written: Any = {f"{run} {column}": Evaluation([ScoreRow(**row)]) for run in runs for column in columns}
-    answers = {
-        (name, "mgsm", "sw"): Answers(n=10, cut_off=9 if name in {f"{run} math" for run in cut} else 0)
-        for name in written
-    }
-    found = inconclusive_sentence(replace(results_of(cells, evaluations=written), answers=answers))
-    assert [said in sentence for sentence in found] == [True] if said else not found

@@ -92,12 +92,3 @@ def test_the_example_of_the_page_runs(report: Path, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     exec(example.replace("runs/reports/sandbox", str(report)))
     assert (tmp_path / "scores.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_comparisons_have_units_and_whole_labels(report: Path) -> None:
-    text = CONTRASTS.replace("swap,math expert,", "swap of the best configuration,math expert of another language,")
-    (report / "contrasts.csv").write_text(text)
-    (axes,) = figures.contrasts(report).axes
-    assert axes.get_xlabel() == "difference (points)"
-    labels = [" ".join(label.get_text().split()) for label in axes.get_yticklabels()]
-    assert "swap of the best configuration − math expert of another language" in labels

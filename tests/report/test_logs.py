@@ -190,15 +190,6 @@ def test_a_folder_with_two_models_and_results_named_by_output_path(tmp_path: Pat
     )
 
 
-def test_three_models_are_compared_in_pairs(tmp_path: Path) -> None:
-    other = copy_of(TINY, tmp_path)
-    rewrite_json(only_file(other, "results_*"), lambda content: content.update(model_name="org/third"))
-    results = compared(tmp_path, GUESSES, TINY, str(other))
-    pairs = [(line["left"], line["right"]) for line in results.contrasts if line["place"] == "sums acc"]
-    assert pairs == [("sandbox_base", "6v8uqx97"), ("org/third", "6v8uqx97"), ("org/third", "sandbox_base")]
-    assert results.contrasts[2]["difference"] == 0 and not results.primary
-
-
 # ---------------------------------------------------------------------------------------------------- inspect_ai
 
 
@@ -268,33 +259,6 @@ def test_nothing_in_common(tmp_path: Path) -> None:
     assert "sums_gen: no item is in all logs. bleu of sums_gen has no number" in told and told.endswith("And 1 more")
 
 
-def test_entries_that_hold_no_two_models(tmp_path: Path) -> None:
-    assert "results=nowhere does not exist" in refusal(tmp_path, "nowhere", TINY)
-    assert f"results={tmp_path} holds no log, neither results_*.json" in refusal(tmp_path, tmp_path, TINY)
-    assert refusal(tmp_path, TINY).startswith("results holds one model, sandbox_base: name")
-    assert "twice, in" in refusal(tmp_path, TINY, TINY) and "twice, in" in refusal(tmp_path, TINY, f"{TINY}/.")
-    assert "twice, in" in refusal(tmp_path, LOGS / "lm_eval", TINY)
-
-
-def test_a_folder_with_several_runs_of_a_task(tmp_path: Path) -> None:
-    """Each run can still be named by its file."""
-    told = refusal(tmp_path, LOGS / "lm_eval")
-    assert "holds sums of sandbox_base twice, in results_2026-11-23T19-08-07" in told and "name one of these" in told
-    file = only_file(TINY_2SHOT, "results_*.json")
-    assert compared(tmp_path, str(file), GUESSES).rows == ["sandbox_base", "6v8uqx97"]
-
-
-@pytest.mark.inspect
-def test_logs_without_samples(tmp_path: Path) -> None:
-    copy = copy_of(TINY, tmp_path)
-    for file in copy.rglob("samples_*"):
-        file.unlink()
-    assert "run lm_eval with --log_samples" in refusal(tmp_path, GUESSES, copy)
-    other = copy_of(STRONG_JSON, tmp_path)
-    rewrite_json(only_file(other, "*.json"), lambda content: content.pop("samples"))
-    assert "holds no samples" in refusal(tmp_path, WEAK, other)
-
-
 DEEP = "[" * 100_000
 
 
@@ -308,24 +272,6 @@ def test_malformed_files_of_lm_eval(pattern: str, broken: bytes, tmp_path: Path)
     file.write_bytes(broken)
     told = refusal(tmp_path, GUESSES, copy)
     assert file.name in told or "holds no log" in told
-
-
-@pytest.mark.parametrize("change", [
-    {"results": None}, {"configs": 3}, {"n-shot": []}, {"versions": None}, {"n-samples": {"sums": 5}},
-])  # fmt: skip
-def test_results_of_another_shape(change: dict[str, Any], tmp_path: Path) -> None:
-    copy = copy_of(TINY, tmp_path)
-    file = only_file(copy, "results_*.json")
-    rewrite_json(file, lambda content: content.update(change))
-    assert f"{file.name} is not a complete log of lm_eval" in refusal(tmp_path, GUESSES, copy)
-
-
-@pytest.mark.parametrize("missing", ["doc_hash", "filter", "metrics", "filtered_resps", "arguments", "doc_id"])
-def test_samples_without_a_field(missing: str, tmp_path: Path) -> None:
-    copy = copy_of(TINY, tmp_path)
-    file = only_file(copy, "samples_sums_2*.jsonl")
-    rewrite_lines(file, lambda rows: [rows[0].pop(missing) and None, *rows][1:])
-    assert f"{file.name} is not a complete log of lm_eval (KeyError: '{missing}')" in refusal(tmp_path, GUESSES, copy)
 
 
 @pytest.mark.inspect
@@ -407,26 +353,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert pq.read_table(folder / "answers.parquet").num_rows == 24
 
 
-def test_the_command_refuses_in_one_sentence(call: Callable[..., Any], tmp_path: Path) -> None:
-    told = call("stage=compare", f"results=[{TINY},nowhere]", f"runs_dir={tmp_path}")
-    assert told.status == 1 and told.err.count("\n") == 1 and "results=nowhere does not exist" in told.err
-    assert "stage=compare needs results" in call("stage=compare").err
-
-
-@pytest.mark.inspect
-def test_a_log_without_any_score_is_refused_by_name(tmp_path: Path) -> None:
-    """What inspect_ai writes where the model could not be reached: samples, none of them scored."""
-    copy = copy_of(STRONG_JSON, tmp_path)
-
-    def fail(content: dict[str, Any]) -> None:
-        content.update(status="error", results=None, reductions=None)
-        content["samples"] = [sample | {"scores": {}} for sample in content["samples"]]
-
-    rewrite_json(only_file(copy, "*.json"), fail)
-    told = refusal(tmp_path, WEAK, copy)
-    assert "no item of sums has a score in" in told and "of “mockllm/strong”" in told
-
-
 def test_the_matched_part_of_an_incomplete_log_is_compared(tmp_path: Path) -> None:
     """The log's own score is of all its items, so that it says nothing about the mean of those that are left."""
     copy = copy_of(TINY, tmp_path)
@@ -436,11 +362,6 @@ def test_the_matched_part_of_an_incomplete_log_is_compared(tmp_path: Path) -> No
     expected = [100 * sum(row["acc"] for row in raw_samples(folder, "sums")[:5]) / 5 for folder in (GUESSES, TINY)]
     assert [cell.value for cell in cells_in(results, "sums acc")] == pytest.approx(expected)
     assert "holds 5 of the 8 items that were scored" in results.note
-
-
-def test_a_samples_file_is_not_a_log(tmp_path: Path) -> None:
-    told = refusal(tmp_path, GUESSES, only_file(TINY, "samples_sums_2*"))
-    assert "is a samples file: give the results_*.json next to it" in told
 
 
 def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_up_report import NASTY, made_up, results_of, sample, score, write_eval
+from made_up_report import NASTY, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
@@ -171,20 +171,6 @@ def test_maps_of_an_analysis_read_at_any_scale(one_language, reports):
         write_report(replace(one_language, runs=[analysis]), reports)
 
 
-def test_three_languages_and_seeds(tmp_path, reports):
-    """Each cell once, of all its seeds; the page's table has the table's own rows and columns."""
-    results = made_up(tmp_path / "runs", ["qaa", "qab", "qac"], [0, 1, 2], n=20)
-    page = Page(write_report(results, reports))
-    assert sorted(p.name for p in (reports / "plots").iterdir()) == ["scores.svg"]
-    assert len(page.ids) == len(set(page.ids))
-    head, *rows = page.tables[0]
-    assert head == ["", *results.columns] and len(results.columns) == 18 and "qab: mgsm en" in head
-    assert [row[0] for row in rows] == list(results.rows)
-    for cell in results.cells:
-        text = rows[results.rows.index(cell.row)][1 + results.columns.index(cell.column)]
-        assert text.startswith(f"{cell.value:.1f}" + (" (3)" if cell.n == 3 else "")), (cell, text)
-
-
 def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
     """Each score next to its language and seed, linked to its run; an unfinished run by its name."""
     right = {("qaa", 0): 10, ("qaa", 1): 20, ("qab", 0): 31}
@@ -207,36 +193,6 @@ def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
     assert places == [("swap", "math")] and page.addresses.count("#run-swap-qaa-s1") == 1
 
 
-def test_causes_of_failure_are_visible(tmp_path, reports):
-    """Many runs that failed for two reasons, none finished: both reasons can be read without a click."""
-    reasons = ["merge.density <2> must be in (0, 1]", "CUDA out of memory"]
-    failed = [FailedRun(f"swap-{number}", reasons[number % 2]) for number in range(30)]
-    missing = [FailedRun(f"eval-{number}", "not made (never made)") for number in range(400)]
-    cells = [CellResult("swap", "math", missing=f"swap-1 {reasons[1]}")]
-    page = Page(write_report(results_of(cells, failed=failed, missing=missing), reports))
-    for told in (
-        *reasons,
-        "30 runs failed",
-        "15 runs",
-        "400 runs not started",
-        "never made",
-        "No cell has a number yet.",
-    ):
-        assert told in page.visible, told
-    assert "No evaluation with stored answers" in page.text and not any(tag == "select" for tag, _ in page.tags)
-    assert "swap-28" in page.text and "swap-28" not in page.visible and "eval-399" in page.text
-
-
-@pytest.mark.parametrize("columns", [1, 40])
-def test_one_column_or_forty(tmp_path, reports, columns):
-    """One table, whose rows all have a cell per column, in a region that scrolls."""
-    cells = [CellResult(row, f"c{number}", 50.0 + number) for row in ("base", "swap") for number in range(columns)]
-    page = Page(write_report(results_of(cells), reports))
-    assert [len(row) for row in page.tables[0]] == [columns + 1] * 3
-    assert [row[-1].split()[0] for row in page.tables[0][1:]] == [f"{49 + columns}.0"] * 2
-    assert sum(attrs.get("class") == "scroll" for _, attrs in page.tags) == len(page.tables)
-
-
 def test_the_best_cells_are_bold_and_those_alone(one_language, reports):
     cells = [replace(cell, best=(cell.row, cell.column) == ("layer swap", "mgsm")) for cell in one_language.cells]
     path = write_report(replace(one_language, cells=cells), reports)
@@ -245,13 +201,3 @@ def test_the_best_cells_are_bold_and_those_alone(one_language, reports):
     (value,) = [cell.value for cell in cells if cell.best]
     assert float(best["data-value"]) == value
     assert f"<b>{value:.1f}</b>" in path.read_text()
-
-
-def test_the_default_comparison_says_what_it_is(one_language, reports):
-    for declared in (True, False):
-        text = Page(write_report(replace(one_language, declared=declared), reports)).text
-        assert ("Merges against base and best expert" in text) == (not declared)
-        assert ("The best expert is chosen by these same questions" in text) == (not declared)
-    assert "No two models have answers to compare." in Page(
-        write_report(replace(one_language, contrasts=[]), reports)
-    ).text  # fmt: skip

@@ -13,7 +13,6 @@ from made_up_report import line_of, results_of, sample, write_eval
 
 from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.config.stages import Eval, EvalTask
-from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page
@@ -165,22 +164,6 @@ def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
     assert all("1.1 bits below the base, where 1 is allowed" in mark.detail for mark in marks)
 
 
-def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
-    nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
-    (mark,) = samples.suspicious_scores(cells_of({"nan": nan, "never": never}))
-    assert (mark.row, mark.mark, mark.detail) == (
-        "nan",
-        "no number",
-        "math, qac, seed 0: the score is not a finite number",
-    )
-
-
-def test_an_evaluation_behind_several_cells_of_a_row_is_marked_once(tmp_path):
-    made = cells_of({"base": score_of("mgsm", 0.0, 4)})
-    made = replace(made, cells=[*made.cells, replace(made.cells[0], column="math again")])
-    assert [mark.mark for mark in samples.suspicious_scores(made)] == ["exactly 0"]
-
-
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     """Of a cell of two seeds and two languages: the answers of seed 0, once a language."""
     folders = {
@@ -259,12 +242,6 @@ def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
     assert answers.first[0][4] == "? \U0001f600 7"
 
 
-def test_a_broken_line_is_named(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"')
-    with pytest.raises(PipelineError, match=r"log.jsonl, line 2 is not JSON"):
-        read_jsonl(tmp_path / "log.jsonl")
-
-
 @pytest.mark.parametrize("text", ['{"doc_id": 0, "resp', "[1, 2]\n", '{"doc": 1}\n'])
 def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "7", True)]})
@@ -273,12 +250,6 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
         read(tmp_path, {"e": folder})
     assert "\n" not in str(told.value)
-
-
-def test_two_columns_in_which_all_is_right_are_not_marked_as_identical(tmp_path):
-    answers = {"base": ["a 7", "b 7"], "twin": ["a 7", "b 7"]}
-    marks = samples.suspicious_scores(scored(tmp_path, answers, values={"base": 1.0, "twin": 1.0}))
-    assert "identical" not in {mark.mark for mark in marks}
 
 
 @pytest.mark.parametrize(("task", "scores"), [("wikitext", {}), ("wmt16-de-en", {"bleu": ["Water", "Maji"]})])

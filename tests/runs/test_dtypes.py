@@ -59,24 +59,6 @@ def test_several_dtypes_need_one_to_be_named(tmp_path: Path) -> None:
         evaluation(model(tmp_path / "double", "F64"), tmp_path)
 
 
-def test_an_old_models_rotary_buffers_do_not_count(tmp_path: Path) -> None:
-    folder = model(tmp_path / "model", "BF16")
-    tensors = {"model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (2,)), "a.weight": ("BF16", (2, 2))}
-    (folder / "model.safetensors").write_bytes(header_bytes(tensors) + b"\0" * 16)
-    assert evaluation(folder, tmp_path).config.eval.dtype == "bfloat16"
-
-
-def test_headers_that_cannot_be_read_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    folder = model(tmp_path / "model", "F32")
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(PipelineError, match=r"model.safetensors is truncated or has a broken safetensors header"):
-        evaluation(folder, tmp_path)
-    file.write_bytes(b"\x10")
-    with pytest.raises(PipelineError, match="truncated or has a broken safetensors header .*: copy it again"):
-        evaluation(folder, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("words", "dtype"),
     [

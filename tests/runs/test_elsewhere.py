@@ -13,7 +13,6 @@ from as_torch import as_torch
 from small_models import stacked
 
 from pipeline.errors import PipelineError
-from pipeline.hub import models as hub_models
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
 
@@ -95,11 +94,6 @@ def test_a_merge_of_task_vectors_finds_the_base(
         assert torch.equal(tensor, expected.to(tensor.dtype)), name
 
 
-def test_a_base_on_the_card_may_be_a_folder_beside_it(three: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
-    card(three["math"], "../base")
-    assert analyzed(make_run, tmp_path, f"checkpoint={three['math']}")
-
-
 @pytest.mark.parametrize(
     ("base", "sentence"),
     [
@@ -117,23 +111,6 @@ def test_no_base_is_one_sentence(
     with pytest.raises(PipelineError) as refused:
         analyzed(make_run, tmp_path, f"checkpoint={three['math']}")
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_experts_of_different_bases_are_refused(cached: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
-    card(cached["language"], "org/other")
-    with pytest.raises(PipelineError, match="have different bases .math from base, language from other."):
-        analyzed(make_run, tmp_path, f"checkpoint=[{cached['math']},{cached['language']}]")
-
-
-@pytest.mark.parametrize("text", ["---\nbase_model: [unclosed\n---\n", "---\n- a\n---\n", "no head", ""])
-def test_a_card_that_cannot_be_read_says_nothing(text: str, tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text(text)
-    assert hub_models.read_metadata(tmp_path) == {}
-
-
-def test_without_the_hub_a_card_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert hub_models.read_metadata(Path("org/nowhere")) == {}
 
 
 def test_a_sweep_of_checkpoints_made_elsewhere(

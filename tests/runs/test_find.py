@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make_once(a_run(tmp_path, label="a_merge-3-1-of-many-experts-and-more-words", seed=3), writes())
     with pytest.raises(PipelineError, match=r"; did you mean a_merge-3-1-of-many-"):  # a beginning is a RUN too
         find_run("a_merge-3-2", tmp_path, "checkpoint")
-
-
-def test_an_exact_name_stands_above_a_prefix(tmp_path: Path) -> None:
-    short = make_once(a_run(tmp_path), writes())
-    shutil.copytree(short, tmp_path / f"{short.name}-copy")
-    assert find_run(short.name, tmp_path, "x").folder == short
 
 
 def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:

@@ -19,12 +19,8 @@ from pipeline.commands.clean import idle_snapshots
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find_run
 from pipeline.runs.folders import (
-    DIGITS,
-    finished_manifests,
     finished_names,
-    folder_name,
     folder_of,
-    label_in,
     scan_folders,
 )
 from pipeline.runs.make import make_once, why_not_finished
@@ -119,44 +115,3 @@ def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
     os.utime(tmp_path, ns=(tick, tick))
     assert folder_of(two.hash, tmp_path) == two.folder != one.folder
     assert finished_names(tmp_path) == sorted([one.folder.name, two.folder.name])
-
-
-def test_a_run_published_after_a_kept_scan_is_seen(tmp_path: Path) -> None:
-    tmp_path.joinpath(".work").mkdir()
-    old(tmp_path)
-    run = a_run(tmp_path)
-    assert folder_of(run.hash, tmp_path) is None and scan_folders(tmp_path).settled
-    make_once(run, writes())
-    assert folder_of(run.hash, tmp_path) == run.folder
-
-
-def test_a_folder_that_was_removed_is_gone(tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    folder = make_once(run, writes())
-    old(tmp_path)
-    assert folder_of(run.hash, tmp_path) == folder
-    shutil.rmtree(folder)
-    assert folder_of(run.hash, tmp_path) is None and finished_names(tmp_path) == []
-    assert why_not_finished(run) == "never made"
-
-
-def test_without_a_runs_dir_nothing_is_finished(tmp_path: Path) -> None:
-    nowhere = tmp_path / "none"
-    assert finished_names(nowhere) == [] and list(finished_manifests(nowhere)) == []
-    assert folder_of("0" * 64, nowhere) is None and not nowhere.exists()
-
-
-def test_names_by_their_beginning(tmp_path: Path) -> None:
-    for name in ("a-1", "ab-1", "ab-2", "ab", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text("{}")
-    (tmp_path / "ab-3").mkdir()  # not finished
-    assert finished_names(tmp_path, "ab") == ["ab", "ab-1", "ab-2"]
-    assert finished_names(tmp_path, "ab-") == ["ab-1", "ab-2"] and finished_names(tmp_path, "c") == []
-
-
-@pytest.mark.parametrize("digits", DIGITS)
-def test_the_label_in_a_name(digits: int) -> None:
-    run_hash = "0123456789abcdef" * 4
-    assert label_in(folder_name("math-full-s0", run_hash, digits)) == "math-full-s0"
-    assert label_in("Llama-3.1-8B") == "Llama-3.1-8B" and label_in("x-0123abcd9") == "x-0123abcd9"

@@ -12,7 +12,6 @@ from small_models import stacked
 from pipeline import files
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.evaluate.store import model_key
 from pipeline.files import fingerprints
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import open_merge
@@ -74,11 +73,3 @@ def test_a_merge_of_old_and_new_has_digests_of_one_kind(finished, tmp_path, monk
     assert all(one.startswith("blake3:") for known in sources.known.values() for one in known.values())
     digests = merge.write(tmp_path / "out", recorded=sources.known)
     assert digests == digest_tensors(tmp_path / "out") and all(one.startswith("blake3:") for one in digests.values())
-
-
-def test_scores_are_found_by_the_root_on_record(finished):
-    """Scores of a run of an earlier version are found as before, and by no other model's key."""
-    keys = {kind: model_key(finished(kind, kind)) for kind in ("sha256", "blake3")}
-    assert all(key["root"].startswith(f"{kind}:") for kind, key in keys.items())
-    (keys["sha256"].pop("root"), keys["blake3"].pop("root"))
-    assert keys["sha256"] == keys["blake3"]

@@ -196,27 +196,6 @@ def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(
     assert (run.folder / "train.jsonl").read_text() == "theirs\n" and not run.workplace.exists()
 
 
-def test_writing_where_it_was_taken_over_says_so(tmp_path: Path) -> None:
-    def sleeps(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        (run.workplace / "lease-9").write_text(json.dumps(asdict(this_process())))
-        os.rename(work, work.with_name("other"))
-        (work / "train.jsonl").write_text("x")
-        return {}
-
-    with pytest.raises(Lost, match=f"now held by process {os.getpid()} on "):
-        make_once(a_run(tmp_path), sleeps)
-
-
-def test_a_lease_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", 0.05)
-    lease = take_lease(a_run(tmp_path).workplace)
-    assert isinstance(lease, Lease)
-    os.utime(lease.file, (0, 0))
-    time.sleep(0.3)
-    assert lease.file.stat().st_mtime > time.time() - 60
-    lease.release()
-
-
 MANY = """
 import sys, time
 from pathlib import Path

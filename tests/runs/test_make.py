@@ -54,19 +54,6 @@ def test_the_manifest_is_written_last_and_the_folder_appears_at_once(tmp_path: P
     assert max(times, key=lambda path: times[path]).name == "manifest.json"
 
 
-def test_work_that_failed_is_begun_anew(tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-
-    def fails(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        (work / "half").write_text("x")
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError):
-        make_once(run, fails)
-    assert not run.folder.exists() and (run.work / "half").exists()
-    assert not (make_once(run, writes()) / "half").exists()
-
-
 def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from small_runs import a_run, never, writes
+from small_runs import a_run, writes
 
 from pipeline.errors import PipelineError
-from pipeline.runs.make import make_once, why_not_finished
+from pipeline.runs.make import make_once
 from pipeline.runs.manifest import Manifest, read_manifest
 
 MALFORMED = {
@@ -51,25 +51,6 @@ def test_commands_that_list_runs_name_it_and_go_on(
     assert told.status == 0 and told.err.count(f"skipped: {malformed}/manifest.json is ") == 1
     if stage == "status":
         assert finished.name in told.out and "1 finished" in told.out
-
-
-def test_a_run_whose_own_manifest_is_malformed_is_planned_and_refused_when_it_is_made(tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    folder = make_once(run, writes())
-    (folder / "manifest.json").write_text("{")
-    assert run.folder == folder
-    assert str(why_not_finished(run)).startswith(f"{folder}/manifest.json is not readable JSON")
-    with pytest.raises(PipelineError, match="manifest.json is not readable JSON"):
-        make_once(run, never)
-
-
-def test_a_parent_whose_manifest_is_malformed_does_not_stop_a_plan(tmp_path: Path) -> None:
-    parent = a_run(tmp_path, label="parent", seed=1)
-    child = a_run(tmp_path, {"data_root": parent}, label="child")
-    make_once(parent, writes())
-    make_once(child, writes())
-    (parent.folder / "manifest.json").write_text("[]")
-    assert "manifest.json is not a manifest of this program" in str(why_not_finished(child))
 
 
 def test_a_manifest_that_is_written_again_is_read_again(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import ModelCard
 
 from pipeline.config.compose import compose
 from pipeline.runs.find import find_run
-from pipeline.runs.model_card import Origin, of_iso_639, origin_from_config, render_card
+from pipeline.runs.model_card import Origin, origin_from_config, render_card
 
 
 def asked(*words: str) -> dict[str, Any]:
@@ -31,26 +30,12 @@ def test_a_training_from_the_hub_names_its_base_sets_languages_and_licence(tmp_p
     assert ("inkuba", "lelapa/Inkuba-instruct", "CC-BY-NC-4.0") in made_of.sets
 
 
-@pytest.mark.parametrize("word", ["data_root=DIR", "expert.sources.aya.file=mine.jsonl"])
-def test_a_local_file_is_no_set_of_the_hub(word: str, tmp_path: Path) -> None:
-    made_of = of(asked("stage=sft", "expert=sw", "model=llama3.1_8b", word), tmp_path)
-    named = dict((name, hub) for name, hub, _ in made_of.sets)
-    assert (named["aya"] is None) == word.startswith("data_root")
-
-
 def test_a_joint_set_is_of_both_and_what_was_left_out_is_not_named(tmp_path: Path) -> None:
     words = ["stage=sft", "expert=math_sw", "sft=mixed", "model=qwen2.5_7b_instruct", "data.leave_out=[nllb]"]
     names = [name for name, _, _ in of(asked(*words), tmp_path).sets]
     assert "orca_math" in names and "aya" in names and "nllb" not in names
     text = ["stage=cpt", "expert=math", "model=llama3.1_8b"]
     assert [name for name, _, _ in of(asked(*text), tmp_path).sets] == ["open_web_math"]
-
-
-@pytest.mark.parametrize(
-    ("code", "known"), [("sw", True), ("acm", True), ("qac", False), (None, False), ("xyz", False)]
-)
-def test_the_hub_knows_no_constructed_language(code: str | None, known: bool) -> None:
-    assert of_iso_639(code) is known
 
 
 def test_a_stated_licence_stands_before_the_experts(tmp_path: Path) -> None:

@@ -91,10 +91,3 @@ def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
     resume.prepare_work_folder(asked)
     lease.release()
     assert capsys.readouterr().err == ""
-
-
-def test_what_is_forgotten_is_not_used(tmp_path: Path) -> None:
-    run = a_run(tmp_path)
-    at_step(run, 3)
-    resume.remove_resume_point(run.work)
-    assert resume.usable_resume_point(run) is None and not (run.work / "resume").exists()

@@ -12,14 +12,12 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from small_runs import a_run, never, writes
 
 from pipeline.config.compose import compose, stage_of
 from pipeline.config.data import World
 from pipeline.config.knob import is_hashed
 from pipeline.config.overrides import values_of
 from pipeline.config.stages import RunStage
-from pipeline.runs.make import make_once
 from pipeline.runs.run import External, Run
 from pipeline.stages.rows import build
 
@@ -201,14 +199,3 @@ def test_ten_committed_configs_keep_their_hashes() -> None:
     if os.environ.get("PIPELINE_WRITE_VALUES"):
         HASHES.write_text(json.dumps(found, indent=1) + "\n")
     assert found == json.loads(HASHES.read_text())
-
-
-def test_a_label_may_change(tmp_path: Path) -> None:
-    folder = make_once(a_run(tmp_path), writes())
-    assert make_once(a_run(tmp_path, label="another name"), never) == folder
-
-
-@pytest.mark.parametrize("label", ["eval-org/model", "../up", "a b:c\n", "x" * 300])
-def test_a_label_is_the_name_of_one_folder(label: str, tmp_path: Path) -> None:
-    folder = make_once(a_run(tmp_path / "runs", label=label), writes())
-    assert folder.parent == tmp_path / "runs" and len(folder.name) < 128 and not folder.name.startswith(".")

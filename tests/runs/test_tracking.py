@@ -27,7 +27,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs import tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import External, Run
+from pipeline.runs.run import Run
 from pipeline.runs.stop import Stopped, handle_signals
 from pipeline.runs.tracking import Tracker, open_run, resolve_mode
 from pipeline.runs.unchanged import check_unchanged
@@ -152,28 +152,6 @@ def test_a_server_that_cannot_be_had_ends_nothing(
     assert told.count("warning: ") == 1 and "W&B failed (CommError: no route); the run continues without it\n" in told
 
 
-def test_stopped_while_wandb_opens_a_run_its_service_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A signal to the whole tree ends the service too; W&B would look for it at the end, with a traceback."""
-    import wandb
-
-    def stopped(**_: Any) -> None:
-        raise Stopped("SIGTERM")
-
-    ended: list[bool] = []
-
-    def teardown() -> None:
-        ended.append(True)
-        sys.exit(128)  # as W&B does where its service was killed
-
-    monkeypatch.setattr(wandb, "init", stopped)
-    monkeypatch.setattr(wandb, "teardown", teardown)
-    with pytest.raises(Stopped), open_run(tmp_path, Tracking(mode="offline")):
-        raise AssertionError("it went on")
-    assert ended == [True]
-
-
 def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,30 +228,6 @@ def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: None) -
     return script
 
 
-def test_a_service_without_memory_costs_one_line(
-    core: Callable[[str], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It reserves more than this when it starts, and says so in many lines."""
-    core('ulimit -v 300000\nexec $CORE "$@"')
-    assert read_manifest(make_once(a_run(tmp_path, tracking=Tracking(mode="offline")), lambda *_: {})) is not None
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: W&B failed (") and line.endswith("; the run continues without it")
-
-
-def test_a_service_that_stopped_while_it_started_is_ended(core: Callable[[str], None], tmp_path: Path) -> None:
-    """W&B, asked to end it, does not know of it yet."""
-    import wandb
-
-    core("kill -STOP $$")
-    opening = tracking.call_in_thread(lambda: wandb.init(dir=str(tmp_path), mode="offline"))
-    while not tracking.service_pids():
-        time.sleep(0.01)
-    tracking.end_service()
-    with pytest.raises(Exception, match="wandb-core exited with code -9"):
-        opening.result(20)
-    assert not tracking.service_pids()
-
-
 def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:
     def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         stop_service()
@@ -322,15 +276,6 @@ def test_a_server_that_does_not_answer_costs_the_deadline_once(
         (file,) = make_once(a_run(tmp_path, tracking=online, seed=1), lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
     told = capfd.readouterr().err
     assert told.count("warning: ") == 1 and "later runs of this process are offline (wandb sync uploads them)" in told
-
-
-@pytest.mark.parametrize("asked", ["auto", "offline"])
-def test_an_empty_mode_in_the_environment_counts_as_unset(
-    asked: str, tmp_path: Path, no_key: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "")
-    folder = make_once(a_run(tmp_path, tracking=Tracking(mode=asked)), lambda *_: {})
-    assert list(folder.glob("wandb/offline-run-*/*.wandb")) and "warning" not in capfd.readouterr().err
 
 
 def children(pid: int) -> list[int]:
@@ -472,29 +417,6 @@ def test_weights_are_an_artifact_of_their_own_on_request(tmp_path: Path) -> None
     assert set(offline_log(evaluation.folder)[1]) == {(name, "used"), (evaluation.name, "logged")}
 
 
-def test_online_a_run_uses_the_artifacts_of_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, expert, evaluation = a_chain(tmp_path)
-    calls: list[tuple[str, str]] = []
-    manifest = read_manifest(evaluation.folder)
-    assert manifest is not None
-    wandb_run = SimpleNamespace(
-        use_artifact=lambda artifact: calls.append(("used", artifact.name)),
-        log_artifact=lambda artifact: calls.append(("logged", artifact.name)),
-    )
-    monkeypatch.setattr(Run, "work", evaluation.folder)
-    Tracker(wandb_run, "online").finished(evaluation, manifest, weights=True)
-    assert calls == [("used", expert.name.replace("+", "-")), ("logged", evaluation.name)]
-
-
-def test_a_parent_without_a_w_and_b_run_is_named_by_its_hash(tmp_path: Path) -> None:
-    untracked = a_run(tmp_path, tracking=Tracking(mode="disabled"))
-    make_once(untracked, lambda *_: {})
-    assert tracking.parent_id(untracked) == untracked.hash
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/manifest.json").write_text('{"of": "another program"}')
-    assert tracking.parent_id(External("model", "abc", tmp_path / "model")) == "abc"
-
-
 def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None:
     folder, (_, _, evaluation) = tmp_path / "reports/t", a_chain(tmp_path)
     (folder / "plots").mkdir(parents=True)
@@ -596,9 +518,3 @@ def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(mirror: str, 
     assert len(lock.urls) == 2 and lock.entry(Source(file="x", rows="pairs", url=other)) is not None
     plain = "https://host/a.gz"
     assert Lock(urls={plain: {"sha256": "0"}}).entry(Source(file="x", rows="pairs", url=plain)) == {"sha256": "0"}
-
-
-def test_nothing_else_imports_wandb() -> None:
-    source = Path(tracking.__file__).parent
-    users = [path.name for path in source.rglob("*.py") if "import wandb" in path.read_text(encoding="utf-8")]
-    assert users == ["tracking.py"]

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.__main__ import main
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
@@ -70,12 +69,6 @@ def trainings(found: Bill) -> dict[tuple[str, str, str], list[float]]:
         place = config.sft.name, config.expert.name, config.partition.name if config.partition else ""
         hours.setdefault(place, []).append(one.hours)
     return hours
-
-
-def test_experts_and_languages_of_ones_own_have_hours_too() -> None:
-    """By the rows and questions that are here or planned, as the estimate for this machine does."""
-    found = billed("sandbox")
-    assert not found.unknown and {"sft", "eval"} <= found.kinds.keys()
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -255,19 +248,6 @@ def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path:
     for remedy in remedies:  # each does what it says
         gpu = [] if "plan.gpu=" in remedy else ["plan.gpu=h100_80"]
         assert "GPU-hours" in shown(tmp_path, *gpu, *remedy.split())
-
-
-def test_more_processes_than_gpus_are_refused(tmp_path: Path) -> None:
-    words = "every.sft.gradient_checkpointing=true every.sft.parallel=fsdp2 every.sft.processes=2 plan.gpu=h100_80"
-    with pytest.raises(PipelineError, match=r"2 runs of sft need up to 2 GPUs \(\S+\), more than plan.gpus=1$"):
-        shown(tmp_path, *words.split())
-
-
-def test_the_command_prints_the_plan_and_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.yaml").write_text(TABLE)
-    assert main(["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}", "plan.gpu=h100_80"]) == 1
-    printed, refused = capfd.readouterr()
-    assert "GPU-hours" in printed and refused.startswith("error: 2 runs of sft need up to")
 
 
 def test_scores_that_cannot_fit() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
-from pipeline.evaluate.bundle import harness_of_all, over_languages
+from pipeline.evaluate.bundle import over_languages
 from pipeline.evaluate.records import ScoreRow
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
@@ -91,41 +90,6 @@ def test_what_decides_a_scoring_run() -> None:
     assert one.hash == built("eval=mgsm_2shot", "languages=[te]", "+eval.max_gen_toks_of={te:1024}").hash
 
 
-def test_the_model_of_spbleu_decides_flores_alone(tmp_path: Path) -> None:
-    (tmp_path / "spm.model").write_bytes(b"pieces")
-    words = ["eval=layer_swapping", "languages=[en,sw]"]
-    without, having = built(*words), built(*words, f"eval.spm_model={tmp_path}/spm.model")
-    changed = {role for role, one in without.parents.items() if one.hash != having.parents[role].hash}
-    assert changed == {"flores_0shot.sw"}
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("eval=layer_swapping languages=[en]", "flores translates between English and another language: add one"),
-        ("eval=unreasonable eval.exemplars=random", "eval.exemplars=random is for MGSM: belebele has"),
-        ("eval=unreasonable eval.split=dev", "eval.split=dev has no items on the Hub"),
-        ("eval=mgsm_2shot languages=[en,qac]", "qac is a constructed language and not on the Hub: set data_root"),
-    ],
-)
-def test_a_task_that_cannot_be_asked_is_refused_before_any_is_scored(words: str, expected: str) -> None:
-    with pytest.raises(PipelineError, match=expected):
-        built(*words.split())
-
-
-def test_redo_scores_again(make_run: Callable[..., Path], world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "eval=mgsm_0shot",
-             "languages=[en,qac]", *ASKED]  # fmt: skip
-    loads: list[Any] = []
-    load = stage.open_model
-    monkeypatch.setattr(stage, "open_model", lambda *args: loads.append(args) or load(*args))
-    first = make_run(*words)
-    assert len(loads) == 2 and make_run(*words) == first and len(loads) == 2
-    assert make_run(*words, "redo=true") == first and len(loads) == 4
-    manifest = read_manifest(first)
-    assert manifest is not None and manifest.attempt == 2 and manifest.facts["harness"]["found_again"] == []
-
-
 def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(
     make_run: Callable[..., Path], world: Path
 ) -> None:
@@ -140,19 +104,6 @@ def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(
         assert harness["sampling"] == {"mgsm_0shot.en": sampled}
         assert harness["task_hashes"].keys() == {"mgsm_en_0shot", "belebele_en_0shot"}
         assert {row["task"] for row in rows(folder)} == {"mgsm", "belebele"}
-
-
-def test_facts_of_a_bundle() -> None:
-    """Joined by task; once where they are the same; else by part, also where only one part has them."""
-    parts = {
-        "a.en": {"versions": {"a": 1}, "dtype": "float32", "share_prefix": True, "found_again": ["a"], "too_long": {}},
-        "b.en": {"versions": {"b": 2}, "dtype": "float32", "share_prefix": False, "found_again": [],
-                 "too_long": {"b": 1}, "think_end": "x"},
-    }  # fmt: skip
-    assert harness_of_all(parts) == {
-        "versions": {"a": 1, "b": 2}, "dtype": "float32", "share_prefix": {"a.en": True, "b.en": False},
-        "found_again": ["a"], "too_long": {"b": 1}, "think_end": {"b.en": "x"},
-    }  # fmt: skip
 
 
 def test_many_evaluations_by_m(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:

@@ -16,14 +16,13 @@ from scipy import stats
 from test_verdicts import Alike, Made
 
 from pipeline.analyze.changes import COLUMNS
-from pipeline.errors import PipelineError
 from pipeline.report.claims import Verdict
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import NoScore, percent_rows_changed
 from pipeline.report.verdicts import JUDGES, judge_claims
 from pipeline.stats.ranks import profile_likeness
 from pipeline.stats.statistics import contrast, contrast_of_trainings
-from pipeline.tables.plan import ROWS_CHANGED, Cell, TablePlan
+from pipeline.tables.plan import Cell, TablePlan
 
 MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",
         "ls_language_changes_attention", "ls_language_changes_outer_attention",
@@ -81,16 +80,6 @@ def test_rows_changed_are_those_of_the_published_maps(tmp_path: Path) -> None:
     assert percent_rows_changed(run, "rows_changed.all.30-32") is None  # there is no layer 32
 
 
-@pytest.mark.parametrize(
-    "fact", ["rows_changed", "rows_changed.mlp.0-3", "rows_changed.all.3", "rows_changed.all.0-1,"]
-)
-def test_rows_that_no_map_has_are_refused_before_anything_runs(fact: str) -> None:
-    assert not ROWS_CHANGED.fullmatch(fact)
-    with pytest.raises(PipelineError, match="rows_changed.attention.0-1,30-31"):
-        plan(f"defaults: [layer_swapping_claims]\nname: mine\nrows: {{x: {{fact: '{fact}', columns: [math_maps]}}}}\n"
-             "compare: {}")  # fmt: skip
-
-
 def published(there: TablePlan, noise: float, folder: Path) -> Recorded:
     """The published maps as truth: two math experts, one of each language; others differ from them by `noise`."""
     at = {("math", 1): 0, ("math", 2): 1, "sw": 2, "ja": 3, "te": 4, "bn": 5}
@@ -114,20 +103,6 @@ def test_the_published_maps_show_section_3_2(tmp_path: Path) -> None:
     assert found[MAPS[0]].n == 7 and found[MAPS[0]].p == pytest.approx(1 / 35)
 
 
-@pytest.mark.parametrize("spread, word", [(0.5, "contradicted"), (400.0, "undecided")])
-def test_maps_of_another_kind(spread: float, word: str) -> None:
-    """All parameters change alike in all layers, language experts' a little more: each claim is contradicted; where
-    experts differ by more than what is claimed, none is decided."""
-    there, rng = plan_of("layer_swapping_claims"), np.random.default_rng(2)
-
-    def number(fact: str, of: dict[str, Any]) -> float:
-        least = 10 if "0-1,30-31" in fact or "attention.0-31" in fact else 30
-        return rng.normal(least + 20 * (of["run"] == "map of language" and ".16-31" in fact), spread)
-
-    found = verdicts(there, Recorded(there, number), *MAPS[1:])
-    assert {one.verdict for one in found.values()} == {word}, found
-
-
 # ---------------------------------------------------------------------------------------------------- losses
 
 
@@ -146,13 +121,6 @@ def test_flat_validation_losses(apart: float, spread: float, word: str) -> None:
     if spread:
         assert found.left_value == pytest.approx(1.1 + apart, abs=4 * spread) and found.n == 3
         assert found.difference == pytest.approx(apart, abs=4 * spread)  # in the loss's own unit
-
-
-def test_one_training_a_side_cannot_be_tested() -> None:
-    there = plan_of("unreasonable_table_a3")
-    (found,) = verdicts(there, Recorded(there, lambda *_: 1.1), "ue_validation_loss_is_flat").values()
-    assert found.sentence == "cannot be tested: fewer than three trainings, or all alike, show no variance"
-    assert "1 of seed: +0" in found.detail
 
 
 class HalfMade(Recorded):
@@ -313,22 +281,3 @@ def test_flores_on_par(rate: float, word: str) -> None:
     (found,) = verdicts(there, made, "ls_flores_on_par").values()
     assert found.verdict == word and found.n == 50, found
     assert found.left_value is not None and 10 < found.left_value < 100
-
-
-def test_claims_that_mix_facts_and_answers_are_refused() -> None:
-    claim = next(one for one in claims_of("layer_swapping_claims") if one.id == MAPS[3])
-    there = plan_of("layer_swapping_claims")
-    for changed, told in (
-        ({"metric": "exact_match"}, "of a fact or a figure"),
-        ({"left": ("mgsm.en",), "over": ("math_expert", "m")}, "metric fact, but it names a cell that shows none"),
-        ({"over": ("language_maps", "m")}, "over names m, which none of its cells has several of"),
-    ):
-        words = {**vars(claim), **changed}
-        if "left" in changed:
-            words["right"] = ("mgsm.ten_language_avg",)
-        with pytest.raises(PipelineError, match=told):
-            PlacedClaim.of(type(claim)(**words), there)
-    gain = next(one for one in claims_of("layer_swapping_table1") if one.than)
-    best = type(gain)(**{**vars(gain), "left": ("layer_swap_best",)})
-    with pytest.raises(PipelineError, match="than is of means: a best configuration or a maximum is named"):
-        PlacedClaim.of(best, plan_of("layer_swapping_table1"))

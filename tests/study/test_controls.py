@@ -9,7 +9,6 @@ import pytest
 from planned import plan
 from test_rendered_tables import cells_of, finish, planned, render
 
-from pipeline.errors import PipelineError
 from pipeline.tables.planned_runs import Planning
 
 TABLE = """
@@ -68,32 +67,6 @@ def test_a_control_of_the_best_swap_has_the_swaps_counts() -> None:
         for (counts,), model in chosen.models.items():
             spec = made.specs[model]
             assert spec.run == "swap, control" and spec.words["merge.bottom_layers"] == int(counts[0])
-
-
-def test_columns_may_show_the_merges() -> None:
-    text = TABLE.replace("controls: true", "controls: [language expert]").replace(
-        'columns: {"{language}": {}}\nrows:', "columns:"
-    )
-    made = plan(text + 'rows: {"{language}": {}}\n')
-    assert made.columns == ["base", "math", "swap", "swap, control", "soup", "soup, control"]
-
-
-@pytest.mark.parametrize(
-    "controls, words",
-    [("[sw]", "mine.yaml, controls: 'sw' is not a run: give true, or"), ("[base]", "no merge is made of base: leave")],
-)
-def test_controls_of_nothing(controls: str, words: str) -> None:
-    with pytest.raises(PipelineError, match=words):
-        plan(TABLE.replace("controls: true", f"controls: {controls}"))
-
-
-def test_without_merge_language_the_language_experts_are_named() -> None:
-    text = TABLE[: TABLE.index("  swap: {merge")] + TABLE[TABLE.index("  soup: {merge") :]
-    text = text.replace("  swap: {run: swap, best: [counts], by: {eval.split: dev}}\n", "")
-    text = text.replace("  counts: {1+0: {bottom: 1, top: 0}, 2+0: {bottom: 2, top: 0}}\n", "")
-    with pytest.raises(PipelineError, match="no merge.language says which runs are language experts: name them"):
-        plan(text)
-    assert plan(text.replace("true", "[language expert]")).controls == [("soup", "soup, control")]
 
 
 def test_the_report_compares_each_merge_with_its_control(tmp_path: Path) -> None:

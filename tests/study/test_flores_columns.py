@@ -71,22 +71,6 @@ def test_bleu_and_chrf_are_sacrebleus(world: Path, tmp_path: Path) -> None:
         assert "give every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches" in missing.missing
 
 
-def test_a_cell_whose_task_was_left_out_says_why(world: Path, tmp_path: Path) -> None:
-    """MBPP, as in the first paper's tables: wanted where possible, and programs are not run unasked."""
-    (tmp_path / "programs.yaml").write_text(
-        f"name: programs\nevery: {{data_root: {world}}}\nruns: {{base: {{checkpoint: package:data/sandbox_base}}}}\n"
-        "score: {run: base, eval: mbpp_0shot, where_possible: true, in: qac}\n"
-        "columns: {programs: {}}\nrows: {all: {}}\n"
-    )
-    outcome = made(f"table={tmp_path}/programs.yaml", f"runs_dir={tmp_path}/runs")
-    told = cells_of(outcome)["all", "programs"]
-    assert told.value is None
-    assert (
-        told.missing
-        == "mbpp runs the programs that a model writes: allow it with eval.run_code=true, or leave mbpp out"
-    )
-
-
 @pytest.mark.spbleu
 def test_spbleu_is_sacrebleus(world: Path, tmp_path: Path) -> None:
     """Where sacrebleu keeps the model that it downloads, another one stands, trained on these sentences."""

@@ -26,11 +26,10 @@ from pipeline.estimate.durations import (
     memory_here,
 )
 from pipeline.estimate.flops import LONGEST, training_seconds
-from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
-from pipeline.models.shape import SHAPES, shape_in, shape_of
-from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.models.shape import SHAPES, shape_of
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.stages.steps import expected_rows, expected_steps, planned_steps
@@ -84,12 +83,6 @@ def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_e
     assert fixed + 50 * STEP < seconds(two) < seconds(run)
 
 
-def test_what_took_two_steps_is_not_guessed_at_minutes(training: Callable[..., Run], math_expert: Path) -> None:
-    made, run = read_manifest(math_expert), training()
-    run = replace(run, config=replace(run.config, threads=None))  # as many as there are cores
-    assert made is not None and made.cost["guessed_seconds"] == seconds(run) < 2
-
-
 def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path, tmp_path: Path) -> None:
     start = ["stage=eval", f"checkpoint={base}", "eval=mgsm_2shot", "threads=1", f"runs_dir={runs_dir}"]
     run: Any = of(*start, f"data_root={world}", "languages=[qac]")
@@ -130,11 +123,6 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
     flops_alone = 6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320  # Kaplan et al.
     assert seconds(hub) > flops_alone / cpu.cpu(shape, 1).bf16
     assert seconds(hub, on_gpu=True) < seconds(hub) / 100
-
-
-def test_a_model_that_is_here_has_the_shape_of_its_files_whatever_its_name(tmp_path: Path, base: Path) -> None:
-    named = of("stage=sft", "expert=math", "model=llama3.1_8b", f"model.path={base}", f"runs_dir={tmp_path}")
-    assert named.config.model.name == "llama3.1_8b" and shape_for(named) == shape_in(base)
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:
@@ -233,8 +221,3 @@ def test_finished_runs_correct_the_guess(training: Callable[..., Run], math_expe
         slower.add(manifest("sft", "math-full-s1-00000000", took, 4.0))
     assert slower.predict(run) == pytest.approx(1.5 * seconds(run))
     assert slower.predict(training("sft.steps=5")) == pytest.approx(1.5 * seconds(training("sft.steps=5")))
-
-
-def test_runs_of_before_that_guessed_nothing_stand_for_themselves(training: Callable[..., Run]) -> None:
-    old = History([manifest("sft", "math-full-s1-00000000", 7.0, None), manifest("eval", "eval-x-y-0", 1.0, 1.0)])
-    assert old.predict(training()) == 7.0

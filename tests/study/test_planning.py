@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +19,14 @@ from pipeline.config.compose import compose
 from pipeline.config.harness_tasks import task_of_option
 from pipeline.config.stages import Eval, EvalTask
 from pipeline.errors import PipelineError
-from pipeline.estimate import cpu
-from pipeline.estimate.durations import History
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import ADDED_CONF
-from pipeline.report.cells import model_role
 from pipeline.report.expression import evaluate
 from pipeline.report.questions import stored_metric
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
-from pipeline.stages.steps import expected_steps
-from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import Candidate
 from pipeline.tables.planned_runs import Planning, score_rows
 
@@ -94,16 +88,6 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
     assert all("sandbox_text" not in label for label in changed)  # the base is scored as before
 
 
-def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
-    """Simultaneous training has a recipe of its own; the others are given the command line's."""
-    found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
-    assert describe_every_keys(found)[-1] == "every.recipe does not reach: simultaneous, which override it"
-    with pytest.raises(PipelineError, match="recipe=nope is not an option"):
-        planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
-    with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
-        planning(tmp_path, "table=sandbox", "every.expert=nope")
-
-
 def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path) -> None:
     """Five processes do not divide the recipes' batches: what is trained has no run to count questions of."""
     words = ["processes=5"]
@@ -120,15 +104,6 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     assert 0 < len(unplanned) < 1108
 
 
-OWN = """
-name: own
-every: {model: sandbox, threads: 1}
-runs:
-  mine: {stage: sft, expert: mine, recipe: sandbox_math}
-columns: {mine: {run: mine, fact: seconds}}
-"""
-
-
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An expert of 40 rows in CSV, in a folder of options, and a data_root."""
@@ -141,40 +116,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [f'"Question {number},\nin two lines?",{number}' for number in range(40)]
     (tmp_path / "rows.csv").write_text("\n".join(["q,a", *rows]) + "\n")
     return tmp_path
-
-
-def test_rows_in_csv_are_counted(own: Path) -> None:
-    """As those in JSON lines are: the plan knows the steps, and the seconds."""
-    words = [
-        "stage=sft",
-        "expert=mine",
-        "model=sandbox",
-        "recipe=sandbox_math",
-        f"data_root={own}",
-        f"runs_dir={own}/r",
-    ]
-    run = build(compose([*words, "sft.steps=null", "sft.epochs=3", "sft.batch_size=8", "sft.micro_batch_size=4"]))  # type: ignore[arg-type]
-    assert expected_steps(run) == 15
-    assert re.fullmatch(r"~\d+", History().seconds_text(run))
-
-
-def test_a_set_of_unknown_size_does_not_need_a_gpu(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another format of rows: 32 rows of 1,024 tokens would not fit, but nobody knows that they are so long."""
-    (own / "rows.csv").rename(own / "rows.tsv")
-    file = own / "conf/expert/mine.yaml"
-    file.write_text(file.read_text().replace("rows.csv", "rows.tsv"))
-    monkeypatch.setattr(cpu, "memory", lambda: 16 * 10**9)
-    words = ["stage=sft", "expert=mine", "model=gemma3_270m", f"data_root={own}", f"runs_dir={own}/r"]
-    assert History().seconds_text(build(compose(words))) == "?"  # type: ignore[arg-type]
-
-
-def test_single_commands_are_shown_and_planned_by_the_program(
-    tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
-    words = ["stage=plan", "model=sandbox", "recipe=sandbox_math", f"runs_dir={tmp_path}"]
-    assert "batch_size: 16" in call(*words, "expert=math", "--cfg", "job").out
-    both = call("-m", *words, "expert=math,sw")
-    assert both.out.count(" runs to compute here: ") == 4, both.err
 
 
 def test_a_single_command_is_planned(own: Path) -> None:
@@ -192,16 +133,6 @@ def test_a_single_command_is_planned(own: Path) -> None:
     assert not (own / "r").exists()
     with pytest.raises(PipelineError, match="unknown key sft.stops: did you mean sft.steps"):
         show_plan(compose(["stage=plan", *words, "sft.stops=3"]))  # type: ignore[arg-type]
-
-
-def test_workers_divide_the_time_of_a_plan(own: Path) -> None:
-    """As stage=table does: two trainings of the same data, by two workers, take the longest path."""
-    table = OWN.replace("mine: {stage", "mine: {seed: '{seed}', stage").replace("{run", "{mean: [seed], run")
-    (own / "own.yaml").write_text(table + "axes: {seed: [0, 1]}\n")
-    words = ["stage=plan", f"table={own}/own.yaml", f"data_root={own}", f"runs_dir={own}/r"]
-    one, two = (show_plan(compose([*words, f"launcher.workers={count}"])).splitlines()[0] for count in (1, 2))  # type: ignore[arg-type]
-    seconds = [int(re.search(r"about (\d+) s", text)[1]) for text in (one, two)]  # type: ignore[index]
-    assert two.endswith(" with 2 workers") and seconds[0] / 2 - 1 <= seconds[1] <= seconds[0] / 2 + 2
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:
@@ -286,37 +217,3 @@ def test_a_metric_of_several_filters_is_that_of_the_primary_one(tmp_path: Path) 
     run: Any = SimpleNamespace(folder=tmp_path, config=SimpleNamespace(eval=Eval(tasks=[EvalTask("mgsm", 0)])))
     found = {metric: [one.filter for one in score_rows(run, metric)] for metric in ("unparsed", "numeric_match", None)}
     assert found == {"unparsed": ["flexible-extract"], "numeric_match": ["last-number"], None: ["flexible-extract"]}
-
-
-def test_a_file_of_ones_own_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yaml").write_text("defaults: [sandbox]\nname: mine\naxes: {seed: [0, 1]}\n")
-    monkeypatch.chdir(tmp_path)
-    assert kinds(planning(tmp_path, "table=./mine.yaml").targets())["sft"] == 4
-    (tmp_path / "mine.yaml").write_bytes(b"name: \xff")
-    with pytest.raises(PipelineError, match="is not UTF-8"):
-        planning(tmp_path, "table=./mine.yaml")
-
-
-def test_random_exemplars_are_for_mgsm(tmp_path: Path) -> None:
-    from pipeline.config.evaluation import EvalTask
-    from pipeline.evaluate.tasks import task_definitions
-
-    (drawn,) = task_definitions([EvalTask("mgsm", 2)], ["sw"], None, tmp_path / "a", exemplars="random")
-    assert yaml.unsafe_load(drawn.file.read_text())["fewshot_config"] == {"sampler": "default"}
-    with pytest.raises(PipelineError, match="exemplars=random is for MGSM: belebele"):
-        task_definitions([EvalTask("belebele", 5)], ["sw"], None, tmp_path / "c", exemplars="random")
-
-
-def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_chosen(tmp_path: Path) -> None:
-    words = ["stage=table", "table=sandbox_layer_swapping", f"runs_dir={tmp_path}"]
-    planning = Planning.of(compose(words))  # type: ignore[arg-type]
-    table = planning.bind()
-    roles = {
-        cell.column: model_role(table, reading[()])
-        for cell in planning.plan.cells.values()
-        for item in cell.items
-        for reading in item.readings
-        if () in reading
-    }
-    assert roles["joint_sft"] == "merge" and roles["base"] == "base"
-    assert roles["math_expert"] == roles["language_expert"] == "expert"

@@ -18,7 +18,7 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import prompts
 from pipeline.launch.in_process import make_run
-from pipeline.launch.preflight import LENGTHS, evaluation_problems
+from pipeline.launch.preflight import LENGTHS
 from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
@@ -72,21 +72,6 @@ def test_languages_without_data_are_grouped_by_cause(mine: Command, function: An
     every_language = {"axes": {"language": ["te", "it", "th"]}}
     causes = refused(show_plan, mine("plan", **every_language))
     assert len(causes) == 3 and any("data_root=data has no mgsm/it/test.jsonl" in one for one in causes)
-
-
-def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_path: Path) -> None:
-    weights = tmp_path / "base/model.safetensors"
-    whole = weights.read_bytes()
-    for spoilt, told in ((whole[:-100], "is truncated or has"), (b"no header at all", "is truncated or has")):
-        weights.write_bytes(spoilt)
-        assert all(told in cause for cause in refused(show_plan, mine("plan", **TWO)))
-    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
-    name = next(name for name in header if name != "__metadata__")
-    assert header[name]["dtype"] == "F32"
-    header[name]["dtype"] = "BF16"  # of half the bytes that it holds: as a file of mixed dtypes that was cut
-    text = json.dumps(header).encode()
-    weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + int.from_bytes(whole[:8], "little") :])
-    assert all("has a broken safetensors header" in cause for cause in refused(show_plan, mine("plan", **TWO)))
 
 
 def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Command, tmp_path: Path) -> None:
@@ -174,44 +159,6 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     assert "truncates" not in show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
 
 
-@pytest.mark.parametrize("template", ["plain", "chat"])
-def test_rows_of_joint_experts_are_counted_by_the_plan(
-    mine: Command, world: Path, tmp_path: Path, template: str
-) -> None:
-    """Of the files of both sets, before their data runs are there."""
-    turns = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    (tmp_path / "base/chat_template.jinja").write_text(turns)
-    shutil.copytree(world / "aya", tmp_path / "data/aya")
-    joint = {"stage": "sft", "expert": "math_qac", "sft": "mixed", "model": "trained", "model.path": "./base"}
-    runs = {"base": {"checkpoint": "./base"}, "math": joint}
-    config = mine("plan", "every.sft.seq_length=40", f"every.sft.template={template}", runs=runs, **TWO)
-    assert re.search(r"truncates [\d,]+ of the first 100 rows of data-math_qac-\w+", show_plan(config))
-
-
-def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(tmp_path / "base/model.safetensors")
-    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.bfloat16)
-    save_file(weights, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
-    (cause,) = refused(show_plan, mine("plan", **TWO))
-    assert "eval.dtype=auto, but base holds bfloat16 and float32: give eval.dtype=float32" in cause
-    assert "4 distinct" in show_plan(mine("plan", "every.eval.dtype=float32", **TWO))
-
-
-def test_a_chat_template_that_is_missing(mine: Command, tmp_path: Path) -> None:
-    for name in ("chat_template.jinja", "chat_template.json"):
-        (tmp_path / "base" / name).unlink(missing_ok=True)
-    config = tmp_path / "base/tokenizer_config.json"
-    told = json.loads(config.read_text())
-    told.pop("chat_template", None)
-    config.write_text(json.dumps(told))
-    chat = {"score": {"eval": "mgsm_2shot", "in": "{language}", "eval.chat_template": True}}
-    (cause,) = refused(show_plan, mine("plan", **TWO, **chat))
-    assert cause.startswith("4 evaluations cannot run: eval.chat_template=true, but the tokenizer of base has none")
-
-
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
     mine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,17 +181,6 @@ def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
     (tmp_path / "base/config.json").write_text(json.dumps(config | {"max_position_embeddings": 2 * longest}))
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         show_plan(mine("plan", "plan.prompts=true", **TWO, **long))
-
-
-def test_data_that_a_run_will_write_is_no_problem(tmp_path: Path) -> None:
-    planning = Planning.of(compose(["stage=table", "table=sandbox", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
-    assert evaluation_problems(order_runs(planning.targets()), prompts=True) == []
-
-
-def test_a_table_without_models_is_planned(mine: Command) -> None:
-    """Of a fact of a training, nothing is evaluated."""
-    told = show_plan(mine("plan", axes={}, score={}, columns={"math": {"run": "math", "fact": "loss"}}, rows={"a": {}}))
-    assert "sft: 1, 0 finished" in told and "eval" not in told
 
 
 def test_the_job_that_continues_leaves_prompts_to_the_evaluations(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
-import io
 import json
-import os
 import re
 import shlex
 import shutil
@@ -20,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from made_up_runs import finish
 from safetensors.torch import save_file
 
@@ -28,7 +25,6 @@ from pipeline.config.compose import compose
 from pipeline.files import ADDED_CONF
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
-from pipeline.report.report_state import Reported
 from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.tables.planned_runs import Planning
@@ -87,13 +83,6 @@ def words(home: Path) -> list[str]:
 
 
 Call = Callable[..., SimpleNamespace]
-TABLES = (
-    "cells.csv",
-    "cells.md",
-    "results.csv",
-    "contrasts.csv",
-    "choices.json",
-)
 
 
 def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -124,20 +113,6 @@ def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_
     assert checked.returncode == 0 and checked.stdout.decode().count(": OK\n") == len(files - unlisted)
 
 
-def test_the_terminal_ends_with_the_verdict_the_cells_and_the_path(home: Path, call: Call) -> None:
-    told = call("stage=report", *words(home))
-    page = Path(told.out.strip())
-    summary = page.with_name("summary.txt").read_text(encoding="utf-8")
-    assert told.err.rstrip().endswith(summary.rstrip()) or summary in told.err
-    title, headline = page.with_name("cells.md").read_text(encoding="utf-8").split("\n\n")[:2]
-    assert title.removeprefix("# ") in summary.splitlines()[0] and summary.splitlines()[1] in headline
-    with open(page.with_name("cells.csv"), encoding="utf-8", newline="") as file:
-        for cell in csv.DictReader(file):
-            if cell["value"]:
-                line = next(line for line in summary.splitlines() if line.startswith(f"{cell['row']}  "))
-                assert f"{float(cell['value']):.1f}" in line
-
-
 def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     """It opens where --config-dir is not: quy is a language that nobody ships."""
     own = tmp_path / "conf"
@@ -164,16 +139,6 @@ def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tm
             "conf/language/quy.yaml", "conf/recipe/mine.yaml",
         ]  # fmt: skip
         assert not [name for name in archive.namelist() if b"open-sesame" in archive.read(name)]
-
-
-def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:
-    folder = Path(call("stage=report", *words(home)).out.strip()).parent
-    call("stage=export", *words(home), f"export.to={tmp_path}/t.zip")
-    told = call("stage=report", f"table={tmp_path}/t.zip", f"runs_dir={tmp_path}/new")
-    again = Path(told.out.strip()).parent
-    for name in TABLES:
-        assert (folder / name).read_bytes() == (again / name).read_bytes(), name
-    assert frames(folder)[1].equals(frames(again)[1])
 
 
 def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_path: Path) -> None:
@@ -205,49 +170,6 @@ def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: P
     assert values and all(f"{value:.1f}" in text for value in values)
     told = call("stage=export", "checkpoint=./m", "export.format=latex", "export.to=./x")
     assert told.status == 1 and "export.format applies to table=T only: remove it" in told.err
-
-
-NINE = """
-name: nine
-title: nine by three
-every: {model: sandbox, data_root: world, threads: 1}
-runs:
-  world: {stage: data, expert: sandbox}
-  base: {}
-  math: {stage: sft, expert: math, recipe: sandbox_math}
-  language: {stage: sft, expert: qac, recipe: sandbox_language}
-  soup: {merge: soup, merge.experts: [math, language]}
-score: {eval: sandbox}
-rows:
-  mgsm en: {task: mgsm, in: en}
-  mgsm: {task: mgsm, in: qac}
-  belebele en: {task: belebele, in: en}
-  belebele: {task: belebele, in: qac}
-  global_mmlu en: {task: global_mmlu, in: en}
-  global_mmlu: {task: global_mmlu, in: qac}
-  flores to: {task: flores, in: qac, pair: en-qac}
-  flores from: {task: flores, in: qac, pair: qac-en}
-  mgsm dev: {task: mgsm, in: qac, eval.split: dev}
-columns: {math: {run: math}, language: {run: language}, soup: {run: soup}}
-"""
-
-
-def test_a_table_of_nine_by_three_is_nine_by_three_on_the_page(call: Call, tmp_path: Path) -> None:
-    """As its author wrote it, whatever its tasks and languages: one table of nine rows and three columns."""
-    (tmp_path / "t.yaml").write_text(NINE)
-    made(words(tmp_path)[:2])
-    told = call("stage=report", *words(tmp_path))
-    assert told.status == 0, told.err
-    text = unescape(Path(told.out.strip()).read_text(encoding="utf-8"))
-    cells, _, rest = text.partition('aria-label="The table"')[2].partition("</table>")
-    heads = re.findall(r'<th scope="col"><button type="button">(.*?)</button></th>', cells)
-    rows = re.findall(r'<th scope="row">(.*?)</th>', cells)
-    numbers = re.findall(r'<td(?: class="best")? data-value="([\d.]+)"', cells)
-    assert heads == ["math", "language", "soup"] and len(rows) == 9 and len(numbers) == 27
-    assert rows == [row for row in yaml.safe_load(NINE)["rows"]]
-    with open(tmp_path / "runs/reports/nine/cells.csv", encoding="utf-8", newline="") as file:
-        assert numbers == [row["value"] for row in csv.DictReader(file)]
-    assert rest.count("<svg") and "Merges against base and best expert" in rest  # soup with the better expert
 
 
 def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tmp_path: Path) -> None:
@@ -380,15 +302,6 @@ def test_a_table_of_an_earlier_version_reports(home: Path, call: Call) -> None:
     assert again == [trainings[-1].name] and len(trainings) > 2
 
 
-def test_a_copy_of_the_folder_is_not_stale(home: Path, call: Call) -> None:
-    """Times change when runs are copied; contents do not."""
-    for path in home.glob("runs/*/*"):
-        if path.is_file() and path.name != MANIFEST:
-            os.utime(path, ns=(1, 1))
-    text = Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
-    assert "was changed after" not in text and 'class="flag"' not in text
-
-
 def test_a_page_is_not_replaced_by_a_poorer_one(home: Path, call: Call) -> None:
     page = Path(call("stage=report", *words(home)).out.strip())
     before = page.read_bytes()
@@ -425,19 +338,6 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
     assert limits == {7}
 
 
-def test_what_failed_is_told_from_what_was_never_tried(home: Path, call: Call) -> None:
-    lost = [next(home.glob(f"runs/eval-mgsm_0shot-math-full-s{seed}-*")) for seed in (0, 1)]
-    for folder in lost:
-        shutil.rmtree(folder)
-    report = home / "runs/reports/t"
-    report.mkdir(parents=True)
-    failed = {lost[0].name: "no memory", "gone-1": "of another time"}
-    (report / "report.json").write_text(json.dumps({"data_root": None, "every": {}, "failed": failed, "finished": 0}))
-    text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
-    assert "1 run failed" in text and "no memory" in text and "1 run not started" in text
-    assert "of another time" not in text
-
-
 def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None:
     """One row a run, task, language and metric; knobs, roles and intervals beside; the frames join."""
     folder = Path(call("stage=report", *words(home)).out.strip()).parent
@@ -462,35 +362,6 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     assert title == "# =1+1 swaps"
 
 
-def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
-    from pipeline.report.render.sheets import comma_separated
-
-    text = comma_separated([["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]])
-    (row,) = csv.reader(io.StringIO(text))
-    assert row == ["'=HYPERLINK(1)", "'+1", "'-x", "'@SUM(A1)", "'\tx", "-1.5", "a=b", "−1", ""]
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ([], "stage=export needs export.to"),
-        (["export.to=notes.txt"], "export.to=notes.txt is no name of an archive: give export.to=notes.zip"),
-        (["export.to=nowhere/t.zip"], "export.to=nowhere/t.zip is not a place for a file"),
-        (["export.format=figures", "export.to=nowhere/t"], "export.to=nowhere/t is not a place for a folder"),
-    ],
-)
-def test_bad_words_of_export_are_one_sentence(home: Path, call: Call, more: list[str], sentence: str) -> None:
-    told = call("stage=export", *words(home), *more)
-    assert told.status == 1 and sentence in told.err
-
-
-def test_nothing_finished_is_no_archive(tmp_path: Path, finished: Path, call: Call) -> None:
-    told = call("stage=export", f"table={finished / 't.yaml'}", f"runs_dir={tmp_path}", f"export.to={tmp_path}/t.zip")
-    assert told.status == 1 and "no finished evaluation" in told.err and not (tmp_path / "t.zip").exists()
-    told = call("stage=export").err.strip()
-    assert told.endswith("stage=export needs table or checkpoint: give table=T, or checkpoint=RUN")
-
-
 def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> None:
     """Contaminated rows of each source, and versions."""
 
@@ -511,13 +382,3 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
     assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
     assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)
     assert any(line.startswith("pipeline ") for line in lines), lines
-
-
-def test_a_report_of_another_table_of_that_name_is_not_replaced_without_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    held = Reported(table="one.yaml")
-    held.write_state(tmp_path)
-    for table, told in (("./one.yaml", ""), (f"{Path.cwd()}/one.yaml", ""), ("a/one.yaml", "table=one.yaml, which")):
-        Reported.read_state(tmp_path).warn_of_another(table, tmp_path)
-        assert told in (err := capsys.readouterr().err) and bool(err) == bool(told)

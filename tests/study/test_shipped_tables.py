@@ -5,22 +5,17 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from planned import CONF, TABLES, plan, plan_of
+from planned import CONF, TABLES, plan_of
 
 from pipeline.benchmarks import primary_metric
-from pipeline.commands.plan import empty_spbleu, published_lines
-from pipeline.config.compose import compose
 from pipeline.config.training import Sft
-from pipeline.errors import PipelineError
 from pipeline.tables.plan import TablePlan
-from pipeline.tables.planned_runs import Planning
 from pipeline.train.steps import SIDES, steps_of
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -28,7 +23,6 @@ NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 LAYER_SWAPPING = ("table1", "table2", "table5", "table6", "claims", "figures")
 UNREASONABLE = ("table1", "table2", "table3", "table_a1", "table_a2", "table_a3", "table_a8", "bars", "correlations",
                 "friedman")  # fmt: skip
-GROUPS = ("model", "expert", "mixture", "sft", "partition", "recipe", "merge", "select", "eval")
 
 
 def test_each_table_of_both_papers_is_there() -> None:
@@ -42,18 +36,6 @@ def test_each_table_of_both_papers_is_there() -> None:
         "laptop_real_full",
         "laptop_translations",
     } == set(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_is_short_and_names_options_that_there_are(name: str) -> None:
-    assert len((TABLES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 50
-    made = plan_of(name)
-    assert made.table.name == name and made.cells
-    words = [spec.words for spec in made.specs.values()] + [dict(score.words) for score in made.scores]
-    for group in GROUPS:
-        options = {str(one[group]) for one in words if one.get(group) is not None}
-        missing = [option for option in options if not (CONF / group / f"{option}.yaml").is_file()]
-        assert not missing, f"{group}: {missing}"
 
 
 def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = "") -> dict[tuple[str, str], float]:
@@ -96,40 +78,6 @@ def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
     models = {row for row in published("unreasonable.table_a8") if row[1].startswith("mgsm")}
     assert len(models) == 16 and places(made, "unreasonable.table_a8") >= models
     assert not any(spec.words.get("stage") for spec in made.specs.values())  # nothing is trained
-
-
-def test_what_a_paper_does_not_print_is_empty_and_named_by_the_plan() -> None:
-    """Japanese of calibrate's four Instruct models: after all of their scoring it ended the report."""
-    made = plan_of("calibrate")
-    assert {column for table, _, column in made.unprinted if table == "unreasonable.table_a8"} == {"mgsm_ja"}
-    assert made.cells["qwen2.5_7b_instruct.ja", "first_n"].published is None
-    (told,) = [line for line in published_lines(made) if "table_a8" in line]
-    assert told.startswith("published: unreasonable.table_a8 for 48 cells; not printed there, so left empty: ")
-    assert told.endswith("falcon3_7b_instruct mgsm_ja")
-
-
-def test_cells_without_a_model_for_spbleu_are_named_by_the_plan(tmp_path: Path) -> None:
-    """Four languages, both directions, of three rows."""
-    words = ["stage=plan", "table=layer_swapping_table5"]
-    (told,) = empty_spbleu(Planning.of(compose(words)))  # type: ignore[arg-type]
-    assert told.startswith("24 cells of spBLEU will be empty: give every.eval.spm_model=FILE")
-    (tmp_path / "spm.model").write_bytes(b"pieces")
-    given = f"every.eval.spm_model={tmp_path / 'spm.model'}"
-    assert empty_spbleu(Planning.of(compose([*words, given]))) == []  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("published", "problem"),
-    [
-        ("unreasonable.table_a9", "published: there is no unreasonable.table_a9: did you mean unreasonable.table_a8"),
-        ("unreasonable.table_a8", "published: unreasonable.table_a8 has no row 'sw': there are llama3.1_8b_instruct"),
-        ("unreasonable.partitions", "is not a table of numbers"),
-    ],
-)
-def test_a_published_name_that_means_nothing_is_refused_by_the_plan(published: str, problem: str) -> None:
-    with pytest.raises(PipelineError) as told:
-        plan(f"defaults: [unreasonable_table3]\nname: mine\npublished: {published}\n")
-    assert problem in str(told.value) and "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(("name", "languages", "seeds", "controls"), [("sandbox", 1, 1, 4), ("sandbox_full", 3, 3, 0)])
@@ -222,13 +170,3 @@ def test_the_swaps_of_soups_are_of_all_experts() -> None:
         if isinstance(spec.words.get("merge.math"), list)
     }
     assert sizes == {(3, 3), (3, 12)}
-
-
-def test_the_example_of_the_documentation_is_a_table() -> None:
-    """Three math trainings, six of languages, 18 merges, a model from elsewhere and the base, as the text says."""
-    text = (CONF.parent / "docs" / "tables.md").read_text(encoding="utf-8")
-    example, _ = re.findall(r"```yaml[^\n]*\n(.*?)```", text, re.DOTALL)  # the other lies over a shipped table
-    made = plan(example)
-    runs = [spec.run for spec in made.specs.values()]
-    assert [runs.count(name) for name in ("math", "language", "swap", "theirs", "base")] == [3, 6, 18, 1, 1]
-    assert len(made.cells) == len(made.rows) * len(made.columns) == 4 * 6

@@ -68,26 +68,6 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
     assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["run=nothing_like_it"], "run=nothing_like_it is not a finished run of"),
-        ([], "stage=show needs run: give run=RUN"),
-        (["run={}", "show.samples=3"], "show.samples=3: .* has no answers; stage=eval keeps them in samples/"),
-        (["run={}", "show.samples=-1"], "show.samples"),
-        (["run={}", "show.rows=-1"], "show.rows"),
-        (["run=./{}"], "is no run|no such|not"),
-    ],
-)
-def test_bad_input(words: list[str], sentence: str, math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import re
-
-    given = [word.format(math_expert.name) for word in words]
-    assert main(["stage=show", f"runs_dir={math_expert.parent}", *given]) == 1
-    told = capfd.readouterr().err
-    assert told.startswith("error: ") and told.count("\n") == 1 and re.search(sentence, told)
-
-
 def test_status_tells_scores_of_the_development_split_apart() -> None:
     decided_by = {"stage": "eval", "version": RUN_STAGES["eval"].version}
     facts = {"scores": {f"mgsm/qac/{primary_metric('mgsm')[0]}": 0.228}}

@@ -15,7 +15,6 @@ import pytest
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher, TrainStage
-from pipeline.launch.job_script import COMPLETED
 from pipeline.launch.slurm_arrays import script_of
 
 FOLDER = Path(__file__).parents[2] / "slurm"
@@ -95,17 +94,6 @@ def test_one_that_ends_at_once_when_asked_is_asked_for_again_too(
     status, _ = started(str(file), STATUS="asked", BASH_ENV=str(tmp_path / "slow"), SLURM_ARRAY_JOB_ID="7")
     asking.join()
     assert status == 75 and (tmp_path / "calls").read_text().startswith("scontrol requeue 7")
-
-
-@pytest.mark.parametrize(("status", "ends"), [("0", 0), ("1", 1), ("75", 0)])
-def test_a_job_that_submits_what_is_next_is_completed(
-    status: str, ends: int, started: Callable[..., tuple[int, list[str]]], tmp_path: Path
-) -> None:
-    """75 says there that other jobs go on; nobody is asked for it again."""
-    script = script_of(Launcher("slurm", wrap="env"), ["-m", "pipeline", "stage=table"], COMPLETED)
-    (tmp_path / "goes-on").write_text(script)
-    assert started(str(tmp_path / "goes-on"), STATUS=status) == (ends, ["stage=table"])
-    assert not (tmp_path / "calls").exists()
 
 
 def test_the_files_are_those_of_the_template() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -183,18 +182,6 @@ def test_an_array_beyond_the_sites_limit_is_halved_and_the_last_job_submits_the_
     assert sorted(str(one["job"]) for one in held.values()) == ["1_0", *["None"] * 6]
 
 
-def test_the_last_job_takes_the_place_of_a_task_where_there_is_no_other(tools: Path, tmp_path: Path) -> None:
-    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
-    (tools / "most").write_text("1")
-    (tools / "scancel").write_text(f"#!/bin/sh\necho scancel $@ >> {tools}/calls; echo 9 > {tools}/most\n")
-    with pytest.raises(Held, match=r"^2 runs submitted as 1 array, 5 more by the last job"):
-        slurm_arrays.execute(launcher, ["stage=table", "table=x"], targets)
-    assert calls(tools, "scancel") == [["1_2"]] and "--dependency" in calls(tools)[-1]
-    (tools / "queue").write_text("1_0\n1_1\n2\n")
-    with pytest.raises(Held, match="^5 runs submitted as 2 arrays"):
-        slurm_arrays.execute(launcher, None, targets)
-
-
 def test_output_of_a_site_is_told_from_an_answer(tools: Path, tmp_path: Path) -> None:
     """A banner with numbers and a colour, before each answer: neither a job nor a reason to submit again."""
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
@@ -204,18 +191,6 @@ def test_output_of_a_site_is_told_from_an_answer(tools: Path, tmp_path: Path) ->
         with pytest.raises(Held, match="^7 in the queue" if there else "^7 runs submitted as 3 arrays"):
             slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
-
-
-def test_a_job_id_that_cannot_be_told_is_looked_up_else_refused(tools: Path, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.touch()
-    (tools / "banner").write_text("41\n")
-    with pytest.raises(
-        PipelineError, match=r"^sbatch printed '41 1' and no job id, and squeue lists no job of .*job.sh: "
-    ):
-        slurm_commands.sbatch(script)
-    (tools / "squeue").write_text(f"#!/bin/sh\necho 5; echo 'pipeline:77_3|{script}'; echo 'pipeline:8|{script}x'\n")
-    assert slurm_commands.sbatch(script) == "77"
 
 
 def hangs(tools: Path, name: str, then: str = "") -> None:
@@ -429,26 +404,6 @@ def test_job_files_with_lines_of_the_user_are_the_owners_alone(
     assert {file.stat().st_mode & 0o777 for file in files} == {mode}
 
 
-def test_a_percent_sign_in_runs_dir_is_none_of_slurms_patterns(tools: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path / "of %j and %%u/runs")
-    with pytest.raises(Held):
-        slurm_arrays.execute(Launcher(name="slurm"), None, [run])
-    text = (tools / "calls").read_text()
-    assert f"--output={tmp_path}/of %%j and %%%%u/runs/.logs/slurm-%A_%a.log" in text
-
-
-def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Path, tmp_path: Path) -> None:
-    (tools / "sbatch").write_text(
-        "#!/bin/sh\necho 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1\n"
-    )
-    with pytest.raises(PipelineError, match="give launcher.gpus=0 and your site's own option, ") as refused:
-        slurm_arrays.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
-    (word,) = shlex.split(str(refused.value).partition("own option, ")[2].partition(" (")[0])
-    assert compose(["stage=plan", "launcher=slurm", word]).launcher.options == [
-        "--gpus-per-node=1"
-    ]  # as it is pasted into a shell
-
-
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
 def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tools: Path, tmp_path: Path) -> None:
     script = slurm_arrays.script_of(Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"])
@@ -531,37 +486,12 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
     ] == "1_0"
 
 
-def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
-    """Results depend on it, and nodes differ."""
-    told = r"^launcher.gpus=0 needs threads=N: .* \(threads=8; of a table every.threads=8\)$"
-    with pytest.raises(PipelineError, match=told):
-        slurm_arrays.resources_of(of_8b(tmp_path), Launcher(name="slurm", gpus=0))
-    assert slurm_arrays.resources_of(a_run(tmp_path / "runs"), Launcher(name="slurm", gpus=0)).cpus is None
-
-
-def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(
-        PipelineError,
-        match="^launcher=slurm needs squeue, which is not here: use launcher=local, or launcher.dry_run=true$",
-    ):
-        slurm_arrays.execute(Launcher(name="slurm"), None, plan(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("limit", "seconds"),
     [("30", 1800), ("2:30", 150), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400), ("1-00:00:05", 86405)],
 )
 def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None:
     assert slurm_arrays.parse_time_limit(limit) == seconds
-
-
-@pytest.mark.parametrize("limit", ["", "soon", "1:x", "a-1", "1:00:00:00"])
-def test_what_is_no_time_limit_is_refused(limit: str) -> None:
-    with pytest.raises(
-        PipelineError, match="is not a time limit: write hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
-    ):
-        slurm_arrays.parse_time_limit(limit)
 
 
 # ---------------------------------------------------------------------------------------------------- a task
@@ -604,42 +534,6 @@ def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[...,
     (tools / "queue").write_text("")
     assert task(child, other) == 1
     assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
-
-
-def test_what_a_library_makes_of_a_signal_is_no_failure(
-    tools: Path, task: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the task, asked for again after a preemption, would say that it failed in its turn before."""
-    run = a_run(tmp_path / "runs")
-
-    def signalled(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        except BaseException as error:
-            raise RuntimeError("an import failed") from error
-        return {}
-
-    monkeypatch.setattr(in_process, "stage_function", lambda run: signalled)
-    assert task(run) == 75
-    told = state.read_state(run.workplace)
-    assert (told["state"], told["last_line"]) == ("stopped", None)
-    monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
-    assert task(run, restarts=1) == 0
-
-
-def test_a_log_that_cannot_be_written_fails_the_run_and_not_the_worker(
-    tools: Path, task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Another user's without group rights, or on a full disk: here a folder lies in its place."""
-    one, other = a_run(tmp_path / "runs", seed=1), a_run(tmp_path / "runs", seed=2)
-    make_once(other, writes())
-    worker.log_of(element_of(one)).mkdir(parents=True)
-    assert task(one, other) == 1
-    told = capfd.readouterr().err.splitlines()
-    assert told[-1] == "2 runs: 1 failed, 1 finished"
-    assert told[-2].startswith("data-x failed: Is a directory: ") and told[-2].endswith("; nothing was published")
-    assert state.read_state(one.workplace)["last_line"].startswith("Is a directory: ")
 
 
 def asked_to_stop(number: signal.Signals) -> Any:
@@ -768,13 +662,3 @@ def test_a_plan_that_cannot_be_read_is_an_error(
         slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
     assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err
-
-
-def test_a_plan_made_here_replaces_one_that_cannot_be_read(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "runs")
-    slurm_arrays.plan_files.write_plan("mine", [run], {})
-    file = tmp_path / "runs/.plans/mine.json"
-    whole = file.read_bytes()
-    file.write_bytes(b"\xff")
-    slurm_arrays.plan_files.write_plan("mine", [run], {})
-    assert file.read_bytes() == whole

@@ -19,7 +19,6 @@ from pipeline.tables.planned_runs import Planning
 
 Make = Callable[..., Path]
 Call = Callable[..., SimpleNamespace]
-SHIPPED = Path(__file__).parents[2] / "src/pipeline/data/sandbox_base"
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +73,6 @@ def test_more_test_items_retrain_nothing(tmp_path: Path) -> None:
     assert not {run.hash for run in few["eval"] if run.config.eval.split == "test"} & hashes[1]["eval"]
 
 
-def test_items_are_refused_as_training_sets(call: Call, runs_dir: Path, items: Path) -> None:
-    told = call("stage=sft", f"runs_dir={runs_dir}", "model=sandbox", "expert=math", f"data_root={items}")
-    assert told.status == 1 and f"data_root={items.name} holds items to score on and nothing to train on" in told.err
-    told = call("stage=data", f"runs_dir={runs_dir}", "expert=qac", f"data_root={items}")
-    assert told.status == 1 and "nothing to train on" in told.err
-
-
-def test_items_need_a_small_world(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "mgsm").mkdir()
-    for given in ([], [f"data_root={tmp_path}"]):
-        told = call("stage=data", f"runs_dir={tmp_path}/runs", "expert=sandbox_items", *given)
-        assert told.status == 1 and "give data_root=RUN of stage=data expert=sandbox" in told.err
-
-
 def test_another_worlds_words_are_refused(call: Call, runs_dir: Path, world: Path, other_world: Path) -> None:
     """Of the shipped base, in training and in scoring, and through an expert that was trained from it."""
     says = f"data_root={other_world.name} is the small world of seed 1"
@@ -99,43 +84,8 @@ def test_another_worlds_words_are_refused(call: Call, runs_dir: Path, world: Pat
     assert told.status == 1 and says in told.err
 
 
-def test_of_runs_too(call: Call, runs_dir: Path, other_world: Path, math_expert: Path, language_expert: Path) -> None:
-    """Of a base made from nothing, by the run of its data; through experts and a merge that is not written."""
-    score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
-    told = call(*score, f"checkpoint={math_expert}")
-    assert told.status == 1 and f"{math_expert.name} was trained on seed 0" in told.err
-    told = call(*score, "merge=soup", f"merge.experts=[{math_expert},{language_expert}]")
-    assert told.status == 1 and "is the small world of seed 1" in told.err
-
-
-@pytest.mark.parametrize(
-    "words", ["expert=sandbox expert.world.items=501", "expert=sandbox_items expert.items.dev=501"]
-)
-def test_more_items_than_ship_are_refused(words: str, call: Call, runs_dir: Path, world: Path) -> None:
-    given = [f"data_root={world}"] if "sandbox_items" in words else []
-    told = call("stage=data", f"runs_dir={runs_dir}", *words.split(), *given)
-    assert told.status == 1 and f"{words.split()[1]}: 500 items per benchmark and language ship" in told.err
-    assert "python scripts/make_small_world.py FOLDER --items 501 --dev-items 501" in told.err
-
-
 def test_a_world_of_the_script_is_a_data_root(call: Call, tmp_path: Path) -> None:
     """Its own items are kept apart from its training rows by the script, and no row is dropped for shared words."""
     write(tmp_path / "mine", World(items=300, dev_items=4, math_rows=400, language_rows=4, documents=0))
     told = call("stage=data", f"runs_dir={tmp_path}/runs", "expert=math", f"data_root={tmp_path}/mine")
     assert told.status == 0 and "400 rows taken of 400" in told.err, told.err
-
-
-def test_a_clone_that_the_world_lacks_is_refused(call: Call, runs_dir: Path, world: Path) -> None:
-    score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qad]", f"data_root={world}"]
-    told = call(*score, "checkpoint=package:data/sandbox_base")
-    assert told.status == 1 and "languages=[qad] is unknown, " in told.err and "did you mean qac or" in told.err
-    told = call(
-        "stage=data", f"runs_dir={runs_dir}", "expert=qac", "expert.sources.aya.language=qad", f"data_root={world}"
-    )
-    assert told.status == 1 and "no rows in language qad" in told.err
-
-
-def test_the_shipped_base_says_which_world_it_knows(world: Path) -> None:
-    told, ours = (json.loads((folder / "world.json").read_text(encoding="utf-8")) for folder in (SHIPPED, world))
-    assert told == ours and told["seed"] == 0 and told["languages"] == ["en", "qaa", "qab", "qac"]
-    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 10e6

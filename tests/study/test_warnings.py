@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from tiny_words import FEW
 
 from pipeline.data.rows import read_jsonl
-from pipeline.progress import recorded_warnings, warn
 
 
 def test_warnings_of_trainings_end_a_table_and_stand_on_its_page(
@@ -42,11 +41,3 @@ def test_warnings_of_trainings_end_a_table_and_stand_on_its_page(
     assert "Training warnings" in page and line[0] in page and "sft.seq_length=56 truncates" in page
     again = call("stage=report", *words)  # from what is stored
     assert again.status == 0 and f"warning: {line[0]}" in again.err
-
-
-def test_a_warning_is_recorded_inside_alone() -> None:
-    warn("before")
-    with recorded_warnings() as given:
-        warn("inside")
-    warn("after")
-    assert given == ["inside"]

@@ -1,0 +1,91 @@
+"""How many of the mutants in tests/mutants.json the tests of their packages kill: a test goes only if no fewer die.
+
+    python scripts/mutants.py --record results/bench/mutants.json [--only PACKAGE ...]
+
+A mutant is one edit of src/pipeline, in a temporary copy that PYTHONPATH names: the working tree stays as it is. It is
+killed if a test fails that passes on the unchanged copy. The test that killed it last time goes first. The line is a
+hint: an edit is made where its old text is nearest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pipeline.runs.provenance import git_state, machine_facts, package_versions
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 120  # seconds of a mutant's tests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, required=True, help="rows that it has of other packages are kept")
+    parser.add_argument("--only", nargs="+", metavar="PACKAGE", help="'top' names the files of src/pipeline itself")
+    given = parser.parse_args()
+    data = json.loads((ROOT / "tests/mutants.json").read_text())
+    before = json.loads(given.record.read_text())["mutants"] if given.record.exists() else []
+    rows = {(row["file"], row["line"]): row for row in before}
+    facts = {"code": git_state(), "versions": package_versions(), "machine": machine_facts(), "limit_s": LIMIT}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for path in ROOT.iterdir():
+            if path.name != "src" and not path.name.startswith(".venv"):
+                (copy / path.name).symlink_to(path)
+        shutil.copytree(ROOT / "src", copy / "src")
+        for mutant in data["mutants"]:
+            package, slash, _ = mutant["file"].partition("/")
+            package, key = package if slash else "top", (mutant["file"], mutant["line"])
+            if not given.only or package in given.only:
+                last = rows.get(key, {}).get("by")
+                rows[key] = {**mutant, **outcome(copy, mutant, [*([last] if last else []), *data["tests"][package]])}
+                print(rows[key], flush=True)
+                given.record.write_text(json.dumps({**facts, "mutants": list(rows.values())}, indent=1) + "\n")
+    print(Counter(row["outcome"] for row in rows.values()))
+
+
+def outcome(copy: Path, mutant: dict[str, Any], tests: list[str]) -> dict[str, Any]:
+    file = copy / "src/pipeline" / mutant["file"]
+    text = file.read_text()
+    lines = text.splitlines(keepends=True)
+    there = [number for number, line in enumerate(lines) if mutant["old"] in line]
+    if not there:
+        return {"outcome": "gone"}
+    nearest = min(there, key=lambda number: abs(number + 1 - mutant["line"]))
+    lines[nearest] = lines[nearest].replace(mutant["old"], mutant["new"], 1)
+    start = time.monotonic()
+    file.write_text("".join(lines))
+    status, failed = run(copy, tests)
+    file.write_text(text)
+    found: dict[str, Any] = {"outcome": status, "seconds": round(time.monotonic() - start)}
+    if status == "killed":
+        found |= {"by": failed}
+        if not failed or run(copy, [failed])[0] != "survived":
+            found["outcome"] = "invalid"  # it fails on the unchanged copy too
+    return found
+
+
+def run(copy: Path, tests: list[str]) -> tuple[str, str]:
+    """ "killed", "survived" or "timeout"; and the first test that fails."""
+    there = [test for test in tests if test.startswith("-") or (ROOT / test.partition("::")[0]).exists()]
+    command = ["timeout", "-k", "5", str(LIMIT), sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"]
+    environment = {"PYTHONPATH": f"{copy}/src", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command += [f"--basetemp={copy}/pytest", *there]
+    done = subprocess.run(command, cwd=copy, env=os.environ | environment, capture_output=True, text=True)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    status = {0: "survived", 124: "timeout", 137: "timeout", -9: "timeout"}.get(done.returncode, "killed")
+    return status, failed[1] if failed else ""
+
+
+if __name__ == "__main__":
+    main()
