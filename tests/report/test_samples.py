@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from made_up_report import line_of, results_of, sample, write_eval
+from scipy import stats
 
 from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.config.stages import Eval, EvalTask
@@ -19,6 +21,7 @@ from pipeline.report import compare, page
 from pipeline.report import marks as samples
 from pipeline.report.load.answers import Answers, Evaluation, Place, answers_of, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results
+from pipeline.report.questions import Questions
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.tables.plan import ScoreRef
 
@@ -266,3 +269,25 @@ def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict
     answers = Stored(table, answers={("r", task, "en"): answers_of(("r", task, "en"), stored)})
     with pytest.raises(NoScore, match=f"{metric} is of all answers together, not of each"):
         answers.scores_by_question(ScoreRef("m", (("eval", task),), "en"), metric, None)
+
+
+def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
+    """crows_pairs' differences of log-likelihoods, against SciPy; Tango's test is of answers between 0 and 1."""
+    rng = np.random.default_rng(0)
+    sides = rng.normal(3, 2, (2, 50))
+    scores = [ScoreRef(name, (("eval", "crows_pairs_english"),), "en") for name in ("left", "right")]
+
+    class Stored(StoredAnswers):
+        def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[Any, float]:
+            return dict(enumerate(sides[scores.index(score)]))
+
+    nothing: Any = None
+    questions = Questions(nothing, Stored(nothing), [], "likelihood_diff")
+    questions.__dict__["needed_scores"] = [(score, None) for score in scores]
+    assert not questions.bounded
+    found, expected = questions.contrast(sides[0] - sides[1], None, None, 1.0), stats.ttest_rel(*sides)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    sides[:] = sides > 3
+    del questions.__dict__["bounded"]
+    assert questions.bounded

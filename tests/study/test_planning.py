@@ -21,8 +21,11 @@ from pipeline.config.stages import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import ADDED_CONF
+from pipeline.report.compare import headline_sentences
+from pipeline.report.contrasts import measure_pairs
 from pipeline.report.expression import evaluate
 from pipeline.report.questions import stored_metric
+from pipeline.report.stored import StoredAnswers
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_lower
@@ -190,6 +193,24 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: pyte
     assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
     with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a sweep frames"):
         refuse_lower("wikitext", "a sweep frames")
+
+
+def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> None:
+    rows = "rows: {one: {run: swap, counts: 1+0}, two: {run: swap, counts: 2+0}}"
+    text = PERPLEXITY.replace("rows: {swap: {run: swap, best: [counts]}}", rows)
+    for task, verb in (("crows_pairs_english", "worse"), ("arc_easy", "better")):
+        (tmp_path / "mine.yaml").write_text(text.replace("wikitext", task))
+        plan = planning(tmp_path, f"table={tmp_path}/mine.yaml", f"data_root={tmp_path}").plan
+        high = plan.cells["one", "all"].items[0].readings[0][()]
+
+        class Stored(StoredAnswers):
+            def scores_by_question(self, score: Any, metric: str, pair: str | None, high: Any = high) -> Any:
+                return {at: float((at % 9 > 0) if score == high else (at % 9 == 0)) for at in range(90)}
+
+        nothing: Any = None
+        lines = measure_pairs(plan, Stored(nothing), [("one", "two", "all")])
+        assert headline_sentences(lines)[0].startswith(f"“one” is {verb} than “two” in “all” by 77.8 points")
+        assert lines[0]["lower_is_better"] == (verb == "worse")
 
 
 def test_the_task_of_an_option_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ BESIDE_WEIGHTS = (
     *("config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "vocab.txt"),
     *("chat_template.jinja", "chat_template.json"),
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.benchmarks import is_measure, kind_of, lower_is_better
+from pipeline.benchmarks import is_measure, kind_of, lower_is_better, primary_metric
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.evaluate.metrics import mean
@@ -17,7 +17,7 @@ from pipeline.report.compare import Line, correct_contrasts, holm_level
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
-from pipeline.report.questions import questions_of, stored_metric
+from pipeline.report.questions import questions_of, stored_metric, tasks_of
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
 from pipeline.stats.ranks import holm
@@ -132,7 +132,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
             "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
-            "trainings")  # fmt: skip
+            "trainings", "lower_is_better")  # fmt: skip
 
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
@@ -256,6 +256,8 @@ def measure_pair(
     one = compare_cells(plan, cells, metric, answers)
     line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
     line |= {"over": " ".join(["problems", *one.axes]), "unit": "bits" if is_measure(metric) else "points"}
+    (task,) = tasks_of(plan, cells)
+    line["lower_is_better"] = bool(task) and lower_is_better(str(task)) and metric == primary_metric(str(task))[0]
     if any(trainings_of(plan, score.model) for score, _ in one.questions.needed_scores):
         line["trainings"] = "a sample" if one.varied_axes else "these"
     try:

@@ -127,10 +127,15 @@ class Questions:
         odd, even = self.halved_draws
         return float(observed.mean()), (statistic(odd, even) + statistic(even, odd)) / 2
 
-    @property
+    @cached_property
     def bounded(self) -> bool:
-        """Whether answers are shares; numbers such as bits have no bounds, and Student's t in place of Wilson's."""
-        return self.answers.is_share(self.metric)
+        """Whether answers are shares; numbers such as bits have no bounds, and Student's t in place of Wilson's. Of
+        what a metric of the harness gives, the answers tell."""
+        benchmark = find_benchmark(task_of(self.needed_scores[0][0]))
+        if benchmark is None or not benchmark.of_harness:
+            return self.answers.is_share(self.metric)
+        stored = (self.answers.scores_by_question(score, self.metric, pair) for score, pair in self.needed_scores)
+        return all(0 <= value <= 1 for vector in stored for value in vector.values())
 
     def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
         """The value of a cell, with choices as observed, and its variance over draws of problems."""
