@@ -100,7 +100,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     found = Planning.of(config)  # type: ignore[arg-type]
     first, *_, last = refused.value.output.splitlines()
     unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]
-    assert first == last and f"; not including {len(unplanned)} of 1,108 scores, which cannot be planned; " in first
+    assert first == last and f"; not including {len(unplanned):,} of 1,108 scores, which cannot be planned; " in first
     assert 0 < len(unplanned) < 1108
 
 
