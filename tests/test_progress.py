@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -276,3 +277,42 @@ def test_a_run_shows_one_bar_and_nothing_of_libraries(stage: str, shown: dict[st
     assert "\r" not in elsewhere and "\033" not in elsewhere
     for line in elsewhere.splitlines():  # none is drawn of a run of less than 30 seconds
         assert any(re.fullmatch(ours, line) for ours in OURS), (line, elsewhere)
+
+
+THREADS = """
+import sys, threading
+from pipeline.progress import Bar, say
+sys.setswitchinterval(1e-6)
+bar = Bar("a training", 10, "step", stays=True)
+bar.update(5)
+def redraw():
+    for _ in range(300):
+        bar.refresh()
+def tell(name):
+    for number in range(100):
+        say(f"message {number} of {name}")
+threads = [threading.Thread(target=tell, args=(name,)) for name in "abc"] + [threading.Thread(target=redraw)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+bar.close()
+"""
+
+
+def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str]) -> None:
+    """At a terminal: 300 messages of three threads, above a bar that is redrawn as often, and is there at the end."""
+    *messages, last, _ = on_screen(read_terminal([sys.executable, "-c", THREADS], outside))
+    assert sorted(messages) == sorted(f"message {number} of {name}" for name in "abc" for number in range(100))
+    assert re.fullmatch(r"a training: +50%\|.+\| 5/10 \[.*\]", last)
+
+
+def test_threads_count_together() -> None:
+    bar = Bar("x", 8000, "byte")
+    work = bar.count_when_done(lambda: None, 1)
+    threads = [threading.Thread(target=lambda: [work() for _ in range(1000)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bar.n == 8000

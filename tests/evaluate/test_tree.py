@@ -195,3 +195,13 @@ def test_attention_of_a_models_own_is_scored_as_it_computes(kind: str) -> None:
         logits = model(input_ids=torch.tensor([context + after])).logits[0, len(context) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(after)[:, None]).sum()
         assert found[place] == pytest.approx(float(expected), abs=1e-3)
+
+
+def test_out_of_memory_scores_the_rest_in_smaller_batches(tiny: Path) -> None:
+    lm, requests = answering(tiny, "llama"), questions()
+    right = one_at_a_time(lm.model, requests)
+    passes = Passes(lm.model, most=100)  # of the batches, which are sorted by length, the last fits
+    heard: list[Any] = []
+    lm.ended = lambda kind, arguments, answer: heard.append(answer)
+    assert largest_difference(lm._loglikelihood_tokens(requests), right) < 1e-6
+    assert lm.batch_size < 40 and passes.shapes and len(heard) == len(requests)

@@ -173,3 +173,44 @@ def test_without_javascript_the_tables_are_there(tmp_path: Path, browser: Any) -
         assert "layer swap" in browser.find_element("css selector", "[aria-label='Comparisons']").text
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark_are_readable(tmp_path: Path, browser: Any, dark: bool) -> None:
+    """Text on its background at 4.5 : 1, links, captions, marks and charts included (WCAG 2.1, 1.4.3)."""
+    results = made_up(tmp_path / "runs", ["qac"], [0], n=10)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
+        {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    ]})  # fmt: skip
+    browser.get(write_report(results, tmp_path / "runs" / "reports" / "t").as_uri())
+    pairs = browser.execute_script("""
+        var found = {};
+        var seen = "h1, h2, p, caption, th, td, a, figcaption, summary, .spread, .badge, svg text, .verdict";
+        document.querySelectorAll(seen).forEach(function (one) {
+          if (!one.textContent.trim()) return;
+          var behind = one, style = getComputedStyle(one), layers = [], alpha = 0;
+          for (; behind && alpha < 1; behind = behind.parentElement) {
+            var parts = getComputedStyle(behind).backgroundColor.match(/[\\d.]+/g).map(Number);
+            alpha = parts.length > 3 ? parts[3] : 1;
+            layers.unshift(parts);
+          }
+          var ground = layers.reduce(function (below, above) {  // translucent layers over the first opaque one
+            var share = above.length > 3 ? above[3] : 1;
+            return [0, 1, 2].map(function (channel) { return share * above[channel] + (1 - share) * below[channel]; });
+          }, [255, 255, 255]);
+          var ink = one instanceof SVGElement ? style.fill : style.color;
+          found[ink + "|rgb(" + ground.join(", ") + ")"] = one.tagName + "." + one.getAttribute("class");
+        });
+        return found;""")
+    for colours, where in pairs.items():
+        ink, ground = (luminance(one) for one in colours.split("|"))
+        contrast = (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05)
+        assert contrast >= 4.5, (colours, where, contrast)
+    ground = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
+    assert (luminance(ground) < 0.1) == dark
+
+
+def luminance(colour: str) -> float:
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -122,3 +123,25 @@ def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.
     assert provenance.git_state() == {"commit": commit, "dirty": False}
     source.write_text("2\n")
     assert provenance.git_state() == {"commit": commit, "dirty": True}
+
+
+def test_no_password_of_an_address_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["stage=show", "run=https://user:sesame@host"],
+        ["stage=sft", "expert=sw", "model=https://u:sesame@h"],
+    ):
+        assert main([*words, f"runs_dir={tmp_path}"]) == 1
+    assert main(["stage=sft", "expert=sw", "model=https://u:sesame@h", "--cfg", "job"]) == 0
+    told = capsys.readouterr()
+    assert "sesame" not in told.out + told.err and "https://h" in told.out
+
+
+def test_no_credential_reaches_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "sesame")
+    monkeypatch.setenv("HF_TOKEN", "sesame")
+    run = a_run(tmp_path)
+    run.config.expert.sources["x"].hub = "https://me:sesame@host/set"  # type: ignore[attr-defined]
+    folder = make_once(run, lambda run, work, tracker: {"from": "https://me:sesame@host"})
+    text = (folder / "manifest.json").read_text()
+    assert "sesame" not in text and "https://host/set" in text
+    assert set(json.loads(text)["environment"]) <= set(provenance.ENVIRONMENT)

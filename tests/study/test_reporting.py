@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import json
 import re
 import shlex
@@ -382,3 +383,11 @@ def test_the_page_says_how_its_numbers_were_computed(home: Path, call: Call) -> 
     assert "world/test.jsonl" not in section  # items of a data run's own benchmarks
     assert any("orca: of 6,000 rows 5 share an n-gram with a benchmark, 17 do so without" in line for line in lines)
     assert any(line.startswith("pipeline ") for line in lines), lines
+
+
+def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
+    from pipeline.report.render.sheets import comma_separated
+
+    text = comma_separated([["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]])
+    (row,) = csv.reader(io.StringIO(text))
+    assert row == ["'=HYPERLINK(1)", "'+1", "'-x", "'@SUM(A1)", "'\tx", "-1.5", "a=b", "−1", ""]
