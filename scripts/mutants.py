@@ -56,7 +56,7 @@ def main() -> None:
 
 def outcome(copy: Path, mutant: dict[str, Any], tests: list[str]) -> dict[str, Any]:
     file = copy / "src/pipeline" / mutant["file"]
-    text = file.read_text()
+    text = file.read_text() if file.is_file() else ""
     lines = text.splitlines(keepends=True)
     there = [number for number, line in enumerate(lines) if mutant["old"] in line]
     if not there:

@@ -356,7 +356,9 @@ def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
     """Three finished runs: data, an expert with weights, and an evaluation, which has scores."""
 
     def made(stage: str, label: str, parents: dict[str, Any], files: dict[str, str], facts: dict[str, Any]) -> Run:
-        config = DataStage(stage=stage, runs_dir=str(runs_dir), tracking=Tracking(mode="offline", **settings))
+        x = Expert(name="x", side="none", sources={})
+        tracking = Tracking(mode="offline", **settings)
+        config = DataStage(stage=stage, runs_dir=str(runs_dir), expert=x, tracking=tracking)
         run = Run(config, label, parents, version=1)
 
         def stage_function(run: Run, work: Path, _: Tracker) -> dict[str, Any]:
