@@ -27,8 +27,8 @@ from pipeline.report.claims import (
     read_claims,
     word_of,
 )
+from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import Alike, compare_correlations, friedman
-from pipeline.stats.statistics import contrast
 
 WORDS = {
     "id": "one", "text": "Left is better.", "section": "1", "left": "a", "right": "b", "metric": "exact_match",

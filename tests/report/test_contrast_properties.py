@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.stats.statistics import contrast, expert_variance
+from pipeline.stats.contrast import contrast, expert_variance
 
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 shapes = st.sampled_from([(9,), (7,), (3, 12), (2, 3, 15), (4, 1)])

@@ -11,7 +11,8 @@ from made_up_report import line_of
 
 from pipeline.evaluate.shown_scores import score_interval
 from pipeline.report.compare import correct_contrasts, headline_sentences, holm_level, is_significant
-from pipeline.stats.statistics import contrast, smallest_difference
+from pipeline.stats.contrast import contrast
+from pipeline.stats.statistics import smallest_difference
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from scipy.stats import binom
 from pipeline.report.claims import CONTRADICTED, SHOWN, Claim
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.contrasts import MeasuredPair, pooled_ratios
+from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import holm
-from pipeline.stats.statistics import contrast
 
 
 def studies() -> ModuleType:

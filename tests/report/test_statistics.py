@@ -14,9 +14,8 @@ import pytest
 import scipy.stats
 
 from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
+from pipeline.stats.contrast import contrast, expert_variance
 from pipeline.stats.statistics import (
-    contrast,
-    expert_variance,
     half_weights,
     halved_means,
     resample_weights,

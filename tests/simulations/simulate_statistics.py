@@ -21,14 +21,8 @@ from pipeline.report.claims import SHOWN
 from pipeline.report.expression import reduce_sides
 from pipeline.report.placed_claims import claims_of
 from pipeline.report.verdicts import judge_claims
-from pipeline.stats.statistics import (
-    PairedScore,
-    contrast,
-    half_weights,
-    halved_means,
-    resampled_means,
-    share_interval,
-)
+from pipeline.stats.contrast import contrast
+from pipeline.stats.statistics import PairedScore, half_weights, halved_means, resampled_means, share_interval
 from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 

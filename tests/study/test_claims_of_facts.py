@@ -20,8 +20,8 @@ from pipeline.report.claims import Verdict
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import NoScore, percent_rows_changed
 from pipeline.report.verdicts import JUDGES, judge_claims
+from pipeline.stats.contrast import contrast, contrast_of_trainings
 from pipeline.stats.ranks import profile_likeness
-from pipeline.stats.statistics import contrast, contrast_of_trainings
 from pipeline.tables.plan import Cell, TablePlan
 
 MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",

@@ -25,7 +25,7 @@ from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import comparisons, judge_claims, place_values
-from pipeline.stats.statistics import contrast
+from pipeline.stats.contrast import contrast
 from pipeline.stats.translations import metric_of
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ScoreRef, TablePlan

@@ -207,7 +207,8 @@ def paired_difference(left: Scores, right: Scores) -> tuple[float, float]:
 def paired_interval(left: Scores, right: Scores) -> tuple[float, float] | None:
     """The 95 % interval of left minus right in percent, as in a report: Tango's, never of width zero; of several
     tasks the normal one with its variance. None for a single question a task."""
-    from pipeline.stats.statistics import NormalTest, contrast
+    from pipeline.stats.contrast import contrast
+    from pipeline.stats.statistics import NormalTest
 
     differences = [[(a - b) / 100 for a, b in zip(*both, strict=True)] for both in zip(left, right, strict=True)]
     if min(map(len, differences)) < 2:

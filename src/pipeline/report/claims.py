@@ -18,8 +18,9 @@ import yaml
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 from pipeline.report.render.sheets import lines_csv
+from pipeline.stats.contrast import Contrast
 from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
-from pipeline.stats.statistics import LEVEL, Contrast
+from pipeline.stats.statistics import LEVEL
 
 OPTIONAL = ("family", "than", "units")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")

@@ -20,14 +20,9 @@ from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
 from pipeline.report.questions import questions_of, stored_metric, tasks_of
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
+from pipeline.stats.contrast import Contrast, power_over_experts
 from pipeline.stats.ranks import holm
-from pipeline.stats.statistics import (
-    LEVEL,
-    Contrast,
-    least_detected,
-    power_over_experts,
-    smallest_difference,
-)
+from pipeline.stats.statistics import LEVEL, least_detected, smallest_difference
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 

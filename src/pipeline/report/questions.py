@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import find_benchmark, kind_of, measures_of, primary_metric
 from pipeline.report.expression import evaluate, is_open_choice, leaf_cells, scores_under
 from pipeline.report.stored import NoScore, StoredAnswers
-from pipeline.stats.statistics import (
-    DRAWS,
-    Contrast,
-    NormalTest,
-    contrast,
-    corpus_contrast,
-    half_weights,
-    halved_means,
-    share_interval,
-)
+from pipeline.stats.contrast import Contrast, contrast, corpus_contrast
+from pipeline.stats.statistics import DRAWS, NormalTest, half_weights, halved_means, share_interval
 from pipeline.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan, task_of
 

@@ -33,7 +33,7 @@ from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.questions import Questions, questions_of, stored_metric
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.stats import ranks
-from pipeline.stats.statistics import Contrast, contrast_of_trainings
+from pipeline.stats.contrast import Contrast, contrast_of_trainings
 from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:

@@ -1,0 +1,286 @@
+"""Differences of two scores: over problems, and over experts where a claim is about experts in general; a variance for
+each, from which the interval, p and the minimum detectable difference are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pipeline.stats.statistics import (
+    LEVEL,
+    POWER,
+    NormalTest,
+    PairedScore,
+    least_detected,
+    smallest_difference,
+    t_quantile,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+ExpertPart = tuple[float, float, int]  # variances of a mean over experts: between them, and within; their number
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A difference of two scores, as shares.
+
+    difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
+    high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error due to sampling
+    of each; n: problems; discordant: the measured share of discordant answers, None for translations; test: the
+    equation behind p and interval; parts: (variance between experts, within, experts) of each axis; noise: of the
+    problems' variance.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    error: float
+    df: float
+    problems: float
+    experts: float
+    n: int
+    discordant: float | None
+    test: PairedScore | NormalTest
+    parts: Sequence[ExpertPart] = ()
+    noise: float = 0.0
+
+    def with_least_between(self, ratios: Sequence[float]) -> Contrast:
+        """The contrast with a variance between experts of at least `ratios` times that within, for each axis."""
+        raised = [
+            (max(between, ratio * within), within, count)
+            for (between, within, count), ratio in zip(self.parts, ratios, strict=True)
+        ]
+        if raised == [*self.parts]:
+            return self
+        return contrast_of_test(self.test, self.problems**2, raised, self.n, self.discordant, self.noise)
+
+    def p_of(self, threshold: float) -> float:
+        """Two-sided p of a true difference of `threshold`, as a claim with a threshold is tested."""
+        return self.test.p(threshold)
+
+    @cached_property
+    def could_see(self) -> float:
+        """The minimum detectable difference at LEVEL, if experts differ as measured."""
+        return self.detectable(LEVEL)
+
+    @property
+    def spread(self) -> float | None:
+        """The measured standard deviation of the difference from expert to expert; None without, or with two axes."""
+        (part, *others) = self.parts or [(0.0, 0.0, 0)]
+        return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not others else None
+
+    def detectable(self, level: float, spread: float | None = None) -> float:
+        """The minimum detectable difference at a level, with POWER. spread: the standard deviation of the difference
+        from expert to expert on each axis, instead of the measured one.
+
+        Over experts, the test's own estimate of their variance varies from sample to sample as a chi-squared number
+        does: its power is the mean over that."""
+        reach, least = self.test.reach, 0.0
+        if isinstance(self.test, PairedScore):
+            least = reach * smallest_difference(self.n / self.test.dependence, self.discordant or 0.0, level)
+        if not self.parts:
+            return (
+                least
+                if least
+                else min(reach, (t_quantile(1 - level / 2, self.df) + t_quantile(POWER, self.df)) * self.error)
+            )
+        added = [
+            max(0.0, between - within) if spread is None else spread**2 / count for between, within, count in self.parts
+        ]
+        tested = self.problems**2
+        if isinstance(self.test, PairedScore):
+            tested = self.test.variance(0.0) - self.test.experts
+        most = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
+        parts = [(one, within, count) for one, (_, within, count) in zip(added, self.parts, strict=True)]
+        return max(least, least_detected(power_over_experts(tested, parts, level), most))
+
+
+def contrast(
+    differences: ArrayLike,
+    estimate: float | None = None,
+    drawn: ArrayLike | None = None,
+    reach: float = 1.0,
+) -> Contrast:
+    """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
+
+    Differences lie between -reach and reach; those of measures such as bits have no bounds (reach is infinite) and
+    Student's t over problems. For paired right and wrong answers this is Tango's score interval
+    (`PairedScore`). In means over languages, seeds or experts, the answers to one problem have their measured
+    dependence, plus one problem's worth of full dependence: without any spread their number proves nothing, and no
+    interval has width zero.
+
+    A run without an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to the
+    variance the differences of its experts' means that the problems do not explain: mean squares of expert minus those
+    of expert x problem, in the analysis of variance of a crossed random design (Cornfield and Tukey 1956), 0 if that is
+    negative. The quantiles are then Student's t, whose degrees of freedom (`mixed_degrees`) fall to 2 if three experts
+    dominate. Without an effect it rejects in 1 to 6 % of cases if experts matter, with three a side; in 1 to 4 % if
+    they do not, as three experts cannot show that (on two axes in fewer than 1 %).
+
+    A percentile interval of a bootstrap over experts and problems is wrong in both directions: over three experts a
+    draw's variance is 2/3 of the right one, and the noise of single answers is counted once per factor (Owen 2007).
+
+    estimate, drawn: the difference, and (draws,) of it over draws of problems, if it is not a plain mean: the choice of
+    the best is then repeated in each draw (`halved_means`). `differences` are those of the winning candidate.
+
+    Raises ValueError without a problem, or for an axis of one level, which has no variance; without bounds also for one
+    problem, or if all differences are equal.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    n, bounded = array.shape[-1], math.isfinite(reach)
+    if not n or min(array.shape[:-1], default=2) < 2:
+        raise ValueError(f"differences {array.shape}: an interval needs a problem, and two experts on each axis")
+    if not bounded and (n < 2 or not np.ptp(array)):
+        raise ValueError(f"differences {array.shape} of one problem, or all alike: they show no variance")
+    scaled = array / reach if bounded else array
+    by_problem = scaled.reshape(-1, n).mean(axis=0)  # (N,)
+    value = float(by_problem.mean()) if estimate is None else float(estimate) / (reach if bounded else 1)
+    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
+    if not bounded:
+        problems = float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(np.asarray(drawn), ddof=1))
+        free = NormalTest(value, math.sqrt(problems), reach=reach)
+        return contrast_of_test(free, problems, parts, n, noise=problems**2 / (n - 1))
+    discordant = max(float(np.abs(scaled).mean()), abs(value))
+    of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
+    if drawn is not None:
+        of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
+    test = PairedScore(
+        n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
+    )
+    unlike = float(np.mean((reach * by_problem) ** 2))
+    return contrast_of_test(test, test.variance(test.difference), parts, n, unlike)
+
+
+def corpus_contrast(
+    observed: ArrayLike, drawn: ArrayLike, n: int, estimate: float | None = None, draws: ArrayLike | None = None
+) -> Contrast:
+    """Contrast of corpus metrics: differences (A1, ..., Ak), and (A1, ..., Ak, draws) over draws of n sentences.
+
+    As `contrast`, with the variances of draws instead of means over problems. Two systems with equal translations
+    differ by less than one sentence: the standard error is at least 1 / n. estimate, draws: as in `contrast`.
+    """
+    import numpy as np
+
+    numbers, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
+    joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
+    problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
+    parts = []
+    for values, means in zip(by_axis(numbers, numbers.ndim), by_axis(array, numbers.ndim), strict=True):
+        count = len(values)
+        residuals = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+        between = float(np.var(values, ddof=1)) / count
+        parts.append((between, float(np.sum(residuals**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
+    value = float(numbers.mean()) if estimate is None else estimate
+    return contrast_of_test(NormalTest(value, math.sqrt(problems)), problems, parts, n)
+
+
+def contrast_of_trainings(differences: ArrayLike) -> Contrast:
+    """Contrast of the mean of differences (A1, ..., Ak) of values recorded by trainings (losses, shares of rows): only
+    trainings are sampled, not questions. Each axis adds the variance of its levels' means; with one axis it is
+    Student's t test, for trainings of two kinds (A, 1) - (1, B) Welch's.
+
+    Raises ValueError for an axis of one level, and if all trainings are equal, as there is then no variance.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    if min(array.shape, default=1) < 2 or not np.ptp(array):
+        raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
+    means = by_axis(array, array.ndim)
+    parts = [(float(np.var(axis_means, ddof=1)) / len(axis_means), 0.0, len(axis_means)) for axis_means in means]
+    return contrast_of_test(NormalTest(float(array.mean()), 0.0, reach=math.inf), 0.0, parts, array.size)
+
+
+def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
+    """For each of the first axes, the means (A, ...) over the other ones."""
+    return [
+        array.mean(axis=tuple(axis_index for axis_index in range(axes) if axis_index != axis)) for axis in range(axes)
+    ]
+
+
+def degrees_of_freedom(variance: float, noise: float) -> float:
+    """Satterthwaite's degrees of freedom; infinite without noise."""
+    return variance**2 / noise if noise > 0 else math.inf
+
+
+def mixed_degrees(problems: float, noise: float, parts: Sequence[ExpertPart], n: int) -> float:
+    """Degrees of freedom of the variance of n problems plus that of experts: the weighted mean of the parts' inverse.
+
+    Every axis counts, also one whose experts add no variance: counted only where `between` exceeds `within`, the
+    degrees of freedom would jump to infinity where rounding decides which is larger. Satterthwaite's formula, used
+    among axes, gives too many where some experts' variance is added to one that is known: 5 % are then 7.5 % with three
+    experts."""
+    between = math.fsum(part[0] for part in parts)
+    among = between / degrees_of_freedom(between, math.fsum(part[0] ** 2 / (part[2] - 1) for part in parts))
+    inverse = among + (noise / problems if noise > 0 else 0.0)
+    if inverse <= 0:
+        return math.inf
+    variance = problems + added_by_experts(parts)
+    return max(variance / inverse, min([part[2] - 1 for part in parts] + [n - 1] * (noise > 0)))
+
+
+def added_by_experts(parts: Sequence[ExpertPart]) -> float:
+    """The variance that experts add: between them, less that within, of each axis."""
+    return math.fsum(max(0.0, between - within) for between, within, _ in parts)
+
+
+def power_over_experts(problems: float, parts: Sequence[ExpertPart], level: float) -> Callable[[float], float]:
+    """Function from a true difference to the power of its test. problems: the variance due to the problems; parts:
+    (true variance of the mean due to experts, within, experts) of each axis."""
+    import numpy as np
+    from scipy.special import chdtri, ndtr, stdtrit
+
+    size = 200 if len(parts) == 1 else 20
+    chances = (np.arange(size) + 0.5) / size
+    betweens = np.meshgrid(
+        *((added + within) * chdtri(count - 1, chances) / (count - 1) for added, within, count in parts)
+    )
+    excess = sum(np.maximum(0.0, b - within) for b, (_, within, _) in zip(betweens, parts, strict=True))
+    among = sum(b**2 / (count - 1) for b, (*_, count) in zip(betweens, parts, strict=True)) / np.maximum(
+        1e-300, sum(betweens)
+    )
+    variance = problems + excess
+    df = np.minimum(1e9, np.maximum(variance / np.maximum(among, 1e-300), min(count - 1 for *_, count in parts)))
+    critical = stdtrit(df, 1 - level / 2) * np.sqrt(variance)
+    error = math.sqrt(problems + math.fsum(added for added, *_ in parts))
+    return lambda difference: float(np.mean(ndtr((difference - critical) / max(error, 1e-12))))
+
+
+def contrast_of_test(
+    test: PairedScore | NormalTest, problems: float, parts: Sequence[ExpertPart], n: int,
+    discordant: float | None = None, noise: float = 0.0,
+) -> Contrast:  # fmt: skip
+    """The contrast of a test of n problems, to which experts add their variance. problems: the variance due to the
+    problems, noise: that of this estimate; parts, discordant: as in `Contrast`."""
+    experts, df = added_by_experts(parts), mixed_degrees(problems, noise, parts, n)
+    error = math.sqrt(problems + experts)
+    test = replace(test, experts=experts, df=df) if isinstance(test, PairedScore) else replace(test, error=error, df=df)
+    low, high = test.interval()
+    return Contrast(
+        difference=test.difference, low=low, high=high, p=test.p(0), error=error, df=df,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant,
+        test=test, parts=parts, noise=noise,
+    )  # fmt: skip
+
+
+def expert_variance(means: np.ndarray) -> tuple[float, float]:
+    """Variances of the mean over A experts: (of the experts' means, the part of it due to problems). means: (A, N).
+
+    The first is s^2 / A of the A means; the second is the residual mean square of expert x problem, over A N.
+    """
+    import numpy as np
+
+    experts, n = means.shape
+    by_expert = means.mean(axis=1)
+    residuals = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
+    within = float(np.sum(residuals**2)) / max(1, (experts - 1) * (n - 1))
+    return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
