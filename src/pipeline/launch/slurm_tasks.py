@@ -17,13 +17,13 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History
 from pipeline.estimate.gpu_budget import moved, written_bytes
 from pipeline.estimate.models import shape_for
-from pipeline.launch.local_pool import source_models
 from pipeline.launch.slurm_commands import (
     parse_time_limit,
     run_slurm,
 )
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.run import Run, parent_runs
+from pipeline.stages.evaluation import source_models
 
 LARGEST_ARRAY = 1000  # tasks, where a cluster's limit is not known: Slurm's own default is 1001
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
