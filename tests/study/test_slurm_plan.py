@@ -19,7 +19,7 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
-from pipeline.launch import attempts, in_process, slurm_arrays, slurm_commands, worker
+from pipeline.launch import attempts, in_process, slurm_arrays, slurm_commands, slurm_tasks, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.run_json import element_of
 from pipeline.runs import state
@@ -127,7 +127,7 @@ def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> N
     run = a_run(tmp_path / "runs")
     for gpus, memory, asked in ((4, None, "--mem-per-gpu=48G"), (4, "9G", "--mem=9G"), (0, None, "")):
         launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G")
-        resources = slurm_arrays.Resources(gpus, None, 60)
+        resources = slurm_tasks.Resources(gpus, None, 60)
         file = run.runs_dir / f".slurm/{gpus}{memory}.sh"
         file.parent.mkdir(parents=True, exist_ok=True)
         slurm_arrays.submit_script(launcher, file, "#!/bin/bash\n", resources, [], "x")
@@ -445,15 +445,15 @@ def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: 8,030,261,248 parameters, fp32 weights and two moments, at 1 GB/s; 156 s are rounded to 60 x 1.25^5."""
-    monkeypatch.setattr(slurm_arrays, "write_speed", lambda folder: 1e9)
-    full = slurm_arrays.resources_of(
+    monkeypatch.setattr(slurm_tasks, "write_speed", lambda folder: 1e9)
+    full = slurm_tasks.resources_of(
         of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), Launcher(name="slurm")
     )
-    assert full == slurm_arrays.Resources(gpus=4, cpus=None, lead=183)
+    assert full == slurm_tasks.Resources(gpus=4, cpus=None, lead=183)
     with pytest.raises(PipelineError, match=r"^launcher.time=4:00 is 240 s: a job of math-full-s0-\w+ needs 303 s to"):
-        slurm_arrays.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
-    lora = slurm_arrays.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
-    assert lora == slurm_arrays.Resources(gpus=1, cpus=8, lead=75)  # 12 bytes x rank 64 x 2,621,440
+        slurm_tasks.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
+    lora = slurm_tasks.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
+    assert lora == slurm_tasks.Resources(gpus=1, cpus=8, lead=75)  # 12 bytes x rank 64 x 2,621,440
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
 ) -> None:
     """That of its partition, for one. By hand: 120 s to start, 60 s for the signal and 34 s to write 96 GB at 2.8 GB/s,
     rounded to 60 x 1.25^3."""
-    monkeypatch.setattr(slurm_arrays, "write_speed", lambda folder: 2.8e9)
+    monkeypatch.setattr(slurm_tasks, "write_speed", lambda folder: 2.8e9)
     (tools / "squeue").write_text(
         f"#!/bin/sh\necho squeue $@ >> {tools}/calls; echo 12:00\ncase $* in *%L*) echo 'pipeline:{answer}' ;; esac\n"
     )
@@ -491,7 +491,7 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
     [("30", 1800), ("2:30", 150), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400), ("1-00:00:05", 86405)],
 )
 def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None:
-    assert slurm_arrays.parse_time_limit(limit) == seconds
+    assert slurm_commands.parse_time_limit(limit) == seconds
 
 
 # ---------------------------------------------------------------------------------------------------- a task

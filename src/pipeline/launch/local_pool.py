@@ -39,6 +39,7 @@ from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
+from pipeline.stages.evaluation import source_models
 from pipeline.text import pluralize, shorten
 
 TRIES = 2  # of a run whose worker died
@@ -83,13 +84,6 @@ class Worker:
     def pipe(stream: IO[str] | None) -> IO[str]:
         assert stream is not None
         return stream
-
-
-def source_models(run: Run) -> tuple[str, ...]:
-    """Hashes of the models that an evaluation reads; empty for other stages."""
-    if not isinstance(run.config, EvalStage):
-        return ()
-    return tuple(sorted(parent.hash for role, parent in run.parents.items() if role != "data_root"))
 
 
 @dataclass

@@ -151,6 +151,13 @@ def refuse_lower(task: str, what: str) -> None:
         )
 
 
+def source_models(run: Run) -> tuple[str, ...]:
+    """Hashes of the models that an evaluation reads; empty for other stages."""
+    if not isinstance(run.config, EvalStage):
+        return ()
+    return tuple(sorted(parent.hash for role, parent in run.parents.items() if role != "data_root"))
+
+
 def is_bundle(run: Run) -> bool:
     """Whether a run covers several tasks or languages: it scores nothing itself, its parents do."""
     return any(isinstance(parent, Run) and isinstance(parent.config, EvalStage) for parent in run.parents.values())
