@@ -107,7 +107,10 @@ def cells_frame(results: Results) -> Frame:
            for place, cell in results.by_place.items()}  # fmt: skip
     rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
     bold = " Bold: significantly above every other model in its place, after Holm’s correction over them."
-    caption = f"{results.title}.{bold if results.finished else ''} Click a number for its languages, seeds, runs and "
+    end = "" if results.title.endswith((".", "?", "!")) else "."
+    caption = (
+        f"{results.title}{end}{bold if results.finished else ''} Click a number for its languages, seeds, runs and "
+    )
     return Frame("The table", f"{caption}answers, and a dash for its reason.", ["", *results.columns], rows)
 
 

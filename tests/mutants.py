@@ -1,6 +1,6 @@
 """How many of the mutants in tests/mutants.json the tests of their packages kill: a test goes only if no fewer die.
 
-    python scripts/mutants.py --record results/bench/mutants.json [--only PACKAGE ...]
+    python tests/mutants.py --record results/bench/mutants.json [--only PACKAGE ...]
 
 A mutant is one edit of src/pipeline, in a temporary copy that PYTHONPATH names: the working tree stays as it is. It is
 killed if a test fails that passes on the unchanged copy. The test that killed it last time goes first. The line is a
