@@ -147,7 +147,9 @@ def test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas(
     words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW]
     lora = [*words, "sft=lora", "recipe=sandbox_lora", "deterministic=true"]
     slow = facts(make_run(*lora, "sft.learning_rate=1e-6"))
-    assert [text for text in slow["warnings"] if text.startswith("sft.learning_rate=1e-06 is a rate of full training")]
+    assert [
+        text for text in slow["warnings"] if text.startswith("sft.learning_rate=1e-06 is below 1e-05, where adapters")
+    ]
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert "learning_rate" not in str(facts(make_run(*lora, "sft.learning_rate=1e-4")).get("warnings"))
     torch.use_deterministic_algorithms(False)

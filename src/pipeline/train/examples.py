@@ -32,10 +32,8 @@ def trainer_columns(row: Example, sft: Sft) -> dict[str, Any]:
     if sft.template == "plain":
         separator = sft.separator if row["prompt"] else ""
         return {"prompt": row["prompt"], "completion": separator + row["completion"]}
-    messages = row.get("messages") or [
-        {"role": "user", "content": row["prompt"]},
-        {"role": "assistant", "content": row["completion"]},
-    ]
+    turns = {"user": "prompt", "assistant": "completion"}
+    messages = row.get("messages") or [{"role": role, "content": row[key]} for role, key in turns.items()]
     if sft.loss_on == "assistant_turns":
         return {"messages": messages}
     return {"prompt": messages[:-1], "completion": messages[-1:]}
@@ -56,9 +54,6 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
     rows = {part: [trainer_columns(row, sft) for row in examples if row["side"] == part] for part in parts}
     # else messages get the keys of others, as nulls
     return {part: Dataset.from_list(of_part, on_mixed_types="use_json") for part, of_part in rows.items()}
-
-
-# ---------------------------------------------------------------------------------------------------- before loading
 
 
 def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None) -> None:
@@ -193,9 +188,6 @@ def template_error(tokenizer: Any, fault: str, instead: str = "sft.template=plai
     files = [Path(tokenizer.name_or_path) / name for name in ("chat_template.jinja", "tokenizer_config.json")]
     file = next((file for file in files if file.is_file()), "the tokenizer")
     return PipelineError(f"the chat template of {file} {fault}: correct it, or use {instead}")
-
-
-# ---------------------------------------------------------------------------------------------------- as tokenized
 
 
 def write_rows(sets: dict[str, Any], file: Path) -> None:

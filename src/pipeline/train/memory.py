@@ -3,8 +3,7 @@
 Plans, and commands before they fetch anything, reject by these formulas what does not fit.
 
 Bytes per trained parameter, of weight, gradient and the two moments, are 16 in float32 and 8 in bfloat16, and 10 and 6
-with sft.optimizer=adamw_8bit (docs/training.md tells how each rounds an update).
-adamw_8bit is torchao's (extra `memory`); its moments carry a scale per block of 256, 1.6 % more.
+with sft.optimizer=adamw_8bit, whose moments carry a scale per block of 256, 1.6 % more (docs/training.md).
 Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
 under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights
 (4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
@@ -39,10 +38,7 @@ def bytes_per_parameter(sft: Sft) -> int:
 def refuse_without_torchao(sft: Sft) -> None:
     """Raise PipelineError where the optimizer is torchao's, and that is not installed."""
     if sft.optimizer == "adamw_8bit" and not find_spec("torchao"):
-        raise PipelineError(
-            f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: "
-            "pip install 'cross-lingual-merging[memory]'"
-        )
+        raise PipelineError("sft.optimizer=adamw_8bit needs torchao: pip install 'cross-lingual-merging[memory]'")
 
 
 def micro_batches(sft: Sft) -> tuple[int, int]:
@@ -56,9 +52,6 @@ def micro_batches(sft: Sft) -> tuple[int, int]:
     share = sft.batch_size // sft.processes
     micro = sft.micro_batch_size or max(size for size in range(1, LARGEST + 1) if share % size == 0)
     return micro, share // micro
-
-
-# ---------------------------------------------------------------------------------------------------- what is trained
 
 
 def full_model(shape: Shape) -> Trained:
@@ -86,9 +79,6 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
     queries, keys = shape.head_width * shape.heads, shape.head_width * shape.kv_heads
     attention = 2 * (shape.width + queries) + 2 * (shape.width + keys)
     return {"attention": rank * attention, "mlp": rank * 3 * (shape.width + shape.inner)}
-
-
-# ---------------------------------------------------------------------------------------------------- bytes
 
 
 def layer_bytes(shape: Shape, weights: str) -> int:

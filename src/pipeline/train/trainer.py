@@ -207,16 +207,10 @@ def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
 def warn_of_rate(sft: Sft) -> None:
     """Warn of a rate at which what is trained hardly moves: adapters, of which one factor starts from zero, and
     bfloat16 weights that are rounded to nearest."""
-    if sft.learning_rate is None or sft.learning_rate >= LOW_RATE:
-        return
-    if sft.adapter == "lora":
-        warn(
-            f"sft.learning_rate={sft.learning_rate:g} is a rate of full training: adapters hardly move below "
-            f"{LOW_RATE:g}, the papers' have 6e-5 (recipe=unreasonable_lora); give sft.learning_rate=6e-5"
-        )
-    elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
-        warn(
-            f"sft.learning_rate={sft.learning_rate:g} with sft.weights=bfloat16 and sft.optimizer={sft.optimizer} "
-            f"loses most updates in rounding, 84 % of them at {LOW_RATE:g} and 98 % at 1e-6: use "
-            "sft.weights=float32, or sft.optimizer=adamw_8bit"
-        )
+    what, remedy = "adapters hardly move", "sft.learning_rate=6e-5, the papers' (recipe=unreasonable_lora)"
+    if sft.adapter == "none":
+        what = "most updates of bfloat16 weights are lost in rounding, 84 % at 1e-05 and 98 % at 1e-06"
+        remedy = "sft.weights=float32, or sft.optimizer=adamw_8bit"
+    rounded = sft.weights == "bfloat16" and sft.optimizer == "adamw"
+    if (sft.adapter == "lora" or rounded) and (sft.learning_rate or LOW_RATE) < LOW_RATE:
+        warn(f"sft.learning_rate={sft.learning_rate:g} is below {LOW_RATE:g}, where {what}: give {remedy}")
