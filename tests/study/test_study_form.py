@@ -107,6 +107,15 @@ def test_of_a_bundle_the_task_is_scored_that_it_is_named_by(call: Call, tmp_path
         assert told.status == 1 and re.search(words, told.err), told.err
 
 
+def test_tasks_of_ones_own_are_scored(call: Call, tmp_path: Path) -> None:
+    every = {"eval": {"tasks": [{"task": "mgsm", "num_fewshot": 1}]}}
+    experts = {"math": {"expert": "math", "recipe": "sandbox_math"}}
+    study = {"base": "sandbox", "experts": experts, "languages": "sw", "benchmarks": "mgsm_0shot"}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(study | {"every": every}))
+    told = call("stage=plan", f"table={tmp_path}/s.yaml", f"data_root={tmp_path}", f"runs_dir={tmp_path}/runs")
+    assert "eval-mgsm_1shot-" in told.err and "Traceback" not in told.err
+
+
 def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     world: Path, base: Path, math_expert: Path, language_expert: Path, tmp_path: Path, call: Call
 ) -> None:

@@ -384,7 +384,9 @@ class Expansion:
 
 
 def freeze_value(value: Any) -> Any:
-    return Pairs(value.items()) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+    if isinstance(value, dict):
+        return Pairs((key, freeze_value(inner)) for key, inner in value.items())
+    return tuple(map(freeze_value, value)) if isinstance(value, list) else value
 
 
 def axis_settings(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:

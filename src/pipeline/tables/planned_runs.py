@@ -318,7 +318,9 @@ def refs_in(value: Any) -> Iterator[Ref]:
 
 
 def thaw_value(value: Any) -> Any:
-    return dict(value) if isinstance(value, Pairs) else list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Pairs):
+        return {key: thaw_value(inner) for key, inner in value}
+    return list(map(thaw_value, value)) if isinstance(value, tuple) else value
 
 
 def refs_as_names(value: Any) -> Any:
