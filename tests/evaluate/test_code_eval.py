@@ -22,6 +22,7 @@ from pipeline.evaluate.tasks import task_definitions
 @pytest.mark.parametrize(
     ("program", "outcome"),
     [
+        ('if __name__ == "__main__":\n    input()', "passed"),
         ("def f(n): return n + 1\nassert f(1) == 2", "passed"),
         (
             "import re, math, heapq, collections, itertools, json, random, datetime\nassert math.gcd(4, 6) == 2",

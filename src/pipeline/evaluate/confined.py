@@ -115,7 +115,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         end(f"unconfined {error}")
     try:
-        exec(compile(program.decode(), "program", "exec"), {"__name__": "__main__"})
+        exec(compile(program.decode(), "program", "exec"), {})  # so a main block is none, as with HF's code_eval
     except BaseException as error:  # its message is not passed on: it may hold what the program read
         end(f"raised {type(error).__name__}")
     end("passed")
