@@ -17,7 +17,7 @@ from pipeline.config import conf
 from pipeline.config.explain import type_inside
 from pipeline.config.manual import default_of, knob_comment
 from pipeline.stages.rows import CONFIGS, RUN_STAGES
-from pipeline.tables import schema, study
+from pipeline.tables import schema, study, table_yaml
 
 FILE = Path(__file__).parent.parent / "docs/table.schema.json"
 FREE = {"type": "string", "pattern": r"\{"}  # a placeholder, {axis}
@@ -91,7 +91,7 @@ def study_form() -> dict[str, Any]:
 def document() -> dict[str, Any]:
     """A file with experts is a study, any other a table."""
     tables, studies = table(), study_form()
-    assert (tables.keys(), studies.keys()) == (set(schema.KEYS), set(study.KEYS))
+    assert (tables.keys(), studies.keys()) == (set(table_yaml.KEYS), set(study.KEYS))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A table or a study", "type": "object",
         "if": {"required": ["experts"]},
