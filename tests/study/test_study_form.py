@@ -116,6 +116,14 @@ def test_tasks_of_ones_own_are_scored(call: Call, tmp_path: Path) -> None:
     assert "eval-mgsm_1shot-" in told.err and "Traceback" not in told.err
 
 
+def test_too_many_layers_are_refused_before_experts_are_trained(call: Call, world: Path, tmp_path: Path) -> None:
+    experts = {name: {"expert": name, "recipe": "sandbox_math"} for name in ("math", "qac")}
+    study = {"base": "sandbox", "experts": experts, "languages": "qac", "benchmarks": "mgsm_0shot"}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(study | {"methods": {"layer_swap": {"bottom_layers": 30}}}))
+    told = call("stage=plan", f"table={tmp_path}/s.yaml", f"data_root={world}", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and "layers, but the model has 8: lower them" in told.err, told.err
+
+
 def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     world: Path, base: Path, math_expert: Path, language_expert: Path, tmp_path: Path, call: Call
 ) -> None:

@@ -45,6 +45,7 @@ PLAIN = {  # keys of adapter_config.json that say where, how large and how train
     "ensure_weight_tying", "megatron_core", "qalora_group_size", "init_lora_weights",
 }  # fmt: skip
 MERGE_FIRST = "only plain LoRA of linear layers is read; merge it into its base first"
+OTHER_BASE = "it is of another base; give the one that it was trained from"
 ON_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_weights that leave the base as it is
 
 
@@ -149,15 +150,13 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         if name not in full.infos and name.endswith("lm_head.weight") and full.tied_head:
             raise PipelineError(f"{folder}: {stored} is of an output head, and {base} has a tied one: {MERGE_FIRST}")
         if name not in full.infos:
-            raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: it is of another base")
+            raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: {OTHER_BASE}")
         if part:
             pairs.setdefault(name, {})[part[1]] = stored
             continue
         shape, resized = full.info(name).shape, decoder_name(name) in (EMBEDDING, HEAD)
         if info.shape[resized:] != shape[resized:]:  # a vocabulary may have grown in training
-            raise PipelineError(
-                f"{folder}: {stored} is {list(info.shape)}, its base's is {list(shape)}: it is of another base"
-            )
+            raise PipelineError(f"{folder}: {stored} is {list(info.shape)}, its base's is {list(shape)}: {OTHER_BASE}")
         whole[name] = info
         if decoder_name(name) == EMBEDDING:
             config = with_rows(config, info.shape[0])
@@ -201,7 +200,7 @@ def _read_factors(
     if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != base.info(name).shape:
         raise PipelineError(
             f"{adapter.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
-            f"its base's is {list(base.info(name).shape)}: it is of another base"
+            f"its base's is {list(base.info(name).shape)}: {OTHER_BASE}"
         )
     rank, module = a.shape[0], name.removesuffix(".weight")
     alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))

@@ -73,8 +73,9 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:
-    """Number of layers of the merged models; None where none of them is on this machine."""
-    files = (parent.folder / "config.json" for parent in parents.values())
+    """Number of layers of the merged models; None where neither one of them nor a base is on this machine."""
+    bases = [base for parent in parents.values() if (base := recorded_base(parent)) is not None]
+    files = (model.folder / "config.json" for model in [*parents.values(), *bases])
     file = next((file for file in files if file.is_file()), None)
     return text_settings(read_json(file)).get("num_hidden_layers") if file else None
 
