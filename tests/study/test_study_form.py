@@ -83,7 +83,7 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
         ({"experts": {"math": "./a", "math2": "./b"}}, "s.yaml, experts: no expert of side language"),
         ({"methods": ["reset"]}, "s.yaml, methods: reset is not a merge of two experts"),
         ({"methods": ["layer_swop"]}, "layer_swop is not a merge of two experts: did you mean layer_swap"),
-        ({"experts": {"a": {"expert": "math_sw"}}}, "experts: a: side=both is neither math nor language: give side"),
+        ({"experts": {"a": {"expert": "math_sw"}}}, "experts: a: side=both is neither math nor language: write"),
         (
             {"base": None, "experts": {"sw": "./b", "math": {"expert": "math"}}},
             "experts: math: no base to train it from: give base",

@@ -88,7 +88,7 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
         words = dict(expert) if isinstance(expert, dict) else {"run": expert}
         side = words.pop("side", None) or side_of(str(name), words)
         if side not in SIDES:
-            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: give side")
+            raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
         sides[side].append(name)
         runs[name] = {"checkpoint": words["run"]} if set(words) == {"run"} else {"stage": "sft", **words}
         if "run" in runs[name]:
