@@ -33,8 +33,9 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "loglikelihood": ("text", "acc"),
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
-# The harness' own metrics of which less is better, unless a task's file says otherwise (lm_eval.api.metrics)
-LOWER = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter")
+# Metrics of the harness that are no shares of 1, and those of which less is better, unless a task says otherwise
+NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter")
+LOWER = (*NO_SHARES, "brier_score")
 MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import (
-    Report,
-    ReportStage,
-)
+from pipeline.config.stages import Report, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
 from pipeline.report.load.archive import is_archive

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks import is_measure, primary_metric
+from pipeline.benchmarks.harness import NO_SHARES
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
 
 OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
-NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter")
 
 
 @lru_cache(maxsize=256)  # requested for each row of results.csv

@@ -17,10 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History
 from pipeline.estimate.gpu_budget import moved, written_bytes
 from pipeline.estimate.models import shape_for
-from pipeline.launch.slurm_commands import (
-    parse_time_limit,
-    run_slurm,
-)
+from pipeline.launch.slurm_commands import parse_time_limit, run_slurm
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import source_models

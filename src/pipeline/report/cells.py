@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import primary_metric
+from pipeline.benchmarks.harness import NO_SHARES
 from pipeline.config.stages import TrainStage
-from pipeline.evaluate.shown_scores import NO_SHARES
 from pipeline.papers import published as papers
 from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.load.contents import CellResult, CellScore

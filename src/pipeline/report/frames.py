@@ -13,10 +13,7 @@ from pipeline.progress import format_duration
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
 from pipeline.report.compare import is_significant, p_text
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, ScoreBehind
-from pipeline.report.render.cells import (
-    BEST_NOTE,
-    cell_difference,
-)
+from pipeline.report.render.cells import BEST_NOTE, cell_difference
 
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 

@@ -11,22 +11,11 @@ from typing import Any
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.report import figures
-from pipeline.report.frames import (
-    cells_frame,
-    cells_note,
-    claims_frame,
-    contrasts_frame,
-    next_steps,
-    runs_frame,
-)
+from pipeline.report.frames import cells_frame, cells_note, claims_frame, contrasts_frame, next_steps, runs_frame
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results
 from pipeline.report.marks import Mark, browsed, group_marks
-from pipeline.report.render.cells import (
-    cell_lines,
-    chosen_text,
-    group_reasons,
-)
+from pipeline.report.render.cells import cell_lines, chosen_text, group_reasons
 from pipeline.report.render.maps import changes_of
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
@@ -74,8 +75,8 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:
     """Number of layers of the merged models; None where neither one of them nor a base is on this machine."""
-    bases = [base for parent in parents.values() if (base := recorded_base(parent)) is not None]
-    files = (model.folder / "config.json" for model in [*parents.values(), *bases])
+    bases = filter(None, map(recorded_base, parents.values()))  # read only where no merged model is here
+    files = (model.folder / "config.json" for model in chain(parents.values(), bases))
     file = next((file for file in files if file.is_file()), None)
     return text_settings(read_json(file)).get("num_hidden_layers") if file else None
 
