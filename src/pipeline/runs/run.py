@@ -164,11 +164,12 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     if isinstance(config, DataStage):
         expert, local = config.expert, config.data_root is not None
         names = [*expert.sources, *expert.union] if not config.data.shuffle else []
-        changed = [  # read otherwise in earlier runs: slices of files whole, als_Latn as English, zho in both scripts
+        changed = [  # read otherwise in earlier runs: slices of files whole, als_Latn as English, codes in two scripts
             name
             for name, one in expert.sources.items()
             if ("[" in one.split and (local or one.url or one.files))
             or (one.rows, one.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
+            or (one.rows == "aya" and str(one.language).endswith("_latn"))
         ]
         order = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
         return order | ({"read_otherwise": sorted(changed)} if changed else {})
