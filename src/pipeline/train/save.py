@@ -82,8 +82,8 @@ def check_headers(folder: Path, saved: Tensors) -> None:
 
 
 def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
-    """Of the entries that moved in training, away from those of a folder, the share that a cast gives back: equal to
-    the base's, cast likewise."""
+    """The share of the entries changed by training whose change a cast loses: cast, they equal the base's, cast
+    likewise. base: its folder."""
     start, moves, lost = Checkpoint.open(base), 0, 0
     names = {name_in_memory(name): name for name in start.names}
     for name, weight in weights.items():
