@@ -117,7 +117,8 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     assert compare.headline_sentences(found) == [
         "“swap” is better than “base” in “math” by 10.0 points "
         "(95 % interval 5.0 to 15.0, p = 0.020; corrected p = 0.040).",
-        "None of the 2 other differences is significant; detectable with 40 questions: 12 points.",
+        "None of the 2 other differences is significant; detectable with 40 questions and half of the 5 % error rate: "
+        "12 points.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]

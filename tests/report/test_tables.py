@@ -16,7 +16,8 @@ from pipeline.report.render.cells import BEST_NOTE, cells_markdown
 from pipeline.report.write import write_report
 
 EARLIER = ("table.csv", "table.md", "scores.json")
-BRACKETS = "Round brackets: the number of values that a cell is reduced from; square brackets: the published number."
+COUNTS = "Round brackets: the number of values that a cell is reduced from."
+PUBLISHED = "Square brackets: the published number."
 
 
 def scored(row: str, column: str, *runs: str, **more: Any) -> CellResult:
@@ -142,18 +143,14 @@ def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_l
     ("cell", "shown", "note"),
     [
         (CellResult("a", "b", 45.2), "45.2", []),
-        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", []),
-        (CellResult("a", "b", 45.2, published=47.8, maximum=47.0), "45.2 max 47.0 [47.8]", [BEST_NOTE]),
-        (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 (9) [44.8]", []),
+        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", [COUNTS]),
+        (CellResult("a", "b", 45.2, published=47.8, maximum=47.0), "45.2 max 47.0 [47.8]", [PUBLISHED, BEST_NOTE]),
+        (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 (9) [44.8]", [COUNTS, PUBLISHED]),
     ],
 )
 def test_a_cell_in_markdown(cell, shown, note):
     lines = cells_markdown(results_of([cell]), "None.", []).splitlines()
-    assert (
-        lines[2] == "None."
-        and lines[6] == f"| a | {shown} |"
-        and [line for line in lines[7:] if line] == [BRACKETS, *note]
-    )
+    assert lines[2] == "None." and lines[6] == f"| a | {shown} |" and [line for line in lines[7:] if line] == note
 
 
 def test_markdown_holds_no_html_of_a_name() -> None:

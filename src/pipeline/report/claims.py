@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import check_yaml_size
+from pipeline.files import check_yaml_size, readable_yaml
 from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import Contrast
 from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
@@ -133,10 +133,8 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
     """The claims of one file; cached, as each plan and report of a process reads all of them. Raises PipelineError with
     a one-line message if one is invalid."""
     check_yaml_size(text, file)
-    try:
+    with readable_yaml(file):
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PipelineError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
         raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
     claims = [claim_of(words, table, file) for table, listed in content.items() for words in listed]
@@ -198,7 +196,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def format_points(value: float, sign: str = "") -> str:
     """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
-    return f"{value:{sign}.{'1g' if 0 < abs(value) < 0.05 else '1f'}}"
+    return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if value else "0"
 
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:

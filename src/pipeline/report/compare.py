@@ -63,7 +63,8 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     if more > 0:
         sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
     insignificant = [line for line in others if not is_significant(line)]
-    return sentences + others_sentence(insignificant, "other " if sentences else "")
+    primary_tested = any(line["primary"] for line in tested)
+    return sentences + others_sentence(insignificant, "other " if sentences else "", primary_tested)
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> list[str]:
@@ -124,15 +125,17 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else f"= {p:.3f}"
 
 
-def others_sentence(lines: Sequence[Line], other: str) -> list[str]:
-    """How large a difference would have been detectable where none is significant."""
+def others_sentence(lines: Sequence[Line], other: str, after_primary: bool) -> list[str]:
+    """How large a difference would have been detectable where none is significant. after_primary: half of the 5 % is
+    the primary comparison's."""
     if not lines:
         return []
     detectable = " and ".join(text for unit in ("points", "bits") if (text := detectable_text(lines, unit)))
     questions = interval_text([line["n"] for line in lines])
     count = len(lines)
     none = f"None of the {count} {other}differences is" if count > 1 else f"The {other or 'only '}difference is not"
-    return [f"{none} significant; detectable with {questions} questions: {detectable}."]
+    at = f"{questions} questions" + " and half of the 5 % error rate" * after_primary
+    return [f"{none} significant; detectable with {at}: {detectable}."]
 
 
 def detectable_text(lines: Sequence[Line], unit: str) -> str:

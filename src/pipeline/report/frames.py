@@ -13,7 +13,7 @@ from pipeline.progress import format_duration
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
 from pipeline.report.compare import is_significant, p_text
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, ScoreBehind
-from pipeline.report.render.cells import BEST_NOTE, cell_difference
+from pipeline.report.render.cells import cell_difference, legend
 
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 
@@ -76,23 +76,19 @@ class Frame:
 # ---------------------------------------------------------------------------------------------------- the table
 
 
-def cells_note(results: Results, published: bool) -> str:
-    text = (
-        "Round brackets: the number of values that a cell is the mean of; below it the 95 % interval of the measured "
-    )
-    text += "score over draws of problems, with choices repeated in each draw."
-    text += f" {BEST_NOTE}" if any(item.maximum is not None for item in results.cells) else ""
-    if published:
-        text += (
-            " The published number follows, with the difference of the measured one from it; both use the same "
-            "questions."
-        )
-    if any(run.stale or run.unlike for run in results.runs):
-        text += (
-            " ≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its "
-            "files, or those of a parent, have changed since it was computed."
-        )
-    return text
+INTERVALS = "Below a number: its 95 % interval over draws of problems, with choices repeated in each draw."
+PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
+FLAGS = (
+    "≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its files, or "
+    "those of a parent, have changed since it was computed."
+)
+
+
+def cells_note(results: Results) -> str:
+    """What the marks in the table mean, those that it has."""
+    notes = [INTERVALS] if any(cell.low is not None for cell in results.cells) else []
+    notes += legend(results.cells, PAPER)
+    return " ".join(notes + ([FLAGS] if any(run.stale or run.unlike for run in results.runs) else []))
 
 
 def cells_frame(results: Results) -> Frame:
@@ -164,6 +160,10 @@ def next_steps(results: Results) -> list[str]:
         undone > 0
     )
     steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
+    limits = {run.config["eval.limit"] for run in results.runs if run.config.get("eval.limit")}
+    if limits and results.contrasts and not any(map(is_significant, results.contrasts)):
+        steps.append(f"No difference is significant, and eval.limit={max(limits)} leaves questions out: "
+                     "every.eval.limit=null scores all, so that smaller differences are detectable.")  # fmt: skip
     if "stage=compare" not in results.command:
         if results.trainings and not results.sampled:
             steps.append("One or two trainings of each model do not show how much trainings differ: "
@@ -207,6 +207,8 @@ def contrasts_frame(results: Results) -> Frame:
         "of them; bold: p below 0.05. Interval and p of two single models: Tango’s score test, of bits Student’s t "
         "over questions. “Detectable”: the minimum detectable difference at power 80 %."
     )
+    if results.primary and len(results.contrasts) > 1:
+        note += " The primary comparison has half of the 5 % to itself, so that less is detectable in the others."
     if not results.declared:
         note += " The best expert is chosen by these same questions, which biases its score upwards."
     rows = []

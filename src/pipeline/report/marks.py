@@ -39,7 +39,8 @@ def suspicious_scores(results: Results) -> list[Mark]:
         if (cell.row, *one.place) in visited:
             continue
         visited.add((cell.row, *one.place))
-        location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
+        where = [row.where] if row.where not in cell.column.split() else []
+        location = ", ".join([cell.column, *where, *(f"{axis} {value}" for axis, value in score.at.items())])
         run_answers = results.answers.get(one.place, Answers())
         marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
@@ -49,7 +50,8 @@ def suspicious_scores(results: Results) -> list[Mark]:
     for same in by_text.values():
         for name, places in same.items():
             other_rows = ", ".join(row_name for row_name in same if row_name != name)
-            marks += [Mark("identical", name, f"{label}: identical to {other_rows}") for label in places if other_rows]
+            text = f"each answer is that of {other_rows}"
+            marks += [Mark("identical", name, f"{label}: {text}") for label in places if other_rows]
     return marks
 
 

@@ -39,7 +39,7 @@ def page(
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
     tables = [claims_frame(results.verdicts), contrasts_frame(results)]
-    charts = [(drawn["scores"], CHART_NOTE)] if "scores" in drawn else []
+    charts = [(drawn["scores"], chart_note(results))] if "scores" in drawn else []
     pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
@@ -47,7 +47,7 @@ def page(
     html = environment().get_template("page.html.j2").render(
         results=results, headline=headline, notes=notes,
         cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results, is_published), cells=cells_frame(results),
+        cells_note=cells_note(results), cells=cells_frame(results),
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
         reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
         stopped=[
@@ -86,11 +86,6 @@ def data_tables() -> dict[str, str]:
 
 # ---------------------------------------------------------------------------------------------------- figures
 
-CHART_NOTE = (
-    "Bars are the scores of the table, lines the 95 % intervals, diamonds the published numbers, dashed lines the "
-    "score of guessing. A bar in full colour is significantly above all others."
-)
-
 
 def draw_figures(results: Results) -> dict[str, str]:
     """Name -> SVG of each figure that the table has numbers for, unless it would be too large."""
@@ -100,6 +95,16 @@ def draw_figures(results: Results) -> dict[str, str]:
         text = "Scores by row: the numbers are in the table above"
         drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
     return drawn
+
+
+def chart_note(results: Results) -> str:
+    """What the marks in the chart mean, those that it has."""
+    lines = chart_lines(results)
+    marks = {"low": "lines the 95 % intervals", "published": "diamonds the published numbers",
+             "chance": "dashed lines the score of guessing"}  # fmt: skip
+    shown = [text for key, text in marks.items() if any(line[key] is not None for line in lines)]
+    best = " A bar in full colour is significantly above all others." if any(line["best"] for line in lines) else ""
+    return f"{', '.join(['Bars are the scores of the table', *shown])}.{best}"
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from pipeline.text import align_columns, markdown_line, one_line
 
 MISSING = "—"
 NAMED_AT_MOST = 30  # runs listed by name
-BRACKETS = "Round brackets: the number of values that a cell is reduced from; square brackets: the published number."
+COUNTS = "Round brackets: the number of values that a cell is reduced from."
+PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
     "chosen and scored on the same questions (the papers' method), which is biased upwards."
@@ -65,6 +66,13 @@ def cell_text(cell: CellResult | None) -> str:
     return " ".join(parts)
 
 
+def legend(cells: Sequence[CellResult], published: str) -> list[str]:
+    """What the marks of these cells mean, those that they have; published: of the published numbers."""
+    notes = [COUNTS] if any(cell.n > 1 and cell.value is not None for cell in cells) else []
+    notes += [published] if any(cell.published is not None for cell in cells) else []
+    return notes + ([BEST_NOTE] if any(cell.maximum is not None for cell in cells) else [])
+
+
 def cell_texts(results: Results) -> list[list[str]]:
     """The rows of a table: the name of each, and its cells."""
     cells = results.by_place
@@ -85,14 +93,12 @@ def group_reasons(results: Results, name: str) -> list[str]:
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
-    cells = results.by_place
     columns = results.columns
     lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
     lines += [one_line(headline), ""]
     lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
     lines += [*map(markdown_line, cell_texts(results)), ""]
-    lines += [BRACKETS, ""]
-    for note in [*notes, *([BEST_NOTE] if any(item.maximum is not None for item in cells.values()) else [])]:
+    for note in [*legend(results.cells, PUBLISHED), *notes]:
         lines += [one_line(note), ""]
     for key, choice in results.choices.items():
         lines += [f"- {one_line(key)}: {chosen_text(choice)}"]
