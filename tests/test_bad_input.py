@@ -297,7 +297,7 @@ def test_experts_of_different_bases(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"file: a\nrows: [text\n", 'own.yaml", line 2, column 7'),
+        (b"file: a\nrows: [text\n", "own.yaml, line 2: invalid YAML (expected ',' or ']'"),
         (b"rows: text\nrows: pairs\n", "found duplicate key rows"),
         (b"rows:\n\tfile: a\n", "found character '\\t' that cannot start any token"),
         (b"rows: \xff\xfe\n", "is not UTF-8"),

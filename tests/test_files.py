@@ -11,10 +11,19 @@ import sys
 import time
 
 import pytest
+import yaml
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.files import FileState, cache_digests, cached_digests, content_hash, move_folder, write_atomically
+from pipeline.files import (
+    FileState,
+    cache_digests,
+    cached_digests,
+    content_hash,
+    move_folder,
+    readable_yaml,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -176,3 +185,35 @@ def test_processes_may_write_at_once(tmp_path, settled):
             assert list(known["tensors"].values()) == [known["sha256"][0]]
     assert [writer.returncode for writer in writers] == [0, 0, 0] and found <= {"a" * 64, "b" * 64, "c" * 64} and found
     assert len(entries(runs_dir)) == 1 and cached_digests(FileState.now(file), runs_dir)["sha256"] in found
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "remedy"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3\n", 2, "close the bracket"),
+        ("a: 1\nb: {c: 2\nd: 3\n", 2, "close the bracket"),
+        ("a: 1\nb: 'text\nc: 3\n", 2, "close the quote"),
+        ("a: 1\nb: it is: so\n", 2, "put a text with a colon in quotes"),
+        ("a:\n  b: 1\n c: 2\n", 3, "indent the keys of a mapping alike"),
+        ("a:\n\tb: 1\n", 2, "indent with spaces instead of tabs, and put a text that begins so in quotes"),
+        ("a: 1\nb: @home\n", 2, "put a text that begins so in quotes"),
+        ("a: 1\nb: *home\n", 2, "put a text that begins with * in quotes"),
+        ("a: 1\nbase ./model\nc: 3\n", 2, "write KEY: VALUE"),
+    ],
+)
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, getattr(yaml, "CSafeLoader", yaml.SafeLoader)])
+def test_a_mistake_in_yaml_is_its_line_and_a_remedy(text, line, remedy, loader):
+    with pytest.raises(PipelineError) as caught, readable_yaml("mine.yaml"):
+        yaml.load(text, loader)
+    assert str(caught.value).startswith(f"mine.yaml, line {line}: invalid YAML (") and str(caught.value).endswith(
+        remedy
+    )
+
+
+def test_yaml_in_another_encoding_is_refused_by_name(tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(b"a: \xff\n")
+    with (
+        pytest.raises(PipelineError, match=r"mine\.yaml is not UTF-8 .*: save it as UTF-8"),
+        readable_yaml("mine.yaml"),
+    ):
+        yaml.safe_load((tmp_path / "mine.yaml").read_text(encoding="utf-8"))

@@ -89,7 +89,7 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
         (OWN + "script: LATIN\n", "script is not a field of a language; there are aya, aya_codes, flores"),
         (OWN.replace("[LATIN]", "LATIN"), "scripts='LATIN' must be a list of text"),
         (OWN.replace("Kupsabiny", "no"), "name=False must be text"),
-        ("[", "is not valid YAML"),
+        ("[", "kpz.yaml, line 1: invalid YAML"),
     ],
 )
 def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

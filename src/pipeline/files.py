@@ -19,6 +19,14 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
+# a part of what a parser of YAML says -> the remedy; of some, what is wrong begins where the parser's context does
+YAML_REMEDIES = {
+    "duplicate key": "give it once", "mapping values": "put a text with a colon in quotes",
+    "block end": "indent the keys of a mapping alike", "expected key": "indent the keys of a mapping alike",
+    "cannot start any token": "indent with spaces instead of tabs, and put a text that begins so in quotes",
+    "undefined alias": "put a text that begins with * in quotes",
+}  # fmt: skip
+YAML_OPENED = {"',' or": "close the bracket", "stream": "close the quote", "expected ':'": "write KEY: VALUE"}
 MOST_NODES = 100_000  # in a YAML file, aliases expanded; the largest under conf/ has 742
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
 ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable, inherited by workers and array tasks
@@ -184,6 +192,24 @@ def content_hash(paths: list[Path], root: Path) -> str:
     for path in sorted(paths):
         digest.update(f"{path.relative_to(root)} {digests[path]}\n".encode())
     return digest.hexdigest()
+
+
+@contextmanager
+def readable_yaml(file: str | Path) -> Iterator[None]:
+    """Context in which YAML is parsed. Raises PipelineError with the line, what is wrong there, and the remedy."""
+    import yaml
+
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{file} is not UTF-8 ({error}): save it as UTF-8") from error
+    except yaml.YAMLError as error:
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        opened = next((remedy for part, remedy in YAML_OPENED.items() if part in problem), "")
+        remedy = opened or next((remedy for part, remedy in YAML_REMEDIES.items() if part in problem), "correct it")
+        mark = getattr(error, "context_mark" if opened else "problem_mark", None)
+        place = file if mark is None else f"{mark.name if Path(mark.name).is_file() else file}, line {mark.line + 1}"
+        raise PipelineError(f"{place}: invalid YAML ({problem}): {remedy}") from error
 
 
 def check_yaml_size(text: str, file: str | Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import added_conf, shipped_conf
+from pipeline.files import added_conf, readable_yaml, shipped_conf
 
 GROUP = "language"  # folder of language files of one's own, below that of --config-dir
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # its languages
@@ -115,10 +115,8 @@ def read_own(file: Path, _: int) -> Language:
     import yaml
     from pydantic import ValidationError
 
-    try:
+    with readable_yaml(file):
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not {"name", "flores"} <= content.keys():
         raise PipelineError(f"{file} must have name and flores (its code in FLORES and Belebele, such as swh_Latn)")
     try:

@@ -28,8 +28,8 @@ def refused(text: str, **every: Any) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("name: small", "name: [small", "mine.yaml: invalid YAML in line 3: expected ',' or ']'"),
-        (COLUMN, "  math: math\n  math: base\n", "invalid YAML in line 19: found duplicate key math"),
+        ("name: small", "name: [small", "mine.yaml, line 2: invalid YAML (expected ',' or ']'"),
+        (COLUMN, "  math: math\n  math: base\n", "line 19: invalid YAML (found duplicate key math): give it once"),
         ("columns:", "collumns:", "mine.yaml: unknown key collumns: did you mean columns?"),
         ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values: give m: [...]"),
         ("  m: [1, 2]", "  m: [1, 1]", "mine.yaml, axis 'm': a value is there twice"),

@@ -11,7 +11,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -23,7 +22,7 @@ from pipeline.config.extensions import MERGE_METHODS, STAGES, extensions, merge_
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
+from pipeline.files import add_conf, added_conf, check_yaml_size, readable_yaml, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
@@ -162,14 +161,11 @@ def forget_options() -> None:
 @cache
 def _option(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
     try:
-        return _alone(group, name) or _composed(group, name, searched)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        with readable_yaml(option_file(group, name) or f"{group}={name}"):
+            return _alone(group, name) or _composed(group, name, searched)
+    except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         raise PipelineError(f"{group}={name} cannot be read ({reason}): correct its file") from error
-    except UnicodeDecodeError as error:
-        raise PipelineError(
-            f"a file below {' or '.join(map(str, searched))} is not UTF-8 ({error}): save it as UTF-8"
-        ) from error
 
 
 def _alone(group: str, name: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from pipeline.config.knob import check_value
 from pipeline.config.stages import RUN_STAGES, Launcher, Plan, Stage, TableStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError, suggest
+from pipeline.files import readable_yaml
 
 HARDWARE = "hardware"
 KNOBS = {  # of a training and a plan that a machine decides; others belong to recipes
@@ -103,10 +104,8 @@ def read_hardware(name: str) -> dict[str, Any]:
             f"{HARDWARE}={name} is not an option: {suggest(name, conf.options(HARDWARE))} (a file of your own: "
             f"--config-dir=DIR with {HARDWARE}/{name}.yaml)"
         )
-    try:
+    with readable_yaml(path):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{path} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
     for part, knobs in content.items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from pipeline.config import conf
 from pipeline.config.harness_tasks import harness_index
+from pipeline.errors import close_matches
 
 SYNONYMS = {  # another program's name of a knob -> ours
     **dict.fromkeys(("lr", "learning_rate"), "sft.learning_rate=..."),
@@ -42,17 +42,16 @@ def unknown_key(key: str, names: list[str]) -> str:
     synonym = SYNONYMS.get(last, "").format(last)
     if synonym and (not parent or synonym.startswith(f"{parent}.") and not synonym.startswith(f"{key}=")):
         return f"unknown key {key}: did you mean {synonym}?"
-    close = [parent + dot + name for name in get_close_matches(last, names, n=3, cutoff=0.6)]
-    if close:
-        return f"unknown key {key}: did you mean {', '.join(close)}?"
+    if close := close_matches(last, names):
+        return f"unknown key {key}: did you mean {' or '.join(parent + dot + name for name in close)}?"
     return f"unknown key {key}: there are {', '.join(names)}"
 
 
 def unknown_option(group: str, option: str) -> str:
     names = conf.options(group)
-    close = get_close_matches(option, names, n=3, cutoff=0.5)
+    close = close_matches(option, names, cutoff=0.5)
     if group == "eval":
-        close += get_close_matches(option, harness_index().tasks, n=1, cutoff=0.8)
+        close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
         names = [*names, "and the tasks of the harness, such as arc_easy"]
     hint = f"did you mean {' or '.join(close)}? There" if close else "there"
     return f"{group}={option} is not an option: {hint} are {', '.join(names)}"

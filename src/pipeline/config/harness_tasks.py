@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.config import conf
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
+from pipeline.files import content_hash, readable_yaml
 
 NAMED = {
     key: re.compile(rf"^[\"']?{key}[\"']?:\s*[\"']?([\w.:-]+)[\"']?\s*$", re.MULTILINE) for key in ("task", "group")
@@ -164,9 +164,10 @@ def load_plain(file: Path) -> dict[str, Any]:
         PipelineError: it cannot be read.
     """
     try:
-        body: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain)
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{file} cannot be read ({' '.join(str(error).split())}): correct the file") from error
+        with readable_yaml(file):
+            body: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+    except OSError as error:
+        raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
     if not isinstance(body, dict):
         raise PipelineError(f"{file} is not a task file: give keys and values, such as task: NAME")
     return body

@@ -14,6 +14,7 @@ from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError, suggest
+from pipeline.files import readable_yaml
 from pipeline.runs.provenance import environment_for, package_version
 
 if TYPE_CHECKING:
@@ -146,11 +147,10 @@ def read_config(file: Path) -> dict[str, Any]:
 
     place = f"merge.file={file}"
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        with readable_yaml(place):
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise PipelineError(f"{place} cannot be read ({error.strerror}): give a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{place} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict) or not isinstance(config.get("merge_method"), str):
         raise PipelineError(f"{place} is not a configuration of mergekit: it has no merge_method")
     for key in config:

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, close_matches
 from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.checkpoint import read_json
@@ -56,8 +56,10 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
-    run_names = finished_names(runs_dir)
-    raise PipelineError(f"{knob}={reference} is not a finished run of {runs_dir}{suggest_names(reference, run_names)}")
+    of_data = knob == "data_root"
+    known = [name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data]
+    kind = f"neither a folder nor a finished run of {runs_dir}" if of_data else f"not a finished run of {runs_dir}"
+    raise PipelineError(f"{knob}={reference} is {kind}{suggest_names(reference, known)}")
 
 
 def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
@@ -74,11 +76,9 @@ def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
 
 def suggest_names(word: str, names: list[str]) -> str:
     """'; did you mean a, b' where names are similar to the word, else '; there are' with the first names."""
-    from difflib import get_close_matches
-
     beginnings = {name[: len(word)]: name for name in reversed(names)}  # a RUN may be the beginning of a name
-    close = get_close_matches(word, names, n=3, cutoff=0.5) or [
-        beginnings[prefix] for prefix in get_close_matches(word, beginnings, n=3, cutoff=0.7)
+    close = close_matches(word, names, cutoff=0.5) or [
+        beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
     return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}"
 

@@ -39,6 +39,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.defaults import HARDWARE
@@ -303,7 +304,8 @@ class Reader:
         stem, _, step = name.rpartition("@")
         if stem in self.names and step.isdigit() and "all" not in words:
             return Reference(stem, at, step=int(step))
-        if "all" in words or at or not ELSEWHERE.search(name):
+        is_elsewhere = ELSEWHERE.search(name) or key == "data_root" and Path(name).is_dir()
+        if "all" in words or at or not is_elsewhere:
             problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
             problem += f" (a folder is written ./{name})" if key in ("data_root", "checkpoint", "model.path") else ""
             raise table_error(self.file, place, problem)

@@ -9,10 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import check_yaml_size
+from pipeline.files import check_yaml_size, readable_yaml
 from pipeline.tables.study import expand_study
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
@@ -67,12 +66,8 @@ def parsed_yaml(text: str, file: str) -> Words:
     """The mapping at the root of YAML text. Raises PipelineError for other content, or a repeated key."""
     check_yaml_size(text, file)
     try:
-        content = deepcopy(cached_yaml(text))
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise table_error(file, "", f"invalid YAML{line}: {problem}") from error
+        with readable_yaml(file):
+            content = deepcopy(cached_yaml(text))
     except OmegaConfBaseException as error:
         raise table_error(file, "", " ".join(str(error).split())) from error
     if not isinstance(content, dict):
