@@ -68,7 +68,7 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
         limit = min(math.ceil(config.eval.limit * benchmark.parts), benchmark.questions)
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(limit, root.config.expert.questions(config.eval.split) or limit)
-    if rows := scored_rows(task.task, root.folder if root else None):
+    if benchmark.of_harness and (rows := scored_rows(task.task, root.folder if root else None)):
         count = count_lines(rows)
         return min(config.eval.limit or count, count)
     local_file = scored_file(run, task, language)

@@ -175,10 +175,13 @@ class PlacedClaim:
 
 def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
     """The trainings that a model is made of, by the keys of their specs."""
-    models = plan.chosen[model].models.values() if model in plan.chosen else [model]
-    specs = [plan.specs[key] for key in models if key in plan.specs]
-    own = {spec.key for spec in specs if spec.words.get("stage") in TRAININGS}
-    return frozenset(own.union(*(trainings_of(plan, ref.spec) for spec in specs for ref in spec.parent_refs())))
+    if model not in plan.trainings:
+        models = plan.chosen[model].models.values() if model in plan.chosen else [model]
+        specs = [plan.specs[key] for key in models if key in plan.specs]
+        own = {spec.key for spec in specs if spec.words.get("stage") in TRAININGS}
+        above = (trainings_of(plan, ref.spec) for spec in specs for ref in spec.parent_refs())
+        plan.trainings[model] = frozenset(own.union(*above))
+    return plan.trainings[model]
 
 
 def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
