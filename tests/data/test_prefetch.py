@@ -20,6 +20,7 @@ import yaml
 from fake_hub import Hub, serving
 
 from pipeline.benchmarks import BENCHMARKS
+from pipeline.commands.prefetch import fetch_url
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
@@ -293,6 +294,28 @@ def test_what_comes_late_or_in_part_is_asked_for_again(place: Place, tmp_path: P
     assert (entry["bytes"], entry["sha256"]) == (len(whole), hashlib.sha256(whole).hexdigest())
     weights = place.hub.repositories["models/tiny/base"][head]["model.safetensors"]
     assert lock["models"]["tiny/base"]["files"]["model.safetensors"] == len(weights)
+
+
+def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(tmp_path: Path, monkeypatch: Any) -> None:
+    """On another machine, where it has to be fetched again; a file that is there in part is fetched again too."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving() as mirror:
+        mirror.files["/pairs.gz"] = b"0123456789"
+        source = Source(url=f"{mirror.address}/pairs.gz", rows="nllb", file="x")
+        lock = Lock(folder=tmp_path)
+        fetch_url(lock, source, update=False)
+        _, (file,) = lock.source(source)  # type: ignore[misc]
+        locked = dict(lock.urls)
+        file.write_bytes(b"0123")
+        fetch_url(lock, source, update=False)
+        assert file.read_bytes() == b"0123456789" and lock.urls == locked
+        mirror.files["/pairs.gz"] = b"another one"
+        file.unlink()
+        with pytest.raises(PipelineError, match=f"{source.url} has changed since it was locked: put the file of then"):
+            fetch_url(lock, source, update=False)
+        assert lock.urls == locked and not file.exists()
+        fetch_url(lock, source, update=True)
+        assert file.read_bytes() == b"another one" and lock.urls != locked
 
 
 # ------------------------------------------------------------------------------------------------ the lock file

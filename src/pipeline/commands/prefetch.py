@@ -234,12 +234,16 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
 
 
 def fetch_url(lock: Lock, source: Source, update: bool) -> None:
-    """Fetch a file by its URL to runs_dir/.hub; it is identified by the digest of its content."""
+    """Fetch a file by its URL to runs_dir/.hub; it is identified by the digest of its content.
+
+    Raises PipelineError for another content than is locked, unless `update`.
+    """
     assert source.url is not None
     locked_as = url_key(source.url)
+    locked = {} if update else lock.urls.get(locked_as, {})
     path = Path(".hub") / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"
     target = lock.folder / path
-    if locked_as in lock.urls and target.is_file() and not update:
+    if locked and target.is_file() and target.stat().st_size == locked["bytes"]:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
@@ -249,7 +253,13 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
             if file.tell() != length:  # which urllib does not notice
                 address = without_credentials(source.url)
                 raise BrokenOff(f"{address} broke off after {file.tell()} of {length} bytes")
-    lock.urls[locked_as] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
+        digest = sha256(temporary)
+        if locked and locked["sha256"] != digest:
+            raise PipelineError(
+                f"{without_credentials(source.url)} has changed since it was locked: put the file of then at {target}, "
+                "or give prefetch.update=true, which changes hashes of runs"
+            )
+    lock.urls[locked_as] = {"sha256": digest, "bytes": length, "path": path.as_posix()}
 
 
 def _files_below(folder: Path) -> list[Path]:
