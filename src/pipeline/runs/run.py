@@ -175,10 +175,14 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
         if not config.data.shuffle and (config.data.validation or config.data.size or expert.size):
             order["drawn"] = "of all rows"  # not the first ones, as in earlier runs
         return order | ({"read_otherwise": sorted(changed)} if changed else {})
-    if isinstance(config, TrainStage) and config.sft.processes > 1 and config.sft.parallel == "fsdp2":
-        return {"shards": "in the dtypes of the recipe"}  # not in those that accelerate chose, as earlier runs
-    if isinstance(config, TrainStage) and config.model.tokenizer == "bpe" and config.expert.side == "both":
-        return {"bpe": "of texts alone"}  # not of the rows' sides too, as earlier runs
+    if isinstance(config, TrainStage):
+        sft, model, expert = config.sft, config.model, config.expert
+        changed_in = {  # otherwise in earlier runs: dtypes that accelerate chose, of the rows' sides too, TF32
+            "shards in the dtypes of the recipe": sft.processes > 1 and sft.parallel == "fsdp2",
+            "bpe of texts alone": model.tokenizer == "bpe" and expert.side == "both",
+            "products in float32": sft.compile and sft.precision == "fp32",
+        }
+        return dict(word.split(" ", 1) for word, applies in changed_in.items() if applies)
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
     decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
     decided = dict(decided)
