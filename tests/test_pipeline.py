@@ -18,6 +18,7 @@ from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.launch import in_process
 from pipeline.launch.launchers import what_failed
+from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
 REAL_STAGE = in_process.stage_function
@@ -246,3 +247,31 @@ def test_a_failed_parent_of_one_run_is_the_reason(
     told = call("stage=sft", "expert=math", *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
     assert told.status == 1 and told.err.count("error: ") == 1
     assert told.err.splitlines()[-1].startswith("error: data-math-") and "has 40: ask for fewer" in told.err
+
+
+def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+    """Threads; and TF32 and deterministic kernels, as trainings turn them on: the next run of a process computes as it
+    would in one of its own."""
+    import torch
+
+    from pipeline.train import stage
+
+    def settings() -> tuple[Any, ...]:
+        enabled = torch.are_deterministic_algorithms_enabled()
+        return torch.get_num_threads(), torch.get_float32_matmul_precision(), enabled
+
+    def train(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+        found.append(settings())
+        torch.set_float32_matmul_precision("high")
+        torch.use_deterministic_algorithms(True)
+        (work / "x").write_text("x")
+        return {}
+
+    monkeypatch.setattr(stage, "make", train)
+    found: list[tuple[Any, ...]] = []
+    before, words = settings(), ["stage=sft", "expert=math", "model=trained", f"model.path={base}"]
+    more = before[0] + 2
+    for seed, threads in enumerate(([f"threads={more}"], [])):
+        here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", f"seed={seed}", *threads]
+        in_process.make_run(build(compose([*words, *here])))  # type: ignore[arg-type]
+    assert found == [(more, *before[1:]), before] and settings() == before

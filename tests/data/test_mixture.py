@@ -121,6 +121,24 @@ def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
         taken(0, Data(size=45, validation=10))
 
 
+@pytest.mark.parametrize("share", [None, 1.0])
+def test_rows_in_their_order_are_drawn_from_all_of_them(tmp_path: Path, share: float | None):
+    """A curriculum keeps its easy rows, and is validated on its hard ones too."""
+    numbered(tmp_path, {"easy": 50, "hard": 50})
+    sources = {name: of(name, share=share) for name in ("easy", "hard")}
+
+    def drawn(seed: int) -> list[list[tuple[str, int]]]:
+        make_training_set(stage(Data(size=60, validation=20, shuffle=False), seed, **sources), tmp_path, tmp_path)
+        parts = [read_jsonl(tmp_path / f"{name}.jsonl") for name in ("train", "validation")]
+        return [[(row["prompt"].split()[0], int(row["prompt"].split()[1])) for row in part] for part in parts]
+
+    train, validation = drawn(0)
+    assert (len(train), len(validation)) == (60, 20) and not {*train} & {*validation}
+    for part in (train, validation):
+        assert part == sorted(part) and {name for name, _ in part} == {"easy", "hard"}
+    assert drawn(1) != [train, validation]
+
+
 def test_the_order_of_sources_is_hashed_where_it_is_that_of_the_rows(tmp_path: Path):
     """A curriculum, easy before hard, is another set than hard before easy."""
     sources = {name: Source(file=f"{name}.jsonl", rows="gsm8k") for name in ("easy", "hard")}

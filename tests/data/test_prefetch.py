@@ -20,6 +20,7 @@ import yaml
 from fake_hub import Hub, serving
 
 from pipeline.benchmarks import BENCHMARKS
+from pipeline.commands.prefetch import fetch_url
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
@@ -232,6 +233,36 @@ def test_what_moves_on_the_hub_stays_locked_until_an_update(place: Place) -> Non
     assert place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"] == moved
 
 
+def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None:
+    """Over the network, and with the Hub off after its newest revision was read by another program."""
+    assert place.run("stage=prefetch", "table=fetched").status == 0
+    newer = place.folder / "newer"
+    shutil.copytree(place.folder / "mgsm", newer)
+    test = newer / "sw/test.jsonl"
+    test.write_text(test.read_text().replace("Bata wa Janet", "Swali jipya"))
+    locked = place.lock()["datasets"]["juletxara/mgsm"]["revision"]
+    moved = place.hub.push("datasets/juletxara/mgsm", newer)
+    score = ["stage=eval", f"checkpoint={MODEL}", "eval=mgsm_2shot", "languages=[sw]", "eval.limit=1"]
+
+    def asked(*words: str, offline: bool = False) -> str:
+        done = place.run(*score, *words, "redo=true", offline=offline)
+        assert done.status == 0, done.err
+        return next(Path(done.out.strip()).glob("samples/*")).read_text()
+
+    assert "Bata wa Janet" in asked("eval.max_gen_toks=3")
+    env = os.environ | {"HF_ENDPOINT": place.hub.address, "HF_HOME": str(place.folder / "home")}
+    env |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+    program = "import datasets; print(datasets.load_dataset('juletxara/mgsm', 'sw')['test'][0]['question'])"
+    another = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert "Swali jipya" in another.stdout
+    told = place.run(*score, "eval.max_gen_toks=4", offline=True)
+    assert told.status == 1
+    assert f"juletxara/mgsm is locked at {locked[:8]}, and the cache of datasets gives {moved[:8]}" in told.err
+    fetched = place.run("stage=prefetch", "table=fetched")
+    assert fetched.status == 0, fetched.err
+    assert "Bata wa Janet" in asked("eval.max_gen_toks=4", offline=True)
+
+
 def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp_path: Path) -> None:
     place.hub.gated.add("datasets/lelapa/Inkuba-instruct")
     del place.hub.repositories["datasets/bigscience/xP3mt"]
@@ -263,6 +294,28 @@ def test_what_comes_late_or_in_part_is_asked_for_again(place: Place, tmp_path: P
     assert (entry["bytes"], entry["sha256"]) == (len(whole), hashlib.sha256(whole).hexdigest())
     weights = place.hub.repositories["models/tiny/base"][head]["model.safetensors"]
     assert lock["models"]["tiny/base"]["files"]["model.safetensors"] == len(weights)
+
+
+def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(tmp_path: Path, monkeypatch: Any) -> None:
+    """On another machine, where it has to be fetched again; a file that is there in part is fetched again too."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving() as mirror:
+        mirror.files["/pairs.gz"] = b"0123456789"
+        source = Source(url=f"{mirror.address}/pairs.gz", rows="nllb", file="x")
+        lock = Lock(folder=tmp_path)
+        fetch_url(lock, source, update=False)
+        _, (file,) = lock.source(source)  # type: ignore[misc]
+        locked = dict(lock.urls)
+        file.write_bytes(b"0123")
+        fetch_url(lock, source, update=False)
+        assert file.read_bytes() == b"0123456789" and lock.urls == locked
+        mirror.files["/pairs.gz"] = b"another one"
+        file.unlink()
+        with pytest.raises(PipelineError, match=f"{source.url} has changed since it was locked: put the file of then"):
+            fetch_url(lock, source, update=False)
+        assert lock.urls == locked and not file.exists()
+        fetch_url(lock, source, update=True)
+        assert file.read_bytes() == b"another one" and lock.urls != locked
 
 
 # ------------------------------------------------------------------------------------------------ the lock file

@@ -77,9 +77,16 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
 
 
 def test_the_majority_is_of_answers_that_hold_a_number() -> None:
-    assert metrics.majority([metrics.INVALID, metrics.INVALID, "7", "8", "8"]) == 3
-    assert metrics.majority(["7", "8"]) == 0
-    assert metrics.majority([metrics.INVALID] * 2) == 0
+    assert metrics.majority([metrics.INVALID, metrics.INVALID, "7", "8", "8"]) == [3, 4]
+    assert metrics.majority(["7", "8"]) == [0]
+    assert metrics.majority([metrics.INVALID] * 2) == [0, 1]
+
+
+def test_a_number_has_one_vote_however_it_is_written() -> None:
+    """As the harness' filter extracts it, with the full stop of its sentence."""
+    assert metrics.majority(["18", "18", "1800", "1,800", "1,800."]) == [2, 3, 4]
+    assert metrics.majority(["7", "7", "$12", "12.00", "-12", "12."]) == [2, 3, 5]
+    assert metrics.majority(["3, 5", "5", "A 5", "3, 5"]) == [0, 3]  # no number
 
 
 class Drawn(Scripted):
@@ -94,9 +101,9 @@ class Drawn(Scripted):
 
 def answer_of(question: int, answer: int) -> str:
     """Question 0: right, wrong, right, none. 1: 77, 77, right, right. 2: none at all. Others: right."""
-    right = f" The answer is {10 + question}."
+    right, unended = f" The answer is {10 + question}.", f" The answer is {10 + question}"
     wrong = " The answer is 77."
-    return {0: [right, wrong, right, " No."], 1: [wrong, wrong, right, right], 2: [" No."] * 4}.get(
+    return {0: [unended, wrong, right, " No."], 1: [wrong, wrong, right, right], 2: [" No."] * 4}.get(
         question, [right] * 4
     )[answer]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from as_torch import as_torch
 from safetensors.torch import load_file, save_file
 from small_models import stacked
 
+from pipeline.commands.plan import show_plan
+from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import merge_of_one, model_of
@@ -225,3 +228,30 @@ def test_adapters_of_two_bases_are_refused(elsewhere, models, make_run):
     (folder / "language/adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(PipelineError, match=r"different bases \(math from base, language from other\).*merge.base=RUN"):
         make_run(*words(folder))
+
+
+def test_an_adapter_of_another_base_is_found_by_the_plan(lora, elsewhere, tmp_path, runs_dir):
+    """Of a narrower model, by its headers; of a run, whose manifest has its base."""
+    folder, narrow = elsewhere(), stacked(tmp_path / "narrow", 14, 0)
+    run = tmp_path / "run"
+    shutil.copytree(lora["math"], run)
+    ancestor = {"name": "base", "hash": "1" * 64, "content": None}
+    manifest = {
+        "name": "run", "hash": "2" * 64, "decided_by": {"stage": "sft"}, "cost": {"seconds": 1},
+        "config": {"model": {"path": str(folder / "base")}}, "parents": {"model": ancestor},
+        "facts": {"weights": {"root": "sha256:3", "digests": {}}},
+    }  # fmt: skip
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    scored = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={folder}/math", f"eval.base={narrow}"]
+    of_run = ["stage=merge", "merge=soup", f"merge.experts=[{run},{folder}/language]"]
+    for stage, problem in (
+        (words(folder, f"merge.base={narrow}"), "it is of another base"),
+        (scored, "it is of another base"),
+        ([*of_run, f"merge.base={narrow}"], f"{run} is an adapter of {folder}/base, merge.base is {narrow}"),
+        ([*of_run, f"merge.base={folder}/base"], ""),
+        (words(folder), ""),
+    ):
+        with pytest.raises(PipelineError, match=problem) if problem else nullcontext():
+            show_plan(
+                compose([f"runs_dir={runs_dir}", "stage=plan", *[w.replace("stage=", "plan.stage=") for w in stage]])
+            )

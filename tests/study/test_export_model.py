@@ -88,8 +88,35 @@ def test_a_merge_to_take_away(
     assert told_of and {one.dataset_config for one in told_of} >= {mgsm["language"]}
     primary = next(one for one in told_of if one.dataset_config == mgsm["language"])
     assert primary.metric_value == pytest.approx(100 * mgsm["value"], abs=0.01)
-    assert primary.dataset_args == {"num_fewshot": mgsm["num_fewshot"], "limit": 3}
+    args = {"num_fewshot": mgsm["num_fewshot"], "limit": 3, "max_gen_toks": 4, "dtype": "float32"}
+    assert primary.metric_args == args
     assert primary.dataset_type == "mgsm"  # of a data_root, and so of no repository on the Hub
+
+
+def test_scores_of_the_same_task_say_how_they_differ(
+    export: Callable[..., SimpleNamespace],
+    make_run: Callable[..., Path],
+    world: Path,
+    math_expert: Path,
+    tmp_path: Path,
+) -> None:
+    asked = ["stage=eval", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=20", "eval.max_gen_toks=12"]
+    ways = {2: ["eval=mgsm_direct_2shot"], 0: ["eval=mgsm_direct_0shot"]}
+    scores = {shots: make_run(*asked, *words) / "scores.json" for shots, words in ways.items()}
+    make_run(*asked, *ways[2], "eval.exemplars=random")
+    told = export(math_expert)
+    assert told.status == 0, told.err
+    card = ModelCard.load(tmp_path / "out/README.md")
+    first = {shots: 100 * json.loads(file.read_text())["rows"][0]["value"] for shots, file in scores.items()}
+    found = {(one.metric_args["num_fewshot"], one.metric_args.get("exemplars")): one for one in card.data.eval_results}
+    assert found.keys() == {(2, None), (0, None), (2, "random")}
+    for shots, value in first.items():
+        one = found[shots, None]
+        assert one.metric_value == pytest.approx(value) and f"{shots}-shot" in one.metric_name
+        assert one.metric_args["limit"] == 20
+    lines = [line for line in card.text.splitlines() if "mgsm_direct 2-shot" in line]
+    assert len(lines) == 2 and sum("exemplars=random" in line for line in lines) == 1
+    assert all(" to " in line for line in lines) and "with 95 % intervals" in card.text
 
 
 def test_a_cast_says_what_it_costs(export: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from tiny import model
 from tiny import trainer as tiny_trainer
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, training_args
 from trl import SFTTrainer
 
 from pipeline.config.data import Data, Expert
@@ -47,6 +47,22 @@ def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int 
     )
     plan_steps(made.args, recipe, steps)
     return made
+
+
+@pytest.mark.parametrize(("precision", "products"), [("fp32", "ieee"), ("bf16", "ieee"), ("tf32", "tf32")])
+def test_products_are_in_the_precision_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, products: str
+):
+    """With torch.compile too, for which transformers turns TF32 on where a GPU has it; and after another training."""
+    monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for compiled in (True, False):
+            torch.set_float32_matmul_precision("high" if products == "ieee" else "highest")
+            tiny_trainer(tmp_path, sft(precision=precision, compile=compiled), [ROW] * 4)
+            assert torch.backends.cuda.matmul.fp32_precision == products
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_same_example_same_tokens_in_training_and_in_the_harness(tmp_path: Path):

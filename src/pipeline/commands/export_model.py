@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark
 from pipeline.config.extensions import EXPORTS, outside_core
+from pipeline.config.knob import format_value
 from pipeline.config.stages import ExportStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
@@ -212,12 +213,15 @@ def card_text(
     scored = scores_of(manifest, runs_dir) if manifest else []
     if scored:
         weights = "the weights before they were cast" if rounding else "these weights"
-        rows = [f"| {' | '.join(cell.strip() for cell in score_line(row))} |" for row, _ in scored]
-        head = [f"Scores of {weights}, by lm-evaluation-harness, out of 100 with standard errors.", ""]
-        head += ["| task | language | metric | score | questions |", "|---|---|---|---|---|"]
+        rows = []
+        for row, evaluation in scored:
+            settings = ", ".join(f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items())
+            rows.append(f"| {' | '.join(cell.strip() for cell in (*score_line(row), settings))} |")
+        head = [f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals.", ""]
+        head += ["| task | language | metric | score | questions | settings |", "|---|---|---|---|---|---|"]
         sections.append("\n".join(["## Results", "", *head, *rows]) + "\n")
     merged = manifest is not None and manifest.stage == "merge"
-    results = [to_eval_result(row, request) for row, request in scored]
+    results = [to_eval_result(row, evaluation) for row, evaluation in scored]
     return render_card(
         name, "\n".join(sections), origin, tags=tags_of(manifest), licence=licence, results=results,
         relation="adapter" if merge.adapter else relation_of(origin, merged),
@@ -241,19 +245,24 @@ def describe_cast(merge: Merging, config: ExportStage) -> str | None:
     return f"cast from {stored} to {DTYPES[str(config.export.dtype)]}: relative error {error:.2g}"
 
 
-def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, dict[str, Any]]]:
-    """Main score of each task and language evaluated on exactly these weights, with the evaluation's configuration."""
+def settings_of(evaluation: Manifest) -> dict[str, Any]:
+    """The settings that decide its scores, but for the task and those at their defaults."""
+    return {key: value for key, value in evaluation.decided_by["config"]["eval"].items() if key != "tasks"}
+
+
+def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manifest]]:
+    """Main score of each task and language evaluated on exactly these weights, with the evaluation."""
     scores = []
     for name in finished_names(runs_dir, "eval-"):
         evaluation = read_manifest(runs_dir / name)
         known = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
         if evaluation and evaluation.facts.get("weights_root") in known:
             rows, _ = read_scores(runs_dir / name / "scores.json")
-            scores += [(row, evaluation.config) for row in primary_of(rows) if row.value is not None]
+            scores += [(row, evaluation) for row in primary_of(rows) if row.value is not None]
     return scores
 
 
-def to_eval_result(row: ScoreRow, request: dict[str, Any]) -> EvalResult:
+def to_eval_result(row: ScoreRow, evaluation: Manifest) -> EvalResult:
     """A score as an entry of the Hub's model-index; without a repository where the questions were local files."""
     from huggingface_hub import EvalResult
 
@@ -261,12 +270,12 @@ def to_eval_result(row: ScoreRow, request: dict[str, Any]) -> EvalResult:
     benchmark = find_benchmark(row.task)
     task, title = (benchmark.name, benchmark.title) if benchmark else (row.task, row.task)
     assert row.value is not None
-    limit = request["eval"].get("limit")
+    request = evaluation.config
     return EvalResult(
         task_type="text-generation", dataset_name=f"{title} ({row.where})",
         dataset_type=(None if request.get("data_root") else hub_names.get(task)) or task, dataset_config=row.where,
         dataset_split=request["eval"].get("split", "test"),
-        dataset_args={"num_fewshot": row.num_fewshot} | ({"limit": limit} if limit else {}),
+        metric_args={"num_fewshot": row.num_fewshot} | settings_of(evaluation),  # a set has one `args` for all scores
         metric_type=row.metric, metric_name=f"{row.task} {row.num_fewshot}-shot {row.metric}",
         metric_value=round(row.value * percent_factor(row.metric), 2),
     )  # fmt: skip

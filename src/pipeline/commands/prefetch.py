@@ -7,6 +7,7 @@ Locked revisions are kept when the Hub has newer ones, unless prefetch.update=tr
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -201,7 +202,9 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
         raise PipelineError(
             f"{hub} is not locked, as it could not be fetched: fix that first, then rerun stage=prefetch"
         )
-    load_dataset(hub, name, revision=lock.datasets[hub]["revision"])
+    for read in load_dataset(hub, name, revision=lock.datasets[hub]["revision"]).values():
+        for file in read.cache_files:
+            os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
 
 
 def _locked_names(lock: Lock, source: Source) -> Iterator[str]:
@@ -231,12 +234,16 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
 
 
 def fetch_url(lock: Lock, source: Source, update: bool) -> None:
-    """Fetch a file by its URL to runs_dir/.hub; it is identified by the digest of its content."""
+    """Fetch a file by its URL to runs_dir/.hub; it is identified by the digest of its content.
+
+    Raises PipelineError for another content than is locked, unless `update`.
+    """
     assert source.url is not None
     locked_as = url_key(source.url)
+    locked = {} if update else lock.urls.get(locked_as, {})
     path = Path(".hub") / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"
     target = lock.folder / path
-    if locked_as in lock.urls and target.is_file() and not update:
+    if locked and target.is_file() and target.stat().st_size == locked["bytes"]:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
@@ -246,7 +253,13 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
             if file.tell() != length:  # which urllib does not notice
                 address = without_credentials(source.url)
                 raise BrokenOff(f"{address} broke off after {file.tell()} of {length} bytes")
-    lock.urls[locked_as] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
+        digest = sha256(temporary)
+        if locked and locked["sha256"] != digest:
+            raise PipelineError(
+                f"{without_credentials(source.url)} has changed since it was locked: put the file of then at {target}, "
+                "or give prefetch.update=true, which changes hashes of runs"
+            )
+    lock.urls[locked_as] = {"sha256": digest, "bytes": length, "path": path.as_posix()}
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -94,7 +94,7 @@ class Data(Knobs):
 
     size: int | None = knob(None, low=1)  # training rows; null: the expert's size, else all
     validation: int = knob(0, low=0)  # rows held out, in addition to `size`
-    shuffle: bool = True  # false: the sources' own order, for a set that is a curriculum
+    shuffle: bool = True  # false: the rows that are drawn in the sources' own order, for a set that is a curriculum
     leave_out: list[str] | None = knob(None, hashed=False)  # sources of the expert that this mixture omits
     allow_fewer: bool = False  # accept sources with fewer rows than requested
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark

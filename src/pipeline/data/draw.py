@@ -11,12 +11,17 @@ from pipeline.progress import say
 
 def draw_rows(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
     """The rows of train and of validation, drawn by the seed: from one pool where no source has a count or a share.
+    Without data.shuffle both keep the order of the sources, of all of which they are drawn.
 
     Raises:
         PipelineError: too few rows.
     """
     has_quotas = any(source.count or source.share for source in config.expert.sources.values())
-    return draw_by_quotas(config, usable) if has_quotas else draw_from_one_pool(config, usable)
+    drawn = (draw_by_quotas if has_quotas else draw_from_one_pool)(config, usable)
+    if config.data.shuffle:
+        return drawn
+    places = {row: place for place, row in enumerate(row for rows in usable.values() for row in rows)}
+    return {name: sorted(rows, key=places.__getitem__) for name, rows in drawn.items()}
 
 
 def draw_from_one_pool(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -28,8 +33,7 @@ def draw_from_one_pool(config: DataStage, usable: dict[str, list[int]]) -> dict[
             f"data.size={size} and data.validation={data.validation} ask for {needed_rows} rows, "
             f"expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with data.allow_fewer=true"
         )
-    if data.shuffle:
-        random.Random(config.seed).shuffle(pool)
+    random.Random(config.seed).shuffle(pool)
     return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
 
 
@@ -38,13 +42,10 @@ def draw_by_quotas(config: DataStage, usable: dict[str, list[int]]) -> dict[str,
     parts = source_quotas(config, {name: len(rows) for name, rows in usable.items()})
     drawn: list[int] = []
     for name, rows in usable.items():
-        sample = random.Random(f"{seed} {name}").sample(rows, parts[name])
-        drawn += sample if data.shuffle else sorted(sample)
-    if data.shuffle:
-        random.Random(f"{seed} 0").shuffle(drawn)
+        drawn += random.Random(f"{seed} {name}").sample(rows, parts[name])
+    random.Random(f"{seed} 0").shuffle(drawn)
     train = drawn[data.validation :]
-    if data.shuffle:
-        random.Random(seed).shuffle(train)
+    random.Random(seed).shuffle(train)
     return {"train": train, "validation": drawn[: data.validation]}
 
 

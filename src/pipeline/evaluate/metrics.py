@@ -53,11 +53,14 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def majority(extracted: Sequence[str]) -> int:
-    """The place of the most frequent answer, the first of equally frequent ones; 0 if all are unparsed."""
-    parsed = [text.strip() for text in extracted if not is_unparsed(text)]
-    best = max(parsed, key=parsed.count, default=None)
-    return next((place for place, text in enumerate(extracted) if text.strip() == best), 0)
+def majority(extracted: Sequence[str]) -> list[int]:
+    """The places of the most frequent answer, the first of equally frequent ones; all if none is parsed. A number is
+    the same answer however it is written: 1800, 1,800, $1800.00 and 1800."""
+    numbers = [last_number(text) if _WRITTEN_NUMBER.fullmatch(text) else None for text in extracted]
+    votes = [text.strip() if number is None else number for number, text in zip(numbers, extracted, strict=True)]
+    parsed = [vote for vote, text in zip(votes, extracted, strict=True) if not is_unparsed(text)]
+    best = max(parsed, key=parsed.count, default=INVALID)
+    return [place for place, vote in enumerate(votes) if vote == best]
 
 
 def is_unparsed(extracted: str) -> bool:
@@ -109,6 +112,7 @@ _NUMBER = re.compile(
          | (?:(?<![\w.])\.)?\d+(?:(?:[.,]|'(?=\d{{3}}(?!\d)))\d+)* )   # all others""",
     re.VERBOSE,
 )
+_WRITTEN_NUMBER = re.compile(rf"\s*-?{_CURRENCY}?\d[\d.,]*\s*")
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}([.,' ])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d{2})+,\d{3}")  # or 12,34,567, as in India
 
 _BIG = {"万": 4, "萬": 4, "만": 4, "億": 8, "亿": 8, "억": 8, "兆": 12}  # powers of ten that close a group

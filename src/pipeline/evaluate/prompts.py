@@ -62,7 +62,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             elif benchmark_of(definition.task).of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-            problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(cause)
+            not_there = kept_from and not isinstance(cause, PipelineError)
+            problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
         if benchmark_of(definition.task).of_harness:

@@ -198,7 +198,8 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
         if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
-            first = answers[metrics.majority([answer["extracted"] for answer in answers])]
+            voted = metrics.majority([answer["extracted"] for answer in answers])
+            first = max((answers[place] for place in voted), key=lambda answer: bool(answer["correct"]))
             scores["majority"] = float(first["correct"])
         varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
         samples.append({**first, "scores": scores, "answers": varying})

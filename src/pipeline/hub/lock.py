@@ -52,12 +52,11 @@ class Lock:
         locked."""
         if source.url is not None:
             return self.urls.get(url_key(source.url))
-        of_it = {name: locked for name, locked in self.datasets.items() if name.partition("@")[0] == source.hub}
-        pinned_name = pinned_as(source.hub, source.revision)
-        entries = [
-            locked for name, locked in of_it.items() if name == pinned_name or locked["revision"] == source.revision
-        ]
-        return next((locked for locked in entries if part_of(source) in locked["parts"]), None)
+        for name, locked in self.datasets.items():
+            requested = name == pinned_as(source.hub, source.revision) or locked["revision"] == source.revision
+            if requested and name.partition("@")[0] == source.hub and part_of(source) in locked["parts"]:
+                return locked
+        return None
 
     def pinned(self, source: Source) -> Source:
         """The source at its locked revision; for a single file from a URL, the digest of its content."""

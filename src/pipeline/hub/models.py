@@ -60,7 +60,7 @@ def of_hub(folder: Path) -> bool:
     return not folder.is_dir() and not folder.is_absolute() and len(folder.parts) <= 2
 
 
-def read_metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dict[str, Any]:
+def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
     """The metadata on a model's card (the head of its README.md), of a folder or of the Hub's org/name[@revision].
 
     Empty where there is no card, or where it is unavailable: `ask=False` reads the Hub's cache only.
@@ -69,15 +69,14 @@ def read_metadata(folder: Path, revision: str | None = None, ask: bool = True) -
     if of_hub(folder):
         from huggingface_hub import HfApi, hf_hub_download
 
-        name, _, named_revision = str(folder).partition("@")
-        revision = revision or named_revision or None
+        name, _, revision = str(folder).partition("@")
         try:
             if ask:
-                HfApi().model_info(name, revision=revision, timeout=SECONDS)
+                HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
         except Exception:  # whatever the network does, HF_HUB_OFFLINE, or denied access: the cache may have it
             ask = False
         try:
-            file = Path(hf_hub_download(name, "README.md", revision=revision, local_files_only=not ask))
+            file = Path(hf_hub_download(name, "README.md", revision=revision or None, local_files_only=not ask))
         except Exception:  # a model without a card, or one that is not in the cache
             return {}
     if not file.is_file():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.hub.lock import Lock
 
 SECONDS = 5  # for the Hub to answer
 
@@ -34,12 +38,34 @@ def force_offline() -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    settings = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
+    with patch.object(datasets.config, "HF_HUB_OFFLINE", True), patch.object(constants, "HF_HUB_OFFLINE", True):
         yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = settings
+
+
+@contextmanager
+def at_locked_revisions(lock: Lock) -> Iterator[None]:
+    """Context in which `datasets.load_dataset`, which the harness calls by name alone, reads a locked set at its
+    revision. Offline `datasets` takes the revision that its cache was last given, whichever is asked for: another one
+    raises PipelineError."""
+    import datasets
+
+    load = datasets.load_dataset
+
+    def load_locked(path: str, *args: Any, **how: Any) -> Any:
+        if path not in lock.datasets or "revision" in how:
+            return load(path, *args, **how)
+        revision = lock.datasets[path]["revision"]
+        loaded: Any = load(path, *args, revision=revision, **how)
+        part = loaded if "split" in how else next(iter(loaded.values()))
+        for cached in {Path(file["filename"]).parent.name for file in part.cache_files} - {revision}:
+            raise PipelineError(
+                f"{path} is locked at {revision[:8]}, and the cache of datasets gives {cached[:8]}: run stage=prefetch "
+                "where the Hub can be reached, or set HF_HOME to the cache it filled"
+            )
+        return loaded
+
+    with patch.object(datasets, "load_dataset", load_locked):
+        yield
 
 
 @contextmanager

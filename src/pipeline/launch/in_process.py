@@ -69,11 +69,25 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
     with uncollected, redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
         if row.torch:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
-            import torch
-
-            if run.config.threads:
-                torch.set_num_threads(run.config.threads)
         return row.import_make()
+
+
+@contextmanager
+def settings_of(run: Run) -> Iterator[None]:
+    """Context in which torch has the run's threads. Afterwards it is as it was before: a training also leaves TF32 and
+    deterministic kernels on, which the next run of this process has not asked for."""
+    if not (torch := sys.modules.get("torch")):
+        yield
+        return
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(run.config.threads or threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_float32_matmul_precision(precision)
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
@@ -81,10 +95,11 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     of_training = isinstance(run.config, TrainStage)
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):
-        stage_function(run)  # imports, before the run's time is taken
+        make = stage_function(run)  # imports, before the run's time is taken
         if of_training and why_not_finished(run):
             refuse_too_large([run])  # its base is here now, whose shape may not have been known before
-        return make_once(run, stage_function(run), bytes_needed, predicted_seconds, guess(run))
+        with settings_of(run):
+            return make_once(run, make, bytes_needed, predicted_seconds, guess(run))
 
 
 def gpus_requested(run: Run) -> int:
@@ -215,7 +230,9 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
     was_finished = not config.redo and why_not_finished(run) is None
     if is_follower():
         if not was_finished:
-            stage_function(run)(run, run.work, None)  # the first logs
+            make = stage_function(run)
+            with settings_of(run):
+                make(run, run.work, None)  # the first logs
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -57,6 +58,14 @@ def check_sources(
             check_descent(source, base, key_for(expert_role))
 
 
+def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:
+    if expert.base.folder.resolve() != base.resolve():
+        raise PipelineError(
+            f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base}: merge experts of one "
+            "base"
+        )
+
+
 def check_descent(expert: Source, base: Source, key: str) -> None:
     """Raise PipelineError for an expert equal to its base, and for one that shares no tensor with it and is further
     from it than zero is.
@@ -64,11 +73,8 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
     Judged on values, so that a base in bfloat16 and an expert in float32 compare; on a few rows of each tensor, and on
     all of them before an expert is said to be equal.
     """
-    if isinstance(expert, Adapted) and expert.base.folder.resolve() != base.folder.resolve():
-        raise PipelineError(
-            f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base.folder}: merge experts "
-            "of one base"
-        )
+    if isinstance(expert, Adapted):
+        refuse_another_base(expert, base.folder, key)
     moved, identical, change, size = False, 0, 0.0, 0.0
     for name in base.names:
         rows, columns = matrix(base.info(name).shape)

@@ -171,18 +171,26 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
             or (one.rows, one.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
             or (one.rows == "aya" and str(one.language).endswith("_latn"))
         ]
-        order = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
+        order: dict[str, Any] = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
+        if not config.data.shuffle and (config.data.validation or config.data.size or expert.size):
+            order["drawn"] = "of all rows"  # not the first ones, as in earlier runs
         return order | ({"read_otherwise": sorted(changed)} if changed else {})
-    if isinstance(config, TrainStage) and config.sft.processes > 1 and config.sft.parallel == "fsdp2":
-        return {"shards": "in the dtypes of the recipe"}  # not in those that accelerate chose, as earlier runs
-    if isinstance(config, TrainStage) and config.model.tokenizer == "bpe" and config.expert.side == "both":
-        return {"bpe": "of texts alone"}  # not of the rows' sides too, as earlier runs
+    if isinstance(config, TrainStage):
+        sft, model, expert = config.sft, config.model, config.expert
+        changed_in = {  # otherwise in earlier runs: dtypes that accelerate chose, of the rows' sides too, TF32
+            "shards in the dtypes of the recipe": sft.processes > 1 and sft.parallel == "fsdp2",
+            "bpe of texts alone": model.tokenizer == "bpe" and expert.side == "both",
+            "products in float32": sft.compile and sft.precision == "fp32",
+        }
+        return dict(word.split(" ", 1) for word, applies in changed_in.items() if applies)
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
     decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
     decided = dict(decided)
     if isinstance(config, EvalStage) and config.eval.limit is not None:
         columns = {item.question_column for task in tasks if (item := find_benchmark(task.task))} - {""}
         decided |= {"limit_counts": sorted(columns)} if columns else {}  # before, it counted their parts
+    if isinstance(config, EvalStage) and config.eval.answers > 1:
+        decided |= {"votes": "by number"}  # before, 1800 and 1,800 were two answers
     found = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
     return {**decided, "packages": decided.get("packages", {}) | found} if found else decided
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json, text_settings
-from pipeline.runs.lineage import base_of, declared_side, gives_adapter, one_base, recorded_base
+from pipeline.runs.lineage import (
+    base_folder,
+    base_of,
+    declared_side,
+    gives_adapter,
+    is_adapter,
+    one_base,
+    recorded_base,
+)
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Folder, Parent
 from pipeline.stages.resolver import Draft, Resolver, label_of
 
@@ -61,16 +72,30 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
     merge.refuse_sides({role: declared_side(parent) for role, parent in parents.items()})
     if named_base is not None:
         parents["base"] = resolver.model(named_base, "merge.base")
-        return parents
-    if adapters or merge.needs_base() or merge.control:
+    elif adapters or merge.needs_base() or merge.control:
         sources = {role: parents[role] for role in adapters} or parents
         bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in sources.items()]
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
-        return parents
-    recorded = [(parent.name, base) for parent in parents.values() if (base := recorded_base(parent)) is not None]
-    if recorded:
+    elif recorded := [
+        (parent.name, base) for parent in parents.values() if (base := recorded_base(parent)) is not None
+    ]:
         one_base(recorded, f"merge={merge.method}: the experts", ", or give merge.base=RUN if they belong together")
+    for role in adapters:
+        check_adapter(role, parents[role].folder, parents["base"].folder)
     return parents
+
+
+@lru_cache(maxsize=1024)  # asked by each merge of a table
+def check_adapter(role: str, adapter: Path, base: Path) -> None:
+    """Raise PipelineError for an adapter of another base, where both are on this disk."""
+    if not (is_adapter(adapter) and base.is_dir()):
+        return
+    from pipeline.merge.adapters import open_adapter
+    from pipeline.merge.compatibility import key_of, refuse_another_base
+
+    own = base_folder(adapter) if read_manifest(adapter) else base
+    if own.is_dir():
+        refuse_another_base(open_adapter(adapter, own), base, key_of(role))
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:

@@ -38,6 +38,8 @@ def trainer_of(
         train_dataset=examples.datasets_of(rows, sft, list(parts)), sft=sft, parts=parts,
         eval_dataset=held_out.get("all", held_out or None), processing_class=tokenizer,
     )  # fmt: skip
+    # for sft.compile transformers, and accelerate, have put products of fp32 in TF32
+    torch.set_float32_matmul_precision("high" if sft.precision == "tf32" else "highest")
     if trainer.is_fsdp_enabled and sft.parallel != "fsdp2":
         raise PipelineError("accelerate's configuration asks for FSDP: leave it out there, and give sft.parallel=fsdp2")
     trainer.remove_callback(PrinterCallback)
@@ -176,7 +178,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
         assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
         completion_only_loss=None if text else sft.loss_on == "response",
-        bf16=sft.precision == "bf16", tf32=True if sft.precision == "tf32" else None,
+        bf16=sft.precision == "bf16",
         torch_compile=sft.compile, use_liger_kernel=sft.liger, use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=sft.gradient_checkpointing,
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
