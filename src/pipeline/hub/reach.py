@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub.lock import Lock
@@ -38,8 +37,19 @@ def force_offline() -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    with patch.object(datasets.config, "HF_HUB_OFFLINE", True), patch.object(constants, "HF_HUB_OFFLINE", True):
+    with replaced(datasets.config, "HF_HUB_OFFLINE", True), replaced(constants, "HF_HUB_OFFLINE", True):
         yield
+
+
+@contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Context in which a library's own setting, or function, is another one."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 @contextmanager
@@ -64,7 +74,7 @@ def at_locked_revisions(lock: Lock) -> Iterator[None]:
             )
         return loaded
 
-    with patch.object(datasets, "load_dataset", load_locked):
+    with replaced(datasets, "load_dataset", load_locked):
         yield
 
 
