@@ -186,6 +186,7 @@ REFUSED = {
     SFT + "launcher=slurm launcher.memory=lots": "launcher.memory=lots is not of the form 64G",
     SFT + "seed=1 seed=2": "seed is given twice, 1 and 2: give it once",
     "every.seed=1 every.seed=2": "every.seed is given twice, 1 and 2: give it once",
+    "stage=plan " + SFT: "stage is given twice, plan and sft: give it once, or plan.stage=STAGE to plan one command",
     "stage=plan every.deterministic=7": "deterministic must be true or false, got 7",
     # interpolations, which could carry a token of the environment into manifests
     SFT + "group=${oc.env:HOME}": "group holds an interpolation, ${...}: write the value itself",

@@ -60,7 +60,8 @@ def refuse_repeated(words: Sequence[str]) -> None:
     given: dict[str, str] = {}
     for key, equals, value in (word.lstrip("+").partition("=") for word in words):
         if equals and key in given:
-            raise PipelineError(f"{key} is given twice, {given[key]} and {value}: give it once")
+            of_plan = ", or plan.stage=STAGE to plan one command" if key == "stage" else ""
+            raise PipelineError(f"{key} is given twice, {given[key]} and {value}: give it once{of_plan}")
         given[key] = value
 
 
