@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -204,7 +205,8 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
         )
     for read in load_dataset(hub, name, revision=lock.datasets[hub]["revision"]).values():
         for file in read.cache_files:
-            os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
+            with suppress(OSError):  # of a cache that belongs to somebody else
+                os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
 
 
 def _locked_names(lock: Lock, source: Source) -> Iterator[str]:
