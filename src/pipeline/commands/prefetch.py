@@ -15,10 +15,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from fsspec.utils import glob_translate
 
 from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
@@ -218,7 +219,7 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
     assert source.hub is not None
     if source.files is not None:
         names = hub.list_repo_files(source.hub, repo_type="dataset", revision=revision)
-        files_found = sorted(name for name in names if fnmatch(name, source.files))
+        files_found = sorted(filter(re.compile(glob_translate(source.files)).match, names))  # as `datasets` reads it
         if not files_found:
             raise PipelineError(
                 f"{source.hub} has no file like {source.files}: look at its files and give another pattern"
