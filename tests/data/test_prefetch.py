@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import repositories
 import yaml
+from datasets.data_files import resolve_pattern
 from fake_hub import Hub, serving
 
 from pipeline.benchmarks import BENCHMARKS
-from pipeline.commands.prefetch import fetch_url
+from pipeline.commands.prefetch import data_files, fetch_url
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
@@ -316,6 +317,18 @@ def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(tmp
         assert lock.urls == locked and not file.exists()
         fetch_url(lock, source, update=True)
         assert file.read_bytes() == b"another one" and lock.urls != locked
+
+
+@pytest.mark.parametrize("pattern", ["sw/*.jsonl", "*/a.jsonl", "**/*.jsonl", "sw/old/[ab].jsonl", "s?/a*"])
+def test_a_pattern_of_files_is_locked_as_it_is_read(tmp_path: Path, pattern: str) -> None:
+    """As `datasets` resolves it, where nothing is locked: a star does not reach into folders."""
+    for name in ("a.jsonl", "sw/a.jsonl", "sw/b.jsonl", "sw/old/a.jsonl", "sw/old/c.jsonl", "bn/a.jsonl"):
+        repositories.jsonl(tmp_path / name, [{"text": name}])
+    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jsonl")]
+    hub = SimpleNamespace(list_repo_files=lambda *_, **__: files)
+    _, found = data_files(hub, Source(hub="org/set", files=pattern, rows="text", file="x"), "abc")
+    read = resolve_pattern(pattern, base_path=str(tmp_path))
+    assert found == sorted(Path(file).relative_to(tmp_path).as_posix() for file in read) != []
 
 
 # ------------------------------------------------------------------------------------------------ the lock file

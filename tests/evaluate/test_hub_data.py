@@ -81,7 +81,8 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(reach, "why_not", lambda repository: asked_for.append(repository) or "no route to it")
+    refusal = OSError("no route to it")
+    monkeypatch.setattr(reach, "refusal_of_set", lambda repository: asked_for.append(repository) or refusal)
     definitions = task_definitions([asked("mgsm", 2)], ["en", "sw"], None, tmp_path / "tasks")
     assert [len(task.eval_docs) for task in load_tasks(definitions)] == [2, 2]
     assert asked_for == ["juletxara/mgsm"]  # for both languages

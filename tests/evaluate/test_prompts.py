@@ -154,7 +154,7 @@ def test_the_hub_gives_the_same_prompts(tmp_path: Path, data_root: Path, monkeyp
         return found[split] if split else datasets.DatasetDict(found)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(reach, "why_not", lambda repository: None)
+    monkeypatch.setattr(reach, "refusal_of_set", lambda repository: None)
     for task, shots in tasks.items():
         assert our_prompts(tmp_path / f"hub {task}", task, shots, "sw", None) == local[task], task
     names = {("juletxara/mgsm", "sw"), ("facebook/belebele", "swh_Latn"), ("openlanguagedata/flores_plus", "swh_Latn")}

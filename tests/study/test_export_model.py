@@ -361,11 +361,12 @@ class FakeHub:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: list[str] | None = None
+        self.private = False
         self.fails: dict[str, Exception] = {}
         self.created: list[tuple[str, bool]] = []
         self.commits: list[dict[str, bytes]] = []
         monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_test")
-        for name in ("whoami", "repo_exists", "list_repo_files", "create_repo", "upload_folder"):
+        for name in ("whoami", "repo_exists", "model_info", "create_repo", "upload_folder"):
             monkeypatch.setattr(huggingface_hub.HfApi, name, self.answer(name))
 
     def answer(self, name: str) -> Any:
@@ -386,8 +387,10 @@ class FakeHub:
     def repo_exists(self, name: str) -> bool:
         return self.files is not None
 
-    def list_repo_files(self, name: str) -> list[str]:
-        return self.files or []
+    def model_info(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            siblings=[SimpleNamespace(rfilename=file) for file in self.files or ()], private=self.private
+        )
 
     def create_repo(self, name: str, private: bool, exist_ok: bool) -> str:
         self.created.append((name, private))
@@ -421,6 +424,11 @@ def test_a_model_goes_to_the_hub_as_one_commit(
     ("what", "place", "sentence"),
     [
         ("held", "org/model", "export.to=hub:org/model is not empty (config.json and 1 more files): name a new"),
+        (
+            "public",
+            "org/model",
+            "export.to=hub:org/model is public, give export.private=false, or name a new repository",
+        ),
         ("other", "them/model", "the token belongs to me, who is not in them: name one of your organizations"),
         ("whoami", "org/model", "export.to=hub:org/model cannot be written (401: Invalid token)"),
     ],
@@ -429,7 +437,8 @@ def test_the_hub_refuses_before_anything_is_read(
     what: str, place: str, sentence: str, fake: FakeHub, export: Callable[..., SimpleNamespace], swap: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    fake.files = ["config.json", "README.md"] if what == "held" else None
+    fake.files = {"held": ["config.json", "README.md"], "public": [".gitattributes"]}.get(what)
+    fake.private = what == "held"
     if what == "whoami":
         fake.fails["whoami"] = OSError("401: Invalid token\nmore")
     monkeypatch.setattr(module, "open_source", lambda *_: pytest.fail("weights were opened"))

@@ -161,6 +161,24 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
         assert [one["step"] for one in taken_up] == ([step - 1] if step > 1 else [])
 
 
+def test_the_manifest_has_the_machines_of_all_attempts(
+    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path
+) -> None:
+    """Bits depend on the number of threads: that of the last attempt alone would name one that gives others."""
+    command, threads = words(tmp_path / "runs"), torch.get_num_threads()
+    at_step(4)
+    with pytest.raises(Killed):
+        made(command)
+    at_step(0)
+    try:
+        torch.set_num_threads(threads + 1)
+        manifest = read_manifest(made(command))
+    finally:
+        torch.set_num_threads(threads)
+    assert manifest is not None and manifest.machine["threads"] == f"{threads}, then {threads + 1}"
+    assert manifest.machine["device"] == "cpu"
+
+
 def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., list[str]], tmp_path: Path) -> None:
     """SIGKILL, wherever it comes."""
     long = ["data.size=30", "sft.epochs=4", "sft.steps=24"]

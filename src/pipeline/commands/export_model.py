@@ -56,7 +56,8 @@ def export_model(config: ExportStage) -> str:
     """
     target = str(config.export.to)
     assert config.checkpoint is not None
-    api = ready_for(target.removeprefix(HUB), "export.to") if target.startswith(HUB) else None
+    private = config.export.private
+    api = ready_for(target.removeprefix(HUB), "export.to", private) if target.startswith(HUB) else None
     if api is None:
         check_target(Path(target))
     model = Resolver(Path(config.runs_dir), build).model(config.checkpoint, "checkpoint")
@@ -80,7 +81,7 @@ def export_model(config: ExportStage) -> str:
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
         if api is not None:
-            return publish_folder(api, name, folder, config.export.private, "export.to")
+            return publish_folder(api, name, folder, private, "export.to")
         move_export(folder, Path(target))
     return target
 

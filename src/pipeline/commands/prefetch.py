@@ -14,10 +14,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from fsspec.utils import glob_translate
 
 from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
@@ -204,7 +206,8 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
         )
     for read in load_dataset(hub, name, revision=lock.datasets[hub]["revision"]).values():
         for file in read.cache_files:
-            os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
+            with suppress(OSError):  # of a cache that belongs to somebody else
+                os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
 
 
 def _locked_names(lock: Lock, source: Source) -> Iterator[str]:
@@ -216,7 +219,7 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
     assert source.hub is not None
     if source.files is not None:
         names = hub.list_repo_files(source.hub, repo_type="dataset", revision=revision)
-        files_found = sorted(name for name in names if fnmatch(name, source.files))
+        files_found = sorted(filter(re.compile(glob_translate(source.files)).match, names))  # as `datasets` reads it
         if not files_found:
             raise PipelineError(
                 f"{source.hub} has no file like {source.files}: look at its files and give another pattern"

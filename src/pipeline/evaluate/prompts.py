@@ -41,11 +41,11 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
 
     Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
     """
-    manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
+    manager, refusal_of_set = TaskManager(include_defaults=False), functools.cache(reach.refusal_of_set)
     tasks: list[Task] = []
     for definition in definitions:
         sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
-        kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
+        kept_from = [f"{name}: {first_line(error)}" for name in sets if (error := refusal_of_set(name))]
         try:
             with harness_tamed(), reach.force_offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()

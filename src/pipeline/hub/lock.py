@@ -86,9 +86,9 @@ class Lock:
 
     def check_model(self, name: str) -> None:
         """Raise a PipelineError unless the cache holds each file of a locked model completely."""
-        locked = self.model(name)
-        for file, size in self.models[name]["files"].items() if locked else ():
-            check_size(locked[1] / file, size, name)  # type: ignore[index]
+        if locked := self.model(name):
+            for file, size in self.models[name]["files"].items():
+                check_size(locked[1] / file, size, name)
 
 
 def pinned_as(name: str | None, revision: str | None) -> str:

@@ -12,14 +12,15 @@ from pipeline.hub.addresses import REPOSITORY
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-OWN = {".gitattributes"}  # what the Hub itself puts into a new repository
+OWN = ".gitattributes"  # what the Hub itself puts into a new repository
 
 
-def ready_for(name: str, knob: str) -> HfApi:
-    """A logged-in HfApi that may write the model repository org/name, which is new or empty.
+def ready_for(name: str, knob: str, private: bool) -> HfApi:
+    """A logged-in HfApi that may write the model repository org/name, which is new, or empty and as private.
 
     Raises:
-        PipelineError: no token, one that may not write there, a Hub that does not answer, or a repository with files.
+        PipelineError: no token, one that may not write there, a Hub that does not answer, or a repository with files or
+            seen by others than asked for.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -31,8 +32,8 @@ def ready_for(name: str, knob: str) -> HfApi:
     api, owner = HfApi(token=token), name.partition("/")[0]
     try:
         me = api.whoami()
-        owners = [str(me["name"]), *(str(organization["name"]) for organization in me.get("orgs") or [])]
-        files_there = [file for file in api.list_repo_files(name) if file not in OWN] if api.repo_exists(name) else []
+        owners = [one["name"] for one in (me, *(me.get("orgs") or ()))]
+        found = api.model_info(name) if api.repo_exists(name) else None
     except Exception as error:  # any error of the network or the Hub
         raise refusal_of_upload(name, knob, error) from error
     if owner not in owners:
@@ -40,11 +41,14 @@ def ready_for(name: str, knob: str) -> HfApi:
             f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: "
             "name one of your organizations"
         )
-    if files_there:
+    if files_there := [one.rfilename for one in (found and found.siblings) or () if one.rfilename != OWN]:
         raise PipelineError(
             f"{knob}=hub:{name} is not empty ({files_there[0]} and {len(files_there) - 1} more files): "
             "name a new repository"
         )
+    if found and found.private != private:
+        kinds = "private, give export.private=true" if found.private else "public, give export.private=false"
+        raise PipelineError(f"{knob}=hub:{name} is {kinds}, or name a new repository")
     return api
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock
 
 SECONDS = 5  # for the Hub to answer
@@ -22,12 +22,6 @@ def refusal_of_set(repository: str) -> Exception | None:
     except Exception as error:  # whatever the network does, HF_HUB_OFFLINE, or access is denied
         return error
     return None
-
-
-def why_not(repository: str) -> str | None:
-    """None where the Hub gives access to this dataset, else the reason, in one line."""
-    error = refusal_of_set(repository)
-    return None if error is None else first_line(error)
 
 
 @contextmanager

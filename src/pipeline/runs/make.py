@@ -133,7 +133,7 @@ def _compute_run(
             files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
             git=git_state(),
             versions=package_versions(),
-            machine=machine_facts(),
+            machine=machine_facts([attempt.get("machine", {}) for attempt in facts.get("resumed", ())]),
             environment=recorded_environment(),
             started=started.isoformat(timespec="seconds"),
             cost={

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -57,12 +58,18 @@ def environment_for(python: str | None) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not (python and name == "PYTHONPATH")}
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """System, processor, cores, threads and device of this process; a fact that differed in the attempts of a run
+    before, which it resumed from, as "1, then 2"."""
     facts: dict[str, Any] = {"system": platform.system(), "processor": processor_model(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
         facts["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    for key in facts:
+        found = dict.fromkeys(attempt[key] for attempt in (*earlier, facts) if key in attempt)
+        if len(found) > 1:
+            facts[key] = ", then ".join(map(str, found))
     return facts
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.benchmarks import find_benchmark
+from pipeline.config.evaluation import is_sampled
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
@@ -189,7 +190,7 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     if isinstance(config, EvalStage) and config.eval.limit is not None:
         columns = {item.question_column for task in tasks if (item := find_benchmark(task.task))} - {""}
         decided |= {"limit_counts": sorted(columns)} if columns else {}  # before, it counted their parts
-    if isinstance(config, EvalStage) and config.eval.answers > 1:
+    if isinstance(config, EvalStage) and is_sampled(config.eval) and config.eval.answers > 1:
         decided |= {"votes": "by number"}  # before, 1800 and 1,800 were two answers
     found = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
     return {**decided, "packages": decided.get("packages", {}) | found} if found else decided

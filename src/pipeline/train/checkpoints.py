@@ -24,6 +24,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar, say
 from pipeline.runs import resume
+from pipeline.runs.provenance import machine_facts
 from pipeline.runs.run import Run
 from pipeline.runs.state import record_step, update_state
 from pipeline.runs.stop import UNFINISHED, heard_by
@@ -114,7 +115,8 @@ class Checkpoints(TrainerCallback):
         self.steps = snapshot_steps(self.sft, trainer.args.max_steps)
         record = record or {"snapshots": {}, "seconds": 0.0, "resumed": [], "step": 0}
         self.snapshots: dict[str, dict[str, Any]] = record["snapshots"]
-        self.resumed = [*record["resumed"], *([{"step": record["step"]}] if record["step"] else [])]
+        point = {"step": record["step"], "machine": record.get("machine", {})}
+        self.resumed = [*record["resumed"], *([point] if record["step"] else [])]
         self.earlier_seconds: float = record["seconds"]  # of earlier attempts
         self.asked_to_stop: str | None = None  # by this signal, after the current step, with a resume point
         self.begun = self.saved = time.monotonic()
@@ -163,6 +165,7 @@ class Checkpoints(TrainerCallback):
             shutil.copyfile(self.run.work / LOG, checkpoint / LOG)
             seconds = self.earlier_seconds + time.monotonic() - self.begun
             facts = {"snapshots": self.snapshots, "seconds": seconds, "resumed": self.resumed}
+            facts["machine"] = machine_facts()
             resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
