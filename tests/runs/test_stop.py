@@ -14,8 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_runs import a_run, writes
 
 from pipeline.launch import in_process
+from pipeline.runs.make import make_once
 from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, handle_signals, heard_by, raise_if_signalled
 
 
@@ -107,6 +109,16 @@ def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
     if stage in ("data", "merge"):
         monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
         assert call(*words).status == 0
+
+
+def test_a_signal_when_all_is_finished_is_75(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    make_once(run, writes())
+    with handle_signals(), heard_by(lambda _: None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            in_process.execute([run])
+    assert stopped.value.code == UNFINISHED
 
 
 @pytest.mark.parametrize("number", STOPPING)

@@ -223,6 +223,8 @@ def test_sides_that_take_turns_have_gradients_one_at_a_time() -> None:
     turns = training_memory(LLAMA_8B, sides, 1024, recipe(micro_batch_size=2))
     assert counts[0] > counts[1]
     assert turns["gradients"] == 4 * counts[0] and turns["moments"] == 8 * sum(counts)
+    alone = training_memory(LLAMA_8B, sides[:1], 1024, recipe(micro_batch_size=4))
+    assert alone["casts"] == 2 * (LLAMA_8B.parameters - LLAMA_8B.outside) / 32  # of one layer at a time, in bf16
 
 
 def test_disk_of_a_training() -> None:
