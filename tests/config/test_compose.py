@@ -108,6 +108,7 @@ REFUSED = {
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of afrimgsm, belebele_0shot,",
     "stage=merge merge=tie": "merge=tie is not an option: did you mean ties",
+    "stage=merge merge=swap": "merge=swap is not an option: did you mean layer_swap",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is not an option: give one of bn,",
     SFT + "sft=null": "sft=null is not an option: give one of full",
     SFT + "partition=D": "partition=D is not an option: there are A, B, C, Z, own",
@@ -130,6 +131,8 @@ REFUSED = {
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "+sed=1": "unknown key sed: did you mean seed?",
     SFT + "foo=1": "unknown key foo: there are data, data_root,",
+    SFT + "lr=1e-4": "unknown key lr: did you mean sft.learning_rate=...?",
+    SFT + "model=org/name": "or hub:org/name for a model on the Hub",
     SOUP + "merge.experts=[a,b] +merge.density=1": "unknown key merge.density: there are",
     EVAL + "+eval.tasks.0.foo=1": "unknown key eval.tasks.0.foo: there are num_fewshot, task",
     SELECT + "select.primary=[{tusk:mgsm}]": "unknown key select.primary.0.tusk: did you mean select.primary.0.task?",
@@ -195,6 +198,20 @@ REFUSED = {
     "stage=eval checkpoint=x ++eval=belebele_0shot": "++eval=belebele_0shot: an option is chosen without a plus, eval",
     "stage=merge +merge=layer_swap": "+merge=layer_swap: an option is chosen without a plus, merge=layer_swap",
     "stage=merge merge=task_arithmetic merge.scale=~": "is not an override: null is written out, merge.scale=null",
+    # hardware and exports
+    "stage=sft expert=sw hardware=a100_80": "did you mean a100_80x8 or a100_80x1",
+    "stage=sft expert=sw hardware=": "there are a100_80x1, a100_80x8, cpu, h100_80x1, h100_80x8",
+    "stage=clean hardware=cpu": "stage=clean does not read hardware: leave hardware=cpu out",
+    SFT + "hardware=a100_80x8 sft.processes=8": "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
+    "sft.processes=8: give sft.batch_size=8",
+    "stage=export checkpoint=x": "stage=export needs export.to: give export.to=./DIR or export.to=hub:org/name",
+    "stage=export checkpoint=x table=sandbox export.to=y": "needs table or checkpoint: give table=T, or checkpoint=RUN",
+    "stage=export table=sandbox export.to=y export.adapter=true": "export.dtype, export.adapter, export.licence and "
+    "export.private apply",
+    "stage=export checkpoint=x export.to=y export.dtype=int8": "export.dtype must be one of float32, bfloat16, float16",
+    "stage=export checkpoint=x export.to=y export.adapter=true export.dtype=bfloat16": "export.dtype=bfloat16 rounds "
+    "what export.adapter=true writes exactly, in float32: remove one of them",
+    "stage=export checkpoint=x export.to=y data_root=z": "every, data_root and table.free_snapshots apply to table=T",
     # no key=value at all
     "expert": "'expert' is not an override: write key=value",
     "launcher.options=[--constraint=a100,-x]": "quote an = inside brackets, "

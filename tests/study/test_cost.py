@@ -121,7 +121,7 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     ours = flops.training_flops(shape, trained, 40, checkpointing, 4 if way == "lora" else 0) - 2 * shape.embedding
     if checkpointing and way != "lora":  # torch stops before the last product of a layer, whose output nobody needs
         ours -= 2 * shape.mlp / 3 * (4 if way == "math" else 6)  # the layers recomputed
-    assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=0.005)
+    assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=2e-3 if way == "lora" else 1e-12)
 
 
 def test_a_full_training_takes_8_flops_a_weight_and_token() -> None:
