@@ -71,6 +71,7 @@ SLOWEST = [  # files of 20 to 250 seconds: they begin first, so that no worker w
     *("study/test_pool.py", "test_knobs.py", "train/test_processes.py", "config/test_words.py", "train/test_stage.py"),
     *("test_real.py", "data/test_prefetch.py", "test_progress.py", "study/test_check.py", "config/test_hardware.py"),
     *("evaluate/test_small_world_gates.py", "evaluate/test_mgsm_steps.py", "train/test_shapes.py"),
+    *("train/test_trainer.py", "train/test_simultaneous.py", "study/test_rendered_tables.py", "study/test_select.py"),
 ]
 
 

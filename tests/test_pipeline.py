@@ -22,6 +22,13 @@ from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
 REAL_STAGE = in_process.stage_function
+OWN = {
+    "defaults": ["tiny"], "name": "own", "axes": {"b": [3, 5]},
+    "runs": {"again": {"merge": "layer_swap", "merge.math": "math expert", "merge.language": "language expert",
+                       "merge.bottom_layers": "{b}", "merge.top_layers": 0, "merge.scale_to_depth": True}},
+    "score": {"eval": "mgsm_0shot", "eval.split": "dev", "eval.max_gen_toks": 4, "eval.limit": 2, "in": "qac"},
+    "columns": {"swap {counts}": {"run": "layer swap"}, "again {b}": {"run": "again"}}, "rows": {}, "compare": {},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -92,6 +99,15 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "44 of 44 runs to compute" in planned.out and "2 choices, 14 scores wait for theirs" in planned.out
     refused = call("stage=report", *table)
     assert refused.status == 1 and "table=tiny has no finished run in" in refused.err
+
+    scores: list[str] = []  # each (weights, task, questions) that is put to a model
+    compute = evaluation.compute
+
+    def counted(lm: Any, asked: Any, *rest: Any) -> Any:
+        scores.append(asked.name)
+        return compute(lm, asked, *rest)
+
+    monkeypatch.setattr(evaluation, "compute", counted)
 
     # one merge fails: what does not need it is made, its cells say so, the status is 1
     calls = Calls(monkeypatch)
@@ -176,6 +192,16 @@ def test_a_table_from_nothing_with_a_failure_and_again(
             ("layer swap", "problems", "")
         }
 
+    # nor is a score made twice that another table asks for, of swaps by other words: new runs, old weights
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(OWN, sort_keys=False))
+    told = call("stage=table", f"table={own}", *table[1:])
+    assert told.status == 0, told.err
+    # of the second table two runs are the first's, two are the same weights by other words
+    assert len(list(runs_dir.glob("eval-*"))) == 7 * 7 + 4 + 2
+    files = list((runs_dir / ".scores").glob("*.jsonl"))
+    assert len(scores) == len(files) == 7 * 8 + 4  # FLORES is two tasks, one a direction
+
     # by two workers the same bytes, from nothing
     other = tmp_path / "two"
     told = call("stage=table", *table, "launcher.workers=2", f"runs_dir={other}")
@@ -186,39 +212,6 @@ def test_a_table_from_nothing_with_a_failure_and_again(
         path.parent.name: sha256(path) for path in runs_dir.glob("*/model.safetensors")
     }
     assert len(list((other / ".logs").iterdir())) == 58 and not list((other / ".work").iterdir())
-
-
-def test_no_score_is_made_twice(
-    table: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another table asks for scores of the first, and for swaps by other words: new runs, old weights.
-    Each (weights, task, questions) is put to a model once."""
-    made: list[str] = []
-    compute = evaluation.compute
-
-    def counted(lm: Any, asked: Any, *rest: Any) -> Any:
-        made.append(asked.name)
-        return compute(lm, asked, *rest)
-
-    monkeypatch.setattr(evaluation, "compute", counted)
-    own = tmp_path / "own.yaml"
-    text = {
-        "defaults": ["tiny"], "name": "own", "axes": {"b": [3, 5]},
-        "runs": {"again": {"merge": "layer_swap", "merge.math": "math expert", "merge.language": "language expert",
-                           "merge.bottom_layers": "{b}", "merge.top_layers": 0,
-                           "merge.scale_to_depth": True}},
-        "score": {"eval": "mgsm_0shot", "eval.split": "dev", "eval.max_gen_toks": 4, "eval.limit": 2, "in": "qac"},
-        "columns": {"swap {counts}": {"run": "layer swap"}, "again {b}": {"run": "again"}}, "rows": {}, "compare": {},
-    }  # fmt: skip
-    own.write_text(yaml.safe_dump(text, sort_keys=False))
-    for name in ("tiny", str(own)):
-        assert call("stage=table", f"table={name}", *table[1:]).status == 0
-    runs = list((tmp_path / "runs").glob("eval-*"))
-    assert (
-        len(runs) == 7 * 7 + 4 + 2
-    )  # of the second table two are the first's, two are the same weights by other words
-    files = list((tmp_path / "runs/.scores").glob("*.jsonl"))
-    assert len(made) == len(files) == 7 * 8 + 4  # FLORES is two tasks, one a direction
 
 
 def test_a_run_that_changed_on_disk_stops_only_what_needs_it(

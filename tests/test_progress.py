@@ -28,7 +28,7 @@ from pipeline.config.evaluation import Eval
 from pipeline.evaluate import score
 from pipeline.evaluate.model import load_model
 from pipeline.evaluate.store import Answers
-from pipeline.progress import Bar, say
+from pipeline.progress import Bar, format_duration, say
 
 # ---------------------------------------------------------------------------------------------------- what it says
 
@@ -42,6 +42,11 @@ def test_the_time_left_is_that_of_the_work_left() -> None:
     bar.set_postfix_str("loss 1.000", refresh=False)
     assert str(bar).startswith("a training: 20/40 [00:20<00:40")
     assert str(bar).endswith("s/step, loss 1.000]")
+
+
+def test_durations() -> None:
+    told = {59.4: "59 s", 59.6: "1:00 min", 187: "3:07 min", 3599: "59:59 min", 3600: "1:00 h", 93900: "26:05 h"}
+    assert {seconds: format_duration(seconds) for seconds in told} == told
 
 
 def test_without_a_terminal_lines_and_no_bar(

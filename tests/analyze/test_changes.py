@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -54,8 +52,7 @@ def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
         for path in models["llama"][1 + index].iterdir():
             (folder / path.name).symlink_to(path)
         config = {"expert": {"side": side}, "sft": {"optimizer": optimizer}}
-        made = Manifest(f"{side}-{index}", "0", {"stage": "sft"}, facts={}, config=config)
-        (folder / "manifest.json").write_text(json.dumps(asdict(made)))
+        Manifest(f"{side}-{index}", "0", {"stage": "sft"}, {}, config=config).write(folder)
         parents[str(index)] = SimpleNamespace(folder=folder, name=f"{side}-{index}")
     stage = AnalyzeStage(stage="analyze", checkpoint="x", analyze=Analyze(**settings))
     (tmp_path / "work").mkdir()
@@ -102,8 +99,7 @@ def test_a_selected_expert_has_the_side_and_the_optimizer_of_its_training(models
         for path in models["llama"][1 + index].iterdir():
             (folder / path.name).symlink_to(path)
         chosen = {"choice": {"checkpoint": f"{index}-{side}@2", "step": 2}}
-        made = Manifest(folder.name, "0", {"stage": "select"}, facts=chosen, config={"stage": "select"})
-        (folder / "manifest.json").write_text(json.dumps(asdict(made)))
+        Manifest(folder.name, "0", {"stage": "select"}, chosen, config={"stage": "select"}).write(folder)
         run.parents[str(index)] = SimpleNamespace(folder=folder, name=folder.name)
     facts = make(run, work, Recorder())["experts"]
     assert [one["threshold"] for one in facts.values()] == [1.0e-5, 1.9e-5]

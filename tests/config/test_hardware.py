@@ -100,24 +100,6 @@ columns: {math: {run: math}}
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["stage=sft", "expert=sw", "hardware=a100_80"], "did you mean a100_80x8 or a100_80x1"),
-        (["stage=sft", "expert=sw", "hardware="], "there are a100_80x1, a100_80x8, cpu, h100_80x1, h100_80x8"),
-        (["stage=clean", "hardware=cpu"], "stage=clean does not read hardware: leave hardware=cpu out"),
-        (
-            ["stage=sft", "expert=math", "hardware=a100_80x8", "sft.processes=8"],
-            "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x sft.processes=8: give sft.batch_size=8",
-        ),
-    ],
-)
-def test_wrong_words_are_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
-    told = call(*words, f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
     ("content", "sentence"),
     [
         ("sft: {learning_rate: 1.0e-3}", "mine.yaml sets sft.learning_rate: hardware sets sft.processes, "),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Ancestor, Manifest, read_manifest
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
 
@@ -25,7 +25,7 @@ def adapters(runs_dir: Path, base: Path) -> list[str]:
 
     manifest = read_manifest(base)
     assert manifest is not None
-    model_parent = {"name": manifest.name, "hash": manifest.hash, "content": manifest.facts["weights"]["root"]}
+    parent = Ancestor(manifest.name, manifest.hash, manifest.weights_root)
     folders = []
     for seed, side in enumerate(("math", "language")):
         torch.manual_seed(seed)
@@ -40,22 +40,10 @@ def adapters(runs_dir: Path, base: Path) -> list[str]:
         wrapped.save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).write_bytes((base / name).read_bytes())
-        told = {
-            **{
-                "name": folder.name,
-                "hash": f"{seed:08d}" * 8,
-                "decided_by": {"stage": "sft"},
-                "attempt": 1,
-                "files": {},
-            },
-            **{"parents": {"model": model_parent}, "config": {"expert": {"side": side}, "sft": {"optimizer": "adamw"}}},
-            **{
-                "facts": {"weights": {"root": f"sha256:{side}", "digests": {}}},
-                "started": "2026",
-                "cost": {"seconds": 1.0},
-            },
-        }
-        (folder / "manifest.json").write_text(json.dumps(told))
+        Manifest(
+            folder.name, f"{seed:08d}" * 8, {"stage": "sft"}, {"weights": {"root": f"sha256:{side}", "digests": {}}},
+            config={"expert": {"side": side}, "sft": {"optimizer": "adamw"}}, parents={"model": parent}, started="2026",
+        ).write(folder)  # fmt: skip
         folders.append(folder.name)
     return folders
 

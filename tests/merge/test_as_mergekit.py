@@ -12,6 +12,7 @@ from as_mergekit import mergekit_config, weight_setting
 from as_torch import as_torch
 from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
+from test_definitions_of_others import preset
 
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Partition
@@ -22,13 +23,12 @@ from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.slerp import Slerp
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
-from pipeline.merge.methods.ties import Ties
 from pipeline.models.checkpoint import Checkpoint
 
 SIDES = {"math": "m", "language": "l"}
 TWO = {"experts": ["m", "l"]}
-MERGEKITS = {"trim": "tensor", "weigh": "before", "divisor": "weights", "zero_sum": "plus"}
-EXACT = MERGEKITS | {"ties_at_threshold": "exact"}
+EXACT = {"experts": "[m,l]"}  # as the preset has it
+KEEP_ALL = EXACT | {"ties_at_threshold": "keep_all"}
 B = Partition("B", bottom_layers=4, top_layers=2, all_mlp=True)
 
 ASKED: dict[str, tuple[Merge, Partition | None]] = {
@@ -49,10 +49,12 @@ ASKED: dict[str, tuple[Merge, Partition | None]] = {
         TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, layer_weights={1: {"attention": {2: 0.1, 8: 0.8}}}),
         None,
     ),
-    "ties": (Ties(**TWO, density=0.3, **MERGEKITS), None),
-    "ties weighted": (Ties(**TWO, density=0.3, weights=[0.3, 0.7], scale=0.8, **MERGEKITS), None),
-    "exact ties": (Ties(**TWO, density=0.3, **EXACT), None),
-    "exact ties weighted": (Ties(**TWO, density=0.29, weights=[0.3, 0.7], scale=0.8, **EXACT), None),
+    "arithmetic in float32": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, dtype="float32"), None),
+    "ties": (preset("mergekit", density=0.3, **KEEP_ALL), None),
+    "ties weighted": (preset("mergekit", density=0.3, weights=[0.3, 0.7], scale=0.8, **KEEP_ALL), None),
+    "exact ties": (preset("mergekit", density=0.3, **EXACT), None),
+    "exact ties weighted": (preset("mergekit", density=0.29, weights=[0.3, 0.7], scale=0.8, **EXACT), None),
+    "exact ties in float32": (preset("mergekit", density=0.3, dtype="float32", **EXACT), None),
     "slerp": (Slerp(**TWO, t=0.3), None),
     "reset": (Reset(expert="m", layers=[0, 1, 10]), None),
 }

@@ -122,6 +122,7 @@ def test_equal_weights_of_all_layers_are_those_of_no_layer(models: dict[str, lis
             Soup(**TWO, layer_weights={0: {"mlp": {0: 0.5, 2: 0.9}}}),
             r"the weights of mlp in layer 1 are 0.7 \+ 0.5 = 1.2, not 1: .* merge=task_arithmetic",
         ),
+        (Soup(**TWO, layer_weights={0: {"mlp": 0.501}}), r"of mlp in layer 0 are 0.501 \+ 0.5 = 1.001, not 1"),
         (TaskArithmetic(**TWO, layer_weights={0: {"norms": [1.0]}}), "norms has 1 weights, but"),
     ],
 )

@@ -90,12 +90,15 @@ def test_sharded_and_single_files_hold_the_same(tmp_path, kind):
     assert sharded.tied_head == (kind == "cohere")
 
 
-def test_cohere_is_tied_where_its_config_does_not_say_so(tmp_path):
-    tiny(tmp_path / "m", "cohere")
-    config = json.loads((tmp_path / "m/config.json").read_text())
-    config.pop("tie_word_embeddings", None)
-    (tmp_path / "m/config.json").write_text(json.dumps(config))
-    assert Checkpoint.open(tmp_path / "m").tied_head
+@pytest.mark.parametrize(("kind", "tied"), [("cohere", True), ("gemma2", True), ("llama", False)])
+def test_a_head_is_tied_as_its_class_says_where_the_config_does_not(tmp_path, kind, tied):
+    """With a stored copy of the embeddings as head: of a tied one it is dropped."""
+    copy = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"].clone()}
+    config = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    write(tmp_path, copy)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+    found = Checkpoint.open(tmp_path)
+    assert (found.tied_head, "lm_head.weight" in found.names) == (tied, not tied)
 
 
 def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):

@@ -14,6 +14,7 @@ from pipeline.stats.ranks import (
     critical_difference,
     friedman,
     holm,
+    profile_likeness,
     wilcoxon,
 )
 
@@ -100,6 +101,15 @@ def test_holm_against_statsmodels():
     values = [0.01, 0.04, 0.03, 0.005, 0.9]
     assert holm(values) == pytest.approx(multipletests(values, method="holm")[1].tolist())
     assert holm([0.02, 0.03]) == [0.04, 0.04] and holm([]) == []
+
+
+@pytest.mark.parametrize(("sizes", "least"), [((2, 2), 2 / 6), ((3, 3), 2 / 20), ((2, 3), 1 / 10), ((3, 4), 1 / 35)])
+def test_the_least_p_of_profiles_is_of_the_observed_labelling_and_of_its_mirror_image(sizes, least):
+    """Two kinds of the same size may change their names: the statistic is the same."""
+    kinds = np.random.default_rng(8).normal(0, 1, (2, 9))
+    profiles = np.repeat(kinds, sizes, axis=0) + np.random.default_rng(9).normal(0, 0.01, (sum(sizes), 9))
+    found = profile_likeness(profiles[: sizes[0]], profiles[sizes[0] :])
+    assert (found.p, found.least_p) == pytest.approx((least, least))
 
 
 def pooled_spearman(x, y, groups):

@@ -38,6 +38,14 @@ def test_a_joint_set_is_of_both_and_what_was_left_out_is_not_named(tmp_path: Pat
     assert [name for name, _, _ in of(asked(*text), tmp_path).sets] == ["open_web_math"]
 
 
+def test_of_a_file_below_data_root_the_licence_is_the_users_and_never_the_one_on_the_hub(tmp_path: Path) -> None:
+    """It need not be the set of that name on the Hub."""
+    asked_for = asked("stage=sft", "expert=sw", "model=llama3.1_8b", f"data_root={tmp_path}", "data.leave_out=[nllb]")
+    asked_for["expert"]["sources"]["inkuba"] |= {"hub": None, "licence": "mine"}
+    found = {name: (hub, licence) for name, hub, licence in of(asked_for, tmp_path).sets}
+    assert found.pop("inkuba") == (None, "mine") and found and set(found.values()) == {(None, "")}
+
+
 def test_a_stated_licence_stands_before_the_experts(tmp_path: Path) -> None:
     both = Origin(bases=("a/b",), licences={"x": "mit", "y": "apache-2.0"})
     assert ModelCard(render_card("m", "# M", both, tags=[], relation="merge")).data.license is None

@@ -104,6 +104,14 @@ def test_the_launcher_is_not_recorded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert given["config"]["seed"] == 0
 
 
+def test_another_python_does_not_get_this_ones_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/here"), monkeypatch.setenv("MINE", "x")
+    here, there = provenance.environment_for(None), provenance.environment_for("/other/bin/python")
+    assert here["PYTHONPATH"] == "/here" and "PYTHONPATH" not in there and here.items() - there.items() == {
+        ("PYTHONPATH", "/here")
+    }  # fmt: skip
+
+
 def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=x", "-c", "user.email=x@x"]

@@ -14,8 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_runs import a_run, writes
 
 from pipeline.launch import in_process
+from pipeline.runs.make import make_once
 from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, handle_signals, heard_by, raise_if_signalled
 
 
@@ -109,10 +111,22 @@ def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
         assert call(*words).status == 0
 
 
-@pytest.mark.parametrize("number", STOPPING)
-def test_while_libraries_are_imported_it_is_75_too(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_when_all_is_finished_is_75(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    make_once(run, writes())
+    with handle_signals(), heard_by(lambda _: None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            in_process.execute([run])
+    assert stopped.value.code == UNFINISHED
+
+
+@pytest.mark.parametrize(("number", "delays"), zip(STOPPING, [(0.15, 0.8), (0.4, 1.6), (0.15, 1.6)], strict=True))
+def test_while_libraries_are_imported_it_is_75_too(
+    number: signal.Signals, delays: tuple[float, float], tmp_path: Path
+) -> None:
     """At any time after the first line: Hydra and OmegaConf take a third of a second, torch and others seconds."""
-    for delay in (0.15, 0.4, 0.8, 1.6):
+    for delay in delays:
         process = subprocess.Popen(
             [sys.executable, "-m", "pipeline", "stage=plan", "table=sandbox", f"runs_dir={tmp_path}"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

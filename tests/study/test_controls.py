@@ -45,6 +45,14 @@ def test_every_merge_has_its_control() -> None:
     assert words == {"swap, control": ["language"], "soup, control": ["1"]}
 
 
+def test_a_merge_of_language_experts_alone_has_no_control() -> None:
+    """With the base in the place of each it would be the base."""
+    both = "controls: [language expert, math expert]"
+    made = plan(TABLE.replace("controls: true", both))
+    assert made.controls == [("swap", "swap, control")]
+    assert plan(TABLE.replace("controls: true", "controls: [math expert]")).controls == [("soup", "soup, control")]
+
+
 def test_a_merge_that_is_written_has_its_control_too() -> None:
     live = plan(TABLE)
     made = plan(TABLE.replace("{merge: ", "{stage: merge, merge: "))

@@ -121,7 +121,7 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     ours = flops.training_flops(shape, trained, 40, checkpointing, 4 if way == "lora" else 0) - 2 * shape.embedding
     if checkpointing and way != "lora":  # torch stops before the last product of a layer, whose output nobody needs
         ours -= 2 * shape.mlp / 3 * (4 if way == "math" else 6)  # the layers recomputed
-    assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=0.005)
+    assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=2e-3 if way == "lora" else 1e-12)
 
 
 def test_a_full_training_takes_8_flops_a_weight_and_token() -> None:
@@ -223,6 +223,8 @@ def test_sides_that_take_turns_have_gradients_one_at_a_time() -> None:
     turns = training_memory(LLAMA_8B, sides, 1024, recipe(micro_batch_size=2))
     assert counts[0] > counts[1]
     assert turns["gradients"] == 4 * counts[0] and turns["moments"] == 8 * sum(counts)
+    alone = training_memory(LLAMA_8B, sides[:1], 1024, recipe(micro_batch_size=4))
+    assert alone["casts"] == 2 * (LLAMA_8B.parameters - LLAMA_8B.outside) / 32  # of one layer at a time, in bf16
 
 
 def test_disk_of_a_training() -> None:

@@ -32,7 +32,7 @@ from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
-from pipeline.stages.steps import expected_rows, expected_steps, planned_steps
+from pipeline.stages.steps import expected_rows, expected_steps, planned_rows, planned_steps
 from pipeline.train.memory import LIBRARIES, full_model
 
 
@@ -210,6 +210,12 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
 
 
 # ---------------------------------------------------------------------------------------------------- corrections
+
+
+def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(world: Path, tmp_path: Path) -> None:
+    words = ["stage=data", "expert=math_qac", f"data_root={world}", f"runs_dir={tmp_path}", "data.size=8"]
+    assert planned_rows(of(*words)) == 16  # type: ignore[arg-type]
+    assert planned_rows(of(*words, "data.allow_fewer=true")) is None  # type: ignore[arg-type]
 
 
 def test_finished_runs_correct_the_guess(training: Callable[..., Run], math_expert: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.launch.local_pool import Pool, default_workers, local_executor
 from pipeline.launch.run_json import element_of, run_of
 from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
@@ -53,8 +53,7 @@ def finished(run: Run) -> None:
     """A folder with the manifest of this run and nothing else."""
     if not run.folder.is_dir():
         run.folder.mkdir(parents=True)
-        told = {"name": run.name, "hash": run.hash, "decided_by": run.decided_by, "facts": {}, "cost": {"seconds": 1.0}}
-        (run.folder / "manifest.json").write_text(json.dumps(told))
+        Manifest(run.name, run.hash, run.decided_by, {}).write(run.folder)
 
 
 def test_an_element_of_another_version_or_with_an_unfinished_parent_is_refused(tmp_path: Path) -> None:

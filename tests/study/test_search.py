@@ -6,11 +6,13 @@ import json
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.config.compose import compose
+from pipeline.config.evaluation import Measure
 from pipeline.errors import PipelineError
 from pipeline.extras import optuna_study as study
 from pipeline.extras import search
@@ -106,6 +108,16 @@ def test_paired_differences_by_hand() -> None:
     assert is_worse(right, left, 0.9) and not is_worse(right, left, 1.1) and not is_worse(left, right, 0.1)
     assert paired_difference([[1.0]], [[0.0]]) == (1.0, math.inf) and not is_worse([[0.0]], [[1.0]], 2.0)
     assert is_worse([[0.0] * 5], [[100.0] * 5], 2.0)  # worse on each: no spread, and no doubt
+
+
+def test_trials_that_ended_early_are_counted_without_those_that_are_no_merge() -> None:
+    ends = [((5.0, 1.0), False, ""), ((1.0, 0.0), True, ""), ((), True, "8 layers"), ((2.0, 1.0), True, "")]
+    trials = [Trial({"x": x}, values, None, *end) for x, (values, *end) in enumerate(ends)]
+    points = SimpleNamespace(config=SimpleNamespace(search=SimpleNamespace(split="dev", objectives=[Measure("a")] * 2)))
+    found = search.Outcome(points, {}, [*trials, trials[0]], None, [])  # type: ignore[arg-type]
+    first, *more = found.describe_search()
+    assert first == "5 trials of 4 configurations, 2 of them ended early."
+    assert more[0] == "1 of them were no valid merge: 8 layers"
 
 
 def test_the_front_by_hand() -> None:

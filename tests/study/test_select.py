@@ -23,7 +23,7 @@ from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs
 from pipeline.runs.lease import hold_lease
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import parent_runs
 from pipeline.stages.rows import build
 from pipeline.train.steps import snapshot_steps
@@ -290,12 +290,8 @@ def finished_with_a_snapshot(runs_dir: Path, letter: str) -> Path:
     snapshot = folder / "snapshots/step-2"
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").write_bytes(b"0" * 2**20)
-    manifest = {
-        "name": folder.name, "hash": letter * 64, "decided_by": {"stage": "sft"}, "parents": {}, "started": letter,
-        "cost": {"seconds": 1.0}, "facts": {"snapshots": {"2": {"root": "x"}}},
-        "files": {"snapshots/step-2/model.safetensors": {}},
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    facts, files = {"snapshots": {"2": {"root": "x"}}}, {"snapshots/step-2/model.safetensors": {}}
+    Manifest(folder.name, letter * 64, {"stage": "sft"}, facts, files=files, started=letter).write(folder)
     return folder
 
 

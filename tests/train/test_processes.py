@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
 from refusing import refuses
 from safetensors.torch import load_file
 from test_simultaneous import pure_loss
@@ -71,9 +74,6 @@ SHARDED = ("full", "partial", "simultaneous, checkpointing", "simultaneous_lora"
 
 def shard_on_cpu() -> None:
     """On a CPU accelerate uses whole copies instead of FSDP2, unless it takes the CPU for GPUs."""
-    from accelerate import PartialState
-    from accelerate.utils import DistributedType
-
     real = PartialState.__init__
 
     def init(self: Any, *given: Any, **named: Any) -> None:
@@ -94,12 +94,10 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     return all_ways(run, work, tracker)
 
 
-def both_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """All ways, then some of them under FSDP2, in the same processes: each takes seconds to import torch."""
-    from accelerate.state import AcceleratorState
-
+def in_two(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """All ways and dtypes, then under FSDP2 some of them, in the same processes: each takes seconds to start."""
     facts: dict[str, Any] = {}
-    for name, train in (("copies", all_ways), ("shards", sharded)):
+    for name, train in (("copies", all_ways), ("ddp", dtypes), ("shards", sharded), ("fsdp2", dtypes)):
         (work / name).mkdir(exist_ok=True)
         facts[name] = train(run, work / name, tracker)
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -112,7 +110,7 @@ def run_of(processes: int) -> Any:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folders and logs of one process, of two, and of two with shards."""
+    """The folders and logs of one process, of two, and of two with shards; and the dtypes of two."""
     folder = tmp_path_factory.mktemp("ways")
     told: list[Any] = []
     tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
@@ -122,22 +120,23 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
         one = train_together(all_ways, run_of(1), folder / "one", tracker)
     assert one["world"] == 1
     told.clear()
-    two = train_together(both_ways, run_of(2), folder, tracker)
+    two = train_together(in_two, run_of(2), folder, tracker)
+    found = {name: two.pop(name) for name in ("ddp", "fsdp2")}
     assert [facts["world"] for facts in two.values()] == [2, 2]
     # what a child tells reaches the tracker of its parent
     assert told == [({"ways": len(WAYS)}, 1), ({"ways": len(SHARDED)}, 1)]
-    return [(folder / name, facts["logs"]) for name, facts in {"one": one, **two}.items()]
+    return *((folder / name, facts["logs"]) for name, facts in {"one": one, **two}.items()), found
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_equal_one(both: Any, way: str) -> None:
-    (one, one_logs), (two, two_logs), _ = both
+    (one, one_logs), (two, two_logs), *_ = both
     same(way, one, one_logs, two, two_logs)
 
 
 @pytest.mark.parametrize("way", SHARDED)
 def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
-    (one, one_logs), _, (two, two_logs) = both
+    (one, one_logs), _, (two, two_logs), _ = both
     same(way, one, one_logs, two, two_logs)
 
 
@@ -174,25 +173,20 @@ DTYPES: dict[str, dict[str, Any]] = {
 
 
 def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """What each recipe stores, computes, reduces and saves in two processes, as whole copies and in shards."""
-    from accelerate.state import AcceleratorState
-
+    """What each recipe stores, computes, reduces and saves in two processes; work: named by how they share weights."""
+    trainers.Trainer = Trainer  # type: ignore[misc]  # the pure one's loss has a dtype of its own
     facts: dict[str, Any] = {}
-    for parallel in ("ddp", "fsdp2"):
-        if parallel == "fsdp2":
-            shard_on_cpu()
-        facts[parallel] = {}
-        for name, knobs in DTYPES.items():
-            recipe = tiny.recipe(
-                batch_size=8, micro_batch_size=2, processes=2, parallel=parallel, learning_rate=1e-3, steps=6, **knobs
-            )
-            start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
-            joint = recipe.method == "simultaneous"
-            rows, held_out = (tiny.joint(24), tiny.joint(4)) if joint else (tiny.rows(48), tiny.rows(8))
-            partition = tiny.B if joint else None
-            made = tiny.trainer(work / "t", recipe, rows, partition, of=start, validation=held_out)
-            facts[parallel][name] = dtypes_of(made, work / f"{parallel} {name}")
-            AcceleratorState._reset_state(reset_partial_state=True)
+    for name, knobs in DTYPES.items():
+        recipe = tiny.recipe(
+            batch_size=8, micro_batch_size=2, processes=2, parallel=work.name, learning_rate=1e-3, steps=4, **knobs
+        )
+        start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
+        joint = recipe.method == "simultaneous"
+        rows, held_out = (tiny.joint(16), tiny.joint(4)) if joint else (tiny.rows(32), tiny.rows(8))
+        partition = tiny.B if joint else None
+        made = tiny.trainer(work / "t", recipe, rows, partition, of=start, validation=held_out)
+        facts[name] = dtypes_of(made, work / name)
+        AcceleratorState._reset_state(reset_partial_state=True)
     return facts
 
 
@@ -242,9 +236,9 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_shards_have_the_dtypes_of_the_recipe(tmp_path: Path) -> None:
+def test_shards_have_the_dtypes_of_the_recipe(both: Any) -> None:
     """accelerate sets its own unless it is kept from it, which a newer version of it may need to be in another way."""
-    facts = train_together(dtypes, run_of(2), tmp_path, Tracker(None))
+    *_, facts = both
     for name, knobs in DTYPES.items():
         copies, shards = facts["ddp"][name], facts["fsdp2"][name]
         kept = ["float32" if "adapter" in knobs else knobs["weights"]]
@@ -254,7 +248,7 @@ def test_shards_have_the_dtypes_of_the_recipe(tmp_path: Path) -> None:
         for found in (copies, shards):
             assert found["stored"] == found["moments"] == found["gradient"] == found["saved"] == kept, (name, found)
             assert found["layer output"] == [knobs["weights"]], (name, found)
-        assert (len(copies["losses"]), len(copies["gradient norms"])) == (6 + 6, 6)
+        assert (len(copies["losses"]), len(copies["gradient norms"])) == (4 + 4, 4)
         exact = name == "float32 weights, no autocast"
         assert shards["losses"] == pytest.approx(copies["losses"], rel=1e-5 if exact else 1e-3), name
         assert shards["gradient norms"] == pytest.approx(copies["gradient norms"], rel=1e-4 if exact else 2e-2), name

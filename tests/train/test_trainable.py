@@ -33,6 +33,16 @@ def test_partial_moves_its_side_and_nothing_else(tmp_path: Path, kind: str, part
     assert sum(len(group["params"]) for group in made.optimizer.param_groups) == len(expected)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_precision_is_that_of_the_products(tmp_path: Path, precision: str) -> None:
+    made = tiny.trainer(tmp_path, tiny.recipe(steps=1, precision=precision), tiny.rows(4))
+    dtypes = set()
+    (layer,) = [module for name, module in made.model.named_modules() if name.endswith("layers.0.mlp.up_proj")]
+    layer.register_forward_hook(lambda *call: dtypes.add(call[2].dtype))
+    made.train()
+    assert dtypes == {{"bf16": torch.bfloat16, "fp32": torch.float32}[precision]}
+
+
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_backward_below_the_lowest_trained_layer(tmp_path: Path, adapter: str, checkpointing: bool) -> None:
