@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_up import asked, problem, write_rows
+from made_up import asked, choice, problem, write_rows
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.tasks import task_definitions
@@ -19,9 +19,14 @@ from pipeline.files import ADDED_CONF
 
 
 def build(
-    data_root: Path | None, folder: Path, *tasks: Any, languages: tuple[str, ...] = ("qac",), **kwargs: Any
+    data_root: Path | None,
+    folder: Path,
+    *tasks: Any,
+    languages: tuple[str, ...] = ("qac",),
+    left_out: Any = None,
+    **kwargs: Any,
 ) -> Any:
-    return task_definitions(tasks, languages, data_root, folder, **kwargs)
+    return task_definitions(choice(*tasks, **kwargs), languages, data_root, folder, left_out)
 
 
 def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
-from pipeline.data.lines import parse_object, read_files
+from pipeline.data.lines import read_files
 from pipeline.data.sources import (
     READERS,
     Example,
@@ -56,15 +56,6 @@ class Rows:
     columns: list[str]
     count: int | None = None
     sampled_from: int | None = None  # rows there are, where only a sample is looked at
-
-
-def read_source(
-    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None,
-    counts: dict[str, Any] | None = None,
-) -> Iterator[Example | Unusable]:  # fmt: skip
-    """The examples of a source, see `open_source` and `read_examples`."""
-    opened = open_source(name, source, data_root, seed, locked)
-    return read_examples(name, source, opened, {} if counts is None else counts)
 
 
 def open_source(
@@ -237,8 +228,6 @@ def of_lines(
     if available is not None and available > limit:
         sampled_from, kept = available, set(draw_indices(available, limit, seed).tolist())
         rows = compress(rows, (at in kept for at in range(available)))
-    if kind == "json":
-        rows = map(parse_object, rows)
     first = next(rows, {})
     names = dict.fromkeys(first)
     rows = chain([first] if first else [], rows)

@@ -142,15 +142,10 @@ class NgramSet:
 
     def __init__(self, numbers: list[Numbers], bits: list[int]) -> None:
         """numbers: an array for each set; bits: the bit of each set."""
-        joined = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.uint64)
-        sets = [np.full(len(array), bit, np.uint16) for array, bit in zip(numbers, bits, strict=True)]
-        marks = np.concatenate(sets or [np.empty(0, np.uint16)])
-        order = np.argsort(joined, kind="stable")
-        joined, marks = joined[order], marks[order]
-        if len(joined):
-            begins = np.flatnonzero(np.concatenate(([True], joined[1:] != joined[:-1])))
-            joined, marks = joined[begins], np.bitwise_or.reduceat(marks, begins)
-        self.numbers, self.marks = pd.Index(joined), marks
+        joined = np.concatenate([np.empty(0, dtype=np.uint64), *numbers])
+        known, place = np.unique(joined, return_inverse=True)
+        self.numbers, self.marks = pd.Index(known), np.zeros(len(known), dtype=np.uint16)
+        np.bitwise_or.at(self.marks, place, np.repeat(np.array(bits, np.uint16), [len(array) for array in numbers]))
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -32,21 +32,8 @@ if TYPE_CHECKING:
 def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
-    settings: Eval = stage.eval
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
-    definitions = task_definitions(
-        settings.tasks,
-        stage.languages,
-        Path(root) if root else None,
-        folder,
-        split=settings.split,
-        max_gen_toks=settings.max_gen_toks,
-        exemplars=settings.exemplars,
-        run_code=settings.run_code,
-        options=settings.options,
-        left_out=left_out,
-    )
-    return definitions
+    return task_definitions(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
 
 
 def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:

@@ -56,11 +56,11 @@ def _common_length(first: np.ndarray, second: np.ndarray) -> int:
 
 @dataclass
 class Trie:
-    """The tokens of prompts below their shared prefix, depth first; `runs`: places that a run of tokens, each after the
-    last, comes after, and its length; `paths`: prompt -> places of its tokens."""
+    """The tokens of prompts below their shared prefix, depth first; `parents`: the place of the token before each, -1
+    where that is the prefix; `paths`: prompt -> places of its tokens."""
 
     tokens: list[int] = field(default_factory=list)
-    runs: list[tuple[list[int], int]] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     paths: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -76,10 +76,10 @@ def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared
         if not tries or 2 * new > len(rest) or len(tries[-1].tokens) + new > most:
             tries.append(Trie())
             known = []
-        trie, rest = tries[-1], rest[len(known) :]
-        path = [*known, *range(len(trie.tokens), len(trie.tokens) + len(rest))]
-        trie.runs.append((known, len(rest)))
-        trie.tokens += rest
+        trie, begin = tries[-1], len(tries[-1].tokens)
+        trie.tokens += rest[len(known) :]
+        path = [*known, *range(begin, len(trie.tokens))]
+        trie.parents += [-1, *path][len(known) : -1]
         trie.paths[place] = path
     return tries
 
