@@ -17,7 +17,7 @@ import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from made_up import Notes, asked, choice, run_of, write_rows
+from made_up import Notes, Scripted, asked, choice, run_of, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.benchmarks import benchmark_of
@@ -28,6 +28,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
 from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.launch.run_json import element_of
@@ -418,7 +419,9 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
     include(str(own))
     with pytest.raises(PipelineError, match=why):
         root, folder = tmp_path / "rows", tmp_path / "tasks"
-        load_tasks(task_definitions(choice(asked("own_bad", 0), run_code=run_code), ["en"], root, folder))
+        settings = choice(asked("own_bad", 0), run_code=run_code)
+        definitions = task_definitions(settings, ["en"], root, folder)
+        score_tasks(Scripted(), definitions, load_tasks(definitions), settings)
 
 
 def own_with_rows(folder: Path) -> Path:

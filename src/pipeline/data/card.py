@@ -11,7 +11,6 @@ from pipeline.hub.addresses import without_credentials
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
-SELDOM = ("sampled_from", "messages_left_out")  # rows of which a sample is looked at; messages before and after turns
 OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
@@ -19,8 +18,8 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vou
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    seldom = [key for key in SELDOM if any(key in counts[name] for name in sources)]
-    keys = (*seldom, "rows", *left_out, "left", "taken")
+    sampled = ["sampled_from"] * any("sampled_from" in counts[name] for name in sources)  # rows that there are
+    keys = (*sampled, "rows", *left_out, "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     lines = [
         f"# Training set of expert {config.expert.name}",

@@ -9,7 +9,6 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -64,35 +63,15 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
             problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
-        _refuse_too_many_shots(definition, tasks[-1])
-        if benchmark_of(definition.task).of_harness:
-            _refuse_no_number(definition, tasks[-1])
+        _refuse_too_few_rows(definition, tasks[-1])
     return tasks
 
 
-def _refuse_no_number(definition: Definition, task: Any) -> None:
-    """Raise PipelineError for a task without questions, or with a metric that is not a number: an empty answer to the
-    first question is scored. What cannot be scored so is found when the answers are."""
+def _refuse_too_few_rows(definition: Definition, task: Any) -> None:
+    """Raise PipelineError for a data set of the Hub without questions, or with fewer exemplars than shots; local files
+    are checked before."""
     if not len(task.eval_docs):
         raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
-    doc = task.eval_docs[0]
-    try:
-        choices = len(task.doc_to_choice(doc)) if task.OUTPUT_TYPE == "multiple_choice" else 1
-        answers = {"generate_until": [""], "loglikelihood_rolling": [-1.0]}
-        scores = task.process_results(doc, answers.get(task.OUTPUT_TYPE, [(-1.0, False)] * choices))
-        values = {metric: task.aggregation()[metric]([score]) for metric, score in scores.items()}
-    except Exception:  # of the task's own functions, which may not take an empty answer
-        return
-    for metric, value in values.items():
-        if not isinstance(value, Real):
-            raise PipelineError(
-                f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out of "
-                "metric_list, or give it an aggregation that returns a number"
-            )
-
-
-def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
-    """Raise PipelineError for more shots than the Hub's data set has exemplars; local files are checked before."""
     if definition.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
         subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
