@@ -53,25 +53,25 @@ def rows_of(
 ) -> list[Row]:
     """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
     there, and `options` of these values."""
-    rows = []
+    rows, optional = [], optional or {}
     for number, line in lines_of(file):
+        place = f"{file}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise PipelineError(f"{file}, line {number} is not JSON ({error.msg}): write the file again") from error
-        present = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
-        for column, kind in (columns | present).items():
-            if not isinstance(row, dict) or column not in row:
-                raise PipelineError(f"{file}, line {number} has no column {column!r}: the Hub's columns are needed")
-            if not isinstance(row[column], kind) or isinstance(row[column], bool):
+            raise PipelineError(f"{place} is not JSON ({error.msg}): write the file again") from error
+        if not isinstance(row, dict):
+            raise PipelineError(f"{place} is a {type(row).__name__}, not a row: the Hub's columns are needed")
+        for column, kind in (columns | optional).items():
+            if column not in row and column not in optional:
+                raise PipelineError(f"{place} has no column {column!r}: the Hub's columns are needed")
+            if column in row and (not isinstance(row[column], kind) or isinstance(row[column], bool)):
                 want = "null" if kind is type(None) else f"of type {kind.__name__}"
-                raise PipelineError(f"{file}, line {number}: {column} must be {want}, got {row[column]!r}")
+                raise PipelineError(f"{place}: {column} must be {want}, got {row[column]!r}")
         for column, values in (options or {}).items():
             if row.get(column) not in values:
                 got = repr(row[column]) if column in row else "no such column"
-                raise PipelineError(
-                    f"{file}, line {number}: {column} must be one of {', '.join(map(str, values))}, got {got}"
-                )
+                raise PipelineError(f"{place}: {column} must be one of {', '.join(map(str, values))}, got {got}")
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")

@@ -59,9 +59,9 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [
-        f"Contaminated rows share {benchmarks.n} words in a row (twice as many characters where a script has no "
+        f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many characters where a script has no "
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{benchmarks.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        f"{benchmarks.ngrams.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
         "",
         f"Number variants share as many words only with numbers removed from both. They are {variants}.",
         "",

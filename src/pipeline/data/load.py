@@ -50,11 +50,10 @@ FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".pa
 
 @dataclass
 class Rows:
-    """An iteration over rows, how many there will be (None: not known before the end), and of how many."""
+    """An iteration over rows, and of how many."""
 
     rows: Iterator[Row]
     columns: list[str]
-    count: int | None = None
     sampled_from: int | None = None  # rows there are, where only a sample is looked at
 
 
@@ -184,15 +183,13 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
         columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
-        split = (loaded.info.splits or {}).get(str(loaded.split))
-        count = min(limit, split.num_examples) if split is not None and split.num_examples else None
-        return Rows(islice(unbatch(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit), columns, count)
+        return Rows(in_shuffled_order(loaded, seed, limit), columns)
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
     if len(loaded) > limit:
         available = len(loaded)
         loaded = loaded.select(draw_indices(available, limit, seed))
-    return Rows(unbatch(loaded), loaded.column_names, len(loaded), available)
+    return Rows(unbatch(loaded), loaded.column_names, available)
 
 
 def of_lines(
@@ -209,7 +206,7 @@ def of_lines(
         from datasets import IterableDataset
 
         stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[source.split]})
-        rows = islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
+        rows = in_shuffled_order(stream, seed, limit)
     elif source.split in splits:
         shards = splits[source.split]
         rows = read(shards)
@@ -230,7 +227,7 @@ def of_lines(
     rows = chain([first] if first else [], rows)
     if kind == "json":
         rows = ({**names, **row} for row in rows)
-    return Rows(rows, list(names), None if available is None else min(available, limit), sampled_from)
+    return Rows(rows, list(names), sampled_from)
 
 
 def most_rows(files: Iterable[str], opener: Any, limit: int) -> int:
@@ -242,6 +239,10 @@ def most_rows(files: Iterable[str], opener: Any, limit: int) -> int:
             while most <= limit and (block := file.read(1 << 20)):
                 most += sum(map(block.count, (b"\n", b"\r", b"{")))
     return most
+
+
+def in_shuffled_order(stream: Any, seed: int, limit: int) -> Iterator[Row]:
+    return islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
 
 
 def unbatch(loaded: Any) -> Iterator[Row]:

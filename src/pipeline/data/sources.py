@@ -294,29 +294,26 @@ def source_columns(name: str, source: Source) -> list[str]:
                 f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
             )
         return [source.column or language(source.language or "").flores]
-    if source.rows in ("template", "bitext"):
-        columns: set[str] = set()
-        for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
-            if getattr(source, knob) is None:
-                raise PipelineError(
-                    f"{knob_prefix}.{knob} is missing: give {knob_prefix}.{knob}={example}, "
-                    "your file's columns in braces"
-                )
-            try:
-                names = template_fields(getattr(source, knob))
-            except ValueError as error:
-                problem = f"a template has a stray brace ({error}); write {{{{ for one"
-                raise PipelineError(f"{knob_prefix}: {problem}") from error
-            if not names:
-                raise PipelineError(f"{knob_prefix}.{knob} names no column: give one in braces, as {{answer}}")
-            if odd := [column for column in names if not re.fullmatch(r"[^.\[\]]+", column)]:
-                raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
-            columns |= set(names)
-        return sorted(columns)
     if source.rows in COLUMNS:
         return COLUMNS[source.rows]
-    prompt, completion, more = PAIRS[source.rows]
-    return template_fields(prompt + more + completion) + (["language"] if source.rows == "aya" else [])
+    for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
+        template = getattr(source, knob)
+        if source.rows in ("template", "bitext") and not are_columns(template):
+            raise PipelineError(
+                f"{knob_prefix}.{knob}={template!r} names no columns: give {knob_prefix}.{knob}={example}, text with "
+                "your file's columns in braces; {{ stands for a brace"
+            )
+    columns = template_fields("".join(templates_of(source)))
+    return list(dict.fromkeys(columns)) + (["language"] if source.rows == "aya" else [])
+
+
+def are_columns(template: str | None) -> bool:
+    """Whether all that a template has in braces are names of columns, one at least."""
+    try:
+        names = template_fields(template or "")
+    except ValueError:  # a stray brace
+        return False
+    return bool(names) and all(re.fullmatch(r"[^.\[\]]+", name) for name in names)
 
 
 def is_wanted(row: Row, source: Source) -> bool:

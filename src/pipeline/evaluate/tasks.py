@@ -18,7 +18,7 @@ from pipeline.benchmarks.local_files import Missing
 from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.evaluation import Eval
 from pipeline.config.harness_tasks import merge_includes
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import PipelineError
 from pipeline.languages import language
 
 
@@ -81,23 +81,12 @@ def task_definitions(
                 exemplars=settings.exemplars, options=settings.options,
             )  # fmt: skip
             try:
-                if data_root and target.constructed and not benchmark.one_set:
-                    refuse_unspoken(data_root, target.code)
                 definitions += benchmark.define(ask)
             except Missing as error:
                 if not eval_task.where_possible or left_out is None:
                     raise
                 left_out.append(LeftOut(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
     return definitions
-
-
-def refuse_unspoken(data_root: Path, code: str) -> None:
-    """Any private-use code is a constructed language, but not one of a data_root that has nothing in it."""
-    if not any(benchmark.files(data_root, code) for benchmark in BENCHMARKS.values()):
-        spoken = sorted(
-            {path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root) if not item.built_from}
-        )
-        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {suggest(code, spoken)}")
 
 
 def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
