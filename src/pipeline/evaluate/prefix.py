@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-
-import numpy as np
+from os.path import commonprefix
 
 FAR_LESS = 4  # times
 SMALL = 512  # tokens of a trie that is computed in a batch with others, not below a prefix of its own
@@ -44,14 +43,7 @@ def group_prompts(
 def sort_prompts(prompts: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[list[int], list[int]]:
     """The places in the order of their prompts' tokens, and how many tokens each shares with the next."""
     order = sorted(places, key=lambda place: tuple(prompts[place]))
-    arrays = [np.asarray(prompts[place]) for place in order]
-    return order, [_common_length(row, two) for row, two in zip(arrays, arrays[1:], strict=False)]
-
-
-def _common_length(first: np.ndarray, second: np.ndarray) -> int:
-    short = min(len(first), len(second))
-    differs = first[:short] != second[:short]
-    return int(differs.argmax()) if differs.any() else short
+    return order, [len(commonprefix([list(prompts[one]), list(prompts[two])])) for one, two in pairwise(order)]
 
 
 @dataclass
@@ -84,15 +76,15 @@ def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared
     return tries
 
 
-def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> Iterator[list[int]]:
+def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> list[list[int]]:
     """Places in batches, the longest first: what runs out of memory does so at once. `prompts`: how many each place
     holds; a batch holds `size` of them, or a place that holds more."""
-    batch: list[int] = []
-    held = 0
+    batches: list[list[int]] = []
+    held = size
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if batch and held + prompts[place] > size:
-            yield batch
-            batch, held = [], 0
-        batch, held = [*batch, place], held + prompts[place]
-    if batch:
-        yield batch
+        if held + prompts[place] > size:
+            batches.append([])
+            held = 0
+        batches[-1].append(place)
+        held += prompts[place]
+    return batches
