@@ -24,12 +24,15 @@ class Missing(PipelineError):
     """Data that is not there. A bundle may leave such a task out, and says so."""
 
 
-def lines_of(file: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty, with their numbers."""
+def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]:
+    """The lines that are not empty, with their numbers. data_root: by default two folders above the file's."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        root, remedy = file.parents[2], "put it there, point data_root elsewhere, or leave the task or language out"
+        root, remedy = (
+            data_root or file.parents[2],
+            "put it there, point data_root elsewhere, or leave the task or language out",
+        )
         why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
         raise Missing(f"data_root={root} has no {file.relative_to(root)}{why}: {remedy}") from error
     except UnicodeDecodeError as error:
@@ -50,11 +53,12 @@ def rows_of(
     columns: dict[str, type],
     options: dict[str, tuple[str | int, ...]] | None = None,
     optional: dict[str, type] | None = None,
+    data_root: Path | None = None,
 ) -> list[Row]:
     """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
     there, and `options` of these values."""
     rows, optional = [], optional or {}
-    for number, line in lines_of(file):
+    for number, line in lines_of(file, data_root):
         place = f"{file}, line {number}"
         try:
             row = json.loads(line)
