@@ -24,7 +24,6 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, is_sampled
 from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.before import Lengths
 from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
@@ -173,26 +172,27 @@ def set_template_date(lm: Any, settings: Eval) -> None:
     lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
 
-def lengths_of(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> Lengths:
-    """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
-    answer = 0
+def tokens_needed(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> dict[int, int]:
+    """Row -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
+    after it, or the room for an answer."""
+    room = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in requests:
         if request.request_type == "loglikelihood_rolling":
             continue  # the harness scores it in windows
         prompt, after = request.args
         if request.request_type == "generate_until":
-            answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
+            room, after = after.get("max_gen_toks", lm.max_gen_toks), ""
         put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
-    lengths = [  # the last token is only predicted
-        (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
-    ]
-    return Lengths(lengths, answer)
+    needed: dict[int, int] = {}
+    for (doc_id, prompt), after in put.items():
+        tokens = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
+        needed[rows[doc_id]] = max(needed.get(rows[doc_id], 0), tokens + room)
+    return needed
 
 
-def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Lengths, int, int]:
-    """(lengths of the prompts, questions, tokens that the model takes) of one task and the model in `folder`, whose
-    weights are not read.
+def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[dict[int, int], int]:
+    """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose weights are not read.
 
     Raises:
         PipelineError: its data cannot be read, or the model's files are not those of its config.json.
@@ -209,7 +209,7 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Leng
                 f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
                 "or its generation_config.json do not allow other batches"
             )
-        return lengths_of(lm, requests, rows), len(rows), lm.max_length
+        return tokens_needed(lm, requests, rows), lm.max_length
 
 
 def template_problem(problem: str) -> str:
