@@ -360,7 +360,7 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from pipeline.config.evaluation import EvalTask
+    from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.model import load_model
     from pipeline.evaluate.prompts import harness_tamed, load_tasks
     from pipeline.evaluate.tasks import task_definitions
@@ -372,7 +372,8 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     def requests(task: EvalTask, language: str, tokens: int) -> list[Instance]:
         place = Path(tempfile.mkdtemp(dir=folder))
         with harness_tamed():
-            (loaded,) = load_tasks(task_definitions([task], [language], asked.data_root, place, max_gen_toks=tokens))
+            settings = Eval("", [task], max_gen_toks=tokens)
+            (loaded,) = load_tasks(task_definitions(settings, [language], asked.data_root, place))
             loaded.build_all_requests(samples=range(asked.questions))
         return loaded.instances
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import read_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.data import Source
-from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import last_number
 

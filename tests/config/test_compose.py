@@ -171,7 +171,7 @@ REFUSED = {
     SOUP + "merge.experts=[a]": "merge.experts=['a']: name two runs or more",
     SFT + "model=trained": "give model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
-    "stage=data expert=own": "expert.sources.own.prompt is missing: give expert.sources.own.prompt=",
+    "stage=data expert=own": "expert.sources.own.prompt=None names no columns: give expert.sources.own.prompt=",
     "stage=data expert=own expert.sources.own.language=klingon": "unknown language 'klingon': ",
     "stage=sft expert=own expert.sources.own.rows=poems": "expert.sources.own.rows must be one of ",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",

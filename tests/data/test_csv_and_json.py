@@ -11,10 +11,10 @@ from typing import Any
 
 import datasets
 import pytest
+from examples import read_source
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.stages.rows import build
 
@@ -98,7 +98,7 @@ def test_a_slice_is_taken_of_a_local_file_too(name: str, tmp_path: Path) -> None
         ('q,a\n1,"two" x\n', r"line 2: .* expected after"),
         ("q,a\n1,two\rthree\n", r"line 2: new-line character .*quote a cell that holds a carriage return"),
         ("q,a\r1,2\r", r"line 1: new-line character .*quote a cell that holds a carriage return"),
-        ("q;a\n1;2\n", r"has no column a, q: it has q;a"),
+        ("q;a\n1;2\n", r"has no column q, a: it has q;a"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", ["true", "false"])

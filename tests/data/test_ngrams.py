@@ -120,10 +120,7 @@ def test_copies_of_mgsm_are_found_all(copy: str, code: str) -> None:
     """What a copy changes that says the same: 195 of 250 were found in Telugu without joiners, 156 with bn's digits."""
     lines = (Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl").read_text().splitlines()
     questions = [json.loads(line)["question"] for line in lines]
-    found = [
-        NgramSet([hash_ngrams([one], 13)[0]], [1]).marks_of(*hash_ngrams([COPIES[copy](one, code)], 13), 1)[0]
-        for one in questions
-    ]
+    found = [NgramSet([[one]], 13).marks_of([COPIES[copy](one, code)])[0] for one in questions]
     assert (sum(found), len(found)) == (250, 250)
 
 
@@ -131,14 +128,13 @@ def test_a_set_says_which_sets_a_text_shares_with() -> None:
     draw = random.Random(0)
     vocabulary = [f"word{n}" for n in range(2000)]
     texts = [" ".join(draw.choices(vocabulary, k=60)) for _ in range(300)]
-    sets = NgramSet([hash_ngrams(texts[:100], 5)[0], hash_ngrams(texts[50:150], 5)[0]], [1, 2])
-    marks = sets.marks_of(*hash_ngrams(texts, 5), len(texts))
+    sets = NgramSet([texts[:100], texts[50:150]], 5)
+    marks = sets.marks_of(texts)
     assert marks.tolist() == [1] * 50 + [3] * 50 + [2] * 50 + [0] * 150
     inside = f"before it {' '.join(texts[3].split()[20:25])} after it"
-    assert sets.marks_of(*hash_ngrams([inside, "before it"], 5), 2).tolist() == [1, 0]
-    nothing = NgramSet([], [])
-    assert nothing.marks_of(*hash_ngrams(texts[:2], 5), 2).tolist() == [0, 0]
-    assert len(np.unique(sets.numbers)) == len(sets)
+    assert sets.marks_of([inside, "before it"]).tolist() == [1, 0]
+    assert NgramSet([], 5).marks_of(texts[:2]).tolist() == [0, 0]
+    assert len(np.unique(sets.numbers)) == len({one for text in texts[:150] for one in reference(text, 5)})
 
 
 def lay_benchmarks(root: Path) -> None:
@@ -162,7 +158,7 @@ def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Pa
     assert texts == {"mgsm": 1, "belebele": 2, "flores": 1, "global_mmlu": 1, "mbpp": 2}
     files = {name: len(paths) for name, paths in scored_files(tmp_path).items() if paths}
     assert files == dict.fromkeys(texts, 1)
-    assert found.short == 2  # a question with its options, in words
+    assert found.ngrams.short == 2  # a question with its options, in words
     words = " ".join(f"w{n}" for n in range(12))
     assert found.shared([f"x mgsm {words} y", f"flores {words}", words, "shown"])[0].tolist() == [
         *(1 << list(BENCHMARKS).index(name) for name in ("mgsm", "flores")), 0, 0,
@@ -178,9 +174,6 @@ def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> 
 
 
 def test_a_text_is_marked_with_any_of_sixteen_benchmarks() -> None:
-    sets = [hash_ngrams([f"the words of benchmark {bit}"], 3)[0] for bit in range(16)]
-    known_ngrams = NgramSet(sets, [1 << bit for bit in range(16)])
-    found = known_ngrams.marks_of(
-        *hash_ngrams(["of benchmark 15", "of benchmark 3", "of the 15", "the words of"], 3), 4
-    )
+    known_ngrams = NgramSet([[f"the words of benchmark {bit}"] for bit in range(16)], 3)
+    found = known_ngrams.marks_of(["of benchmark 15", "of benchmark 3", "of the 15", "the words of"])
     assert found.tolist() == [1 << 15, 1 << 3, 0, 2**16 - 1]

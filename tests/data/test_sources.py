@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import repositories
+from examples import read_source
 from omegaconf import OmegaConf
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read_source
 from pipeline.data.sources import Example, Unusable, gsm8k_calculations, messages_of, whole_turns
 from pipeline.errors import PipelineError
 
@@ -146,16 +146,15 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
     flat = {"prompt": "2 + 2?\n\n4.\n\nAnd 3?", "completion": "7."}
     asked = {"prompt": "2 + 2?", "completion": "4."}
 
-    def of(**knobs: Any) -> tuple[list[Any], int]:
-        counts: dict[str, Any] = {}
+    def of(**knobs: Any) -> list[Any]:
         own = source("own", file="a.json", rows="conversation", column="talk", **knobs)
-        return list(read_source("own", own, tmp_path, counts=counts)), counts.get("messages_left_out", 0)
+        return list(read_source("own", own, tmp_path))
 
     whole = {**flat, "messages": [system, ask, answer, more, last]}
     untold = {**flat, "messages": [ask, answer, more, last]}
-    assert of() == ([asked, whole, asked, "tool_turns", "empty", untold], 2)  # the last question; the greeting
+    assert of() == [asked, whole, asked, "tool_turns", "empty", untold]
     first = {**asked, "messages": [system, ask, answer]}
-    assert of(turns=1) == ([asked, first, asked, "tool_turns", "empty", asked], 6)
+    assert of(turns=1) == [asked, first, asked, "tool_turns", "empty", asked]
 
 
 def test_turns_in_each_form() -> None:
@@ -332,11 +331,11 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
         ({"rows": "poems"}, "rows must be one of orca_math,"),
         ({"rows": "bitext", "prompt": "{a}", "completion": "{b}"}, "rows=bitext needs expert.sources.own.language"),
         ({"rows": "conversation"}, "needs expert.sources.own.column"),
-        ({"prompt": "{q}"}, "completion is missing: give expert.sources.own.completion="),
-        ({"prompt": "{q}", "completion": "plain"}, "completion names no column"),
+        ({"prompt": "{q}"}, "completion=None names no columns: give expert.sources.own.completion="),
+        ({"prompt": "{q}", "completion": "plain"}, "completion='plain' names no columns"),
         ({"language": "xx"}, "unknown language"),
-        ({"prompt": "{q", "completion": "{a}"}, "has a stray brace"),
-        ({"prompt": "{q.__class__}", "completion": "{a}"}, "names a column in braces, {q.__class__} is none"),
+        ({"prompt": "{q", "completion": "{a}"}, "prompt='{q' names no columns"),
+        ({"prompt": "{q.__class__}", "completion": "{a}"}, "prompt='{q.__class__}' names no columns"),
         ({"prompt": "{q}", "completion": "{b}"}, "source own has no column b: it has q, a"),
     ],
 )

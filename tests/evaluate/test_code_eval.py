@@ -237,13 +237,6 @@ def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
     assert str(code_eval.run_program(f"open({str(closed)!r})")) == "PermissionError"
 
 
-def test_confinement_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_eval, "has_landlock", lambda: True)
-    monkeypatch.setattr(code_eval, "run_program", lambda program, *_: "passed")
-    with pytest.raises(PipelineError, match=r"could reach the network, write files, .* on this machine"):
-        code_eval.check_confinement()
-
-
 @pytest.mark.usefixtures("no_secrets")
 @pytest.mark.parametrize(
     ("change", "reason"),
@@ -293,7 +286,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
     def answer(prompt: str) -> str:
         return answers[int(prompt.split("Add ")[1][0])]
 
-    definitions = task_definitions([asked("mbpp", 0)], ["sw"], root, tmp_path / "tasks", run_code=True)
+    definitions = task_definitions(choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks")
     lm = Scripted(answer)
     scores = score_tasks(lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
     row = scores.rows[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy
 import pytest
 import torch
 from made_up import Notes, asked, run_of, write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -152,3 +154,28 @@ def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> 
     assert [one.task for one in composed.eval.tasks if one.where_possible] == (["mbpp"] if "mbpp" in tasks else [])
     fewer: Any = compose(f"stage=eval eval={bundle} checkpoint=x languages=[en]".split())
     assert fewer.languages == ["en"]
+
+
+@pytest.mark.parametrize("columns", [("prompt", "completion"), ("text",)])
+def test_held_out_text_is_as_likely_as_torch_has_it(columns: tuple[str, ...], tmp_path: Path, tiny: Path) -> None:
+    """bits of pairs, which trainings join by a line feed, and of plain text; a list in a text stays text."""
+    texts = [("Mji mkuu?", "Nairobi"), ("Orodha", "[1, 2]"), ("", "[3, 4]")]
+    rows = [dict(zip(columns, pair[-len(columns) :], strict=True)) | {"side": "math"} for pair in texts]
+    write_rows(tmp_path / "held out/validation.jsonl", rows)
+    run = run_of(tmp_path, tiny, tmp_path / "held out", asked("held_out", 0), dtype="float32", languages=["sw"])
+    facts = stage.make(run, tmp_path / "work", Notes())
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), AutoTokenizer.from_pretrained(tiny)
+    begin, bits = tokenizer.bos_token_id or tokenizer.eos_token_id, []
+    for prompt, completion in texts:
+        prompt = prompt if "prompt" in columns else ""
+        before = tokenizer(prompt).input_ids if prompt else [begin]
+        whole = [*before, *tokenizer(("\n" if prompt else "") + completion, add_special_tokens=False).input_ids]
+        with torch.no_grad():
+            logits = torch.log_softmax(model(torch.tensor([whole])).logits[0].double(), -1)
+        found = sum(float(logits[at - 1, whole[at]]) for at in range(len(before), len(whole)))
+        bits.append(found / math.log(2))
+    assert facts["scores"]["held_out/sw/bits"] == pytest.approx(sum(bits) / 3, abs=1e-3)
+    (tmp_path / "held out/validation.jsonl").unlink()
+    (tmp_path / "again").mkdir()
+    with pytest.raises(PipelineError, match="held out has no validation.jsonl: .*; a data run with data.validation"):
+        stage.make(run, tmp_path / "again", Notes())

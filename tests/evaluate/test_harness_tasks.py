@@ -17,7 +17,7 @@ import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from made_up import Notes, asked, run_of, write_rows
+from made_up import Notes, Scripted, asked, choice, run_of, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.benchmarks import benchmark_of
@@ -28,6 +28,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
 from pipeline.evaluate.prompts import load_tasks
+from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.launch.run_json import element_of
@@ -250,7 +251,7 @@ def test_what_cannot_be_scored_is_refused(
 ) -> None:
     (rows / "harness/gsm8k/train.jsonl").unlink()
     with pytest.raises(PipelineError, match=why):
-        task_definitions([asked(task, shots)], ["en"], rows, tmp_path / "tasks", **knobs)
+        task_definitions(choice(asked(task, shots), **knobs), ["en"], rows, tmp_path / "tasks")
 
 
 def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
             write_rows(tmp_path / f"rows/harness/{folder}/{split}.jsonl", [{"question": "?"}])
         config: Any = compose(["stage=eval", "checkpoint=X", "languages=[sw]", f"eval={family}"])
         (task,) = config.eval.tasks
-        definitions = task_definitions([task], ["sw"], tmp_path / "rows", tmp_path / "tasks")
+        definitions = task_definitions(choice(task), ["sw"], tmp_path / "rows", tmp_path / "tasks")
         assert {definition.task for definition in definitions} == {family}
         stock = yaml.load(definitions[0].file.read_text(), yaml.SafeLoader)["include"][0]
         assert stock == str(harness_index().tasks[members(folder)[0]])
@@ -268,7 +269,7 @@ def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
         assert len({definition.name for definition in definitions}) == len(definitions)
         assert benchmark_of(family).files(tmp_path / "rows", "sw")
     with pytest.raises(PipelineError, match=r"the harness has no xcopa in Telugu: leave te out of languages"):
-        task_definitions([asked("xcopa", 0)], ["te"], tmp_path / "rows", tmp_path / "tasks")
+        task_definitions(choice(asked("xcopa", 0)), ["te"], tmp_path / "rows", tmp_path / "tasks")
 
 
 PLAIN = {
@@ -418,7 +419,9 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
     include(str(own))
     with pytest.raises(PipelineError, match=why):
         root, folder = tmp_path / "rows", tmp_path / "tasks"
-        load_tasks(task_definitions([asked("own_bad", 0)], ["en"], root, folder, run_code=run_code))
+        settings = choice(asked("own_bad", 0), run_code=run_code)
+        definitions = task_definitions(settings, ["en"], root, folder)
+        score_tasks(Scripted(), definitions, load_tasks(definitions), settings)
 
 
 def own_with_rows(folder: Path) -> Path:

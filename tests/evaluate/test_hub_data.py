@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import pytest
 from huggingface_hub import constants
-from made_up import asked, worked
+from made_up import asked, choice, worked
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
@@ -24,14 +24,14 @@ from pipeline.stages.hub_inputs import _evaluated_sets
 EVALUATION = """
 import sys
 from pathlib import Path
-from pipeline.config.evaluation import EvalTask
+from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 
 tasks = [EvalTask("mgsm", 2), EvalTask("belebele", 0)]
 try:
-    load_tasks(task_definitions(tasks, ["en", "sw"], None, Path(sys.argv[1])))
+    load_tasks(task_definitions(Eval("", tasks), ["en", "sw"], None, Path(sys.argv[1])))
 except PipelineError as error:
     print(error)
 """
@@ -83,7 +83,7 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     refusal = OSError("no route to it")
     monkeypatch.setattr(reach, "refusal_of_set", lambda repository: asked_for.append(repository) or refusal)
-    definitions = task_definitions([asked("mgsm", 2)], ["en", "sw"], None, tmp_path / "tasks")
+    definitions = task_definitions(choice(asked("mgsm", 2)), ["en", "sw"], None, tmp_path / "tasks")
     assert [len(task.eval_docs) for task in load_tasks(definitions)] == [2, 2]
     assert asked_for == ["juletxara/mgsm"]  # for both languages
     assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE

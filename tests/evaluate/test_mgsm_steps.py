@@ -16,7 +16,7 @@ import pytest
 import scipy.stats
 import torch
 from by_lm_eval import answered_by_lm_eval
-from made_up import asked, needs_real_data, write_rows
+from made_up import asked, choice, needs_real_data, write_rows
 from mgsm_steps.calculations import QUESTIONS, build_problem, build_problems, missing_operands
 from mgsm_steps.items import build_items, shuffled_text, write_items
 from mgsm_steps.number_words import read_numbers
@@ -28,7 +28,6 @@ from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
-from pipeline.evaluate.reading import reading
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import MGSM
 from pipeline.runs.run import Run
@@ -121,7 +120,7 @@ def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
         (tmp_path / "data" / folder).chmod(0o755)
     root, steps = tmp_path / "data", [asked("mgsm_steps", 1)]
     with pytest.raises(PipelineError, match=f"make_mgsm_steps.py {root} en writes it from MGSM's and GSM8K's files"):
-        task_definitions(steps, ["en"], root, tmp_path / "t")
+        task_definitions(choice(*steps), ["en"], root, tmp_path / "t")
     with pytest.raises(PipelineError, match="has no mgsm/lg/test.jsonl"):
         write_items(root, "lg")
     gsm8k, mgsm = rows(root / "gsm8k/test.jsonl"), rows(root / "mgsm/en/test.jsonl")
@@ -166,9 +165,6 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
         theirs = stock["results"][f"{task}_sw_4shot"]
         assert ours[task, "acc"] == theirs["acc,none"]
         assert ours[task, "bits"] == pytest.approx(theirs["bits,none"], abs=1e-3)
-    bits = [ours[task, "bits"] for task in BENCHMARKS["mgsm_steps"].tasks]
-    assert ours["mgsm_steps", "reading_nums"] == pytest.approx(bits[0] - bits[1], abs=1e-9)
-    assert ours["mgsm_steps", "reading"] == pytest.approx(bits[0] - bits[2], abs=1e-9)
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), AutoTokenizer.from_pretrained(tiny)
     per_question: dict[int, float] = defaultdict(float)
@@ -264,16 +260,6 @@ def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> Non
     assert contrasts["acc"]["unit"] == "points" and int(contrasts["acc"]["n"]) == len({place for place, _ in right})
 
 
-def test_reading_is_clustered_by_question() -> None:
-    """Questions 7 (two steps) and 9 (one): differences 3 and 1 bits; 11 has no control."""
-
-    def samples(*bits: tuple[int, float]) -> list[dict]:
-        return [{"scores": {"acc": 0.0, "bits": list(one)}} for one in bits]
-
-    text, control = samples((7, -2.0), (7, -3.0), (9, -4.0), (11, -1.0)), samples((7, -5.0), (7, -3.0), (9, -5.0))
-    assert reading(text, control) == (2.0, 1.0, 2)
-
-
 def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> None:
     """Its own decontamination: a row with GSM8K's test solution under other words of its own, with its numbers and with
     others; not one that shares two of the calculations by chance."""
@@ -300,14 +286,14 @@ def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     write_rows(tmp_path / "mgsm/qac/test.jsonl", lines)
     write_rows(tmp_path / "mgsm/qac/train.jsonl", lines)
     card = write_items(tmp_path, "qac")
-    (definition,) = task_definitions([asked("mgsm_steps_shuffled", 1)], ["qac"], tmp_path, tmp_path / "tasks")
+    (definition,) = task_definitions(choice(asked("mgsm_steps_shuffled", 1)), ["qac"], tmp_path, tmp_path / "tasks")
     assert definition.num_fewshot == 1
     items = rows(tmp_path / "mgsm_steps/qac/mgsm_steps_shuffled.jsonl")
     assert [item["choices"][item["label"]] for item in items] == [" 12-9=3", "\n3+13=16"]
     assert items[0]["prompt"].startswith("Question: Zoe dedu 12")
     assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
     (tmp_path / "mgsm_steps/qac/train.jsonl").unlink()
-    (definition,) = task_definitions([asked("mgsm_steps_shuffled", 0)], ["qac"], tmp_path, tmp_path / "tasks")
+    (definition,) = task_definitions(choice(asked("mgsm_steps_shuffled", 0)), ["qac"], tmp_path, tmp_path / "tasks")
     (task,) = load_tasks([definition])
     assert not task.has_training_docs()
     assert len(task.eval_docs) == len(items)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from made_up import Notes, asked, ended, needs_real_data, run_of
+from made_up import Notes, asked, choice, ended, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.evaluate import prefix
@@ -81,7 +81,7 @@ def both(tiny: Path, double: bool = True) -> tuple[Answering, HFLM]:
 
 
 def requests(data_root: Path, folder: Path, task: Any, code: str = "qac", limit: int = 30, **more: Any) -> list[Any]:
-    definitions = task_definitions([task], [code], data_root, folder, **more)
+    definitions = task_definitions(choice(task, **more), [code], data_root, folder)
     (loaded, *_) = load_tasks(definitions[:1])
     loaded.build_all_requests(samples=range(definitions[0].first, min(limit, len(loaded.eval_docs))))
     return loaded.instances

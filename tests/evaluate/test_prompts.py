@@ -42,7 +42,7 @@ def our_prompts(
     folder: Path, task: str, shots: int, code: str, data_root: Path | None, limit: int | None = None, **how: Any
 ) -> list[str]:
     lm = Scripted()
-    definitions = task_definitions([asked(task, shots)], [code], data_root, folder, **how)
+    definitions = task_definitions(choice(asked(task, shots), **how), [code], data_root, folder)
     score_tasks(lm, definitions, load_tasks(definitions), choice(limit=limit, **how))
     return lm.prompts
 
@@ -204,7 +204,7 @@ def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
             weighed.append((context, text))
             return -1.0 if text.strip() in ("option 2.3", "b101") else -2.0
 
-        definitions = task_definitions([asked(task, 0)], ["qac"], data_root, tmp_path / task, options="text")
+        definitions = task_definitions(choice(asked(task, 0), options="text"), ["qac"], data_root, tmp_path / task)
         found = score_tasks(Scripted(weigh=weigh), definitions, load_tasks(definitions), choice())
         if task == "belebele":
             texts = [[f" {row[f'mc_answer{i}']}" for i in range(1, 5)] for row in rows]

@@ -110,7 +110,7 @@ def answer_of(question: int, answer: int) -> str:
 
 def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None:
     task = asked("mgsm", 2)
-    definitions = task_definitions([task], ["en"], data_root, tmp_path / "tasks")
+    definitions = task_definitions(choice(task), ["en"], data_root, tmp_path / "tasks")
     settings = choice(task, limit=4, temperature=0.7, top_p=0.9, answers=4, sample_seed=5)
     scores = score_tasks(Drawn(), definitions, load_tasks(definitions), settings)
     each = [0.5, 0.5, 0.0, 1.0]
@@ -161,7 +161,7 @@ def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
     for text in ("six and four make ten</think>\n The answer is 10.", "no end at all", "</think>7"):
         assert split_thoughts(text, "</think>")[1] == postprocess_generated_text(text, [], "</think>")
     assert split_thoughts("</think>7", "</think>")[0] == "" and split_thoughts("7 ", None) == (None, "7 ")
-    definitions = task_definitions([asked("mgsm", 0)], ["te"], None, tmp_path / "tasks")
+    definitions = task_definitions(choice(asked("mgsm", 0)), ["te"], None, tmp_path / "tasks")
     samples = [
         {"response": "పది", "thinking": thought, "number": "10", "scores": {"numeric_match": True}}
         for thought in ("six and four make ten in all", "ఆరు నాలుగు కలిపితే పది అవుతుంది")

@@ -23,7 +23,7 @@ from pipeline.languages import TEN
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
     limit = kwargs.pop("limit", None)
-    definitions = task_definitions([task], codes, data_root, folder, **kwargs)
+    definitions = task_definitions(choice(task, **kwargs), codes, data_root, folder)
     return score_tasks(lm, definitions, load_tasks(definitions), choice(task, limit=limit))
 
 
@@ -139,7 +139,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     answers = [" It is 10.0", " ১১", "$12.", "13 14 13", " none"] + [" 99"] * 5
     lm = Scripted(lambda prompt: answers[number_of(prompt)])
     task = asked("mgsm_direct", 0)
-    definitions = task_definitions([task], ["qac"], data_root, tmp_path / "tasks")
+    definitions = task_definitions(choice(task), ["qac"], data_root, tmp_path / "tasks")
     scores = score_tasks(lm, definitions, load_tasks(definitions), choice(task))
     beside = records.further_rows_of(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
@@ -162,7 +162,7 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
         return f" The answer is {10 + number}." if right else " 99"
 
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
-    definitions = task_definitions([task], [*TEN, "th"], data_root, tmp_path / "tasks")
+    definitions = task_definitions(choice(task), [*TEN, "th"], data_root, tmp_path / "tasks")
     scores = score_tasks(lm, definitions, load_tasks(definitions), choice(task))
     (row,) = [
         row

@@ -165,7 +165,7 @@ def test_a_trie_by_hand() -> None:
     """Exemplars 1 2; a question 3 4 with the prompts 3 4, 3 4 5 and 3 4 6; another question."""
     prompts = [[1, 2, 3, 4, 6], [1, 2, 9], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
     question, other = build_tries(prompts, range(4), 2, 10)
-    assert (question.tokens, question.runs) == ([3, 4, 5, 6], [([], 2), ([0, 1], 1), ([0, 1], 1)])
+    assert (question.tokens, question.parents) == ([3, 4, 5, 6], [-1, 0, 1, 1])
     assert question.paths == {2: [0, 1], 3: [0, 1, 2], 0: [0, 1, 3]} and other.paths == {1: [0]}
     visible, places = visible_tokens([question, other])
     assert visible[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]

@@ -19,7 +19,7 @@ from mgsm_steps_tokens import check_tokens, with_items
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config.evaluation import EvalTask
+from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.estimate.flops import question_sets
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -168,7 +168,7 @@ def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
 ) -> None:
     """All 634 steps: the distinct beginnings of the prompts, by a trie of dictionaries."""
     root = with_items(data, tmp_path / "data", code)
-    definitions = task_definitions([EvalTask("mgsm_steps", 4)], [code], root, tmp_path)
+    definitions = task_definitions(Eval("", [EvalTask("mgsm_steps", 4)]), [code], root, tmp_path)
     (task,) = load_tasks(definitions)
     task.build_all_requests()
     texts = [context + continuation for context, continuation in (request.args for request in task.instances)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
-from pipeline.benchmarks.local_files import Missing, Row, path_of_split, rows_of
+from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import (
     Ask,
     Definition,
@@ -51,8 +51,10 @@ def codes(spoken: Language) -> dict[str, str]:
 
 def define(name: str, data: Row, ask: Ask) -> list[Definition]:
     """The task file of one task. data: `stock`, the harness' files of a language and of English; `files`, split ->
-    the file of eval.split=test and of dev; `exemplars`, whose split is shown, `scored` where these are the first rows
-    of the scored split, null where there are none; `holds`, column -> its type or its values; `least`, column -> texts.
+    the file of eval.split=test and of dev, and `path`, where these are below data_root, by default NAME/LANGUAGE;
+    `exemplars`, whose split is shown, `scored` where these are the first rows of the scored split, null where there are
+    none; `holds`, column -> its type or its values; `optional`, the same of columns that rows may lack; `least`, column
+    -> texts.
 
     Raises:
         PipelineError: data is missing or broken, or there are fewer exemplars than asked for.
@@ -67,22 +69,25 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
     files = {split: named.get(ask.split, "").format(task=ask.task) for split, named in data["files"].items()}
     if not files["test"]:
         raise PipelineError(f"{ask.task} has no development items: leave eval.split={ask.split} out")
+    hint = data.get("made_by", "").format(data_root=ask.data_root or "DATA_ROOT", code=spoken.code)
+    path = data.get("path", f"{name}/{spoken.code}/{{split}}.jsonl")
+    places = {split: path.format(split=file) for split, file in files.items()}
     if not ask.data_root and spoken.code not in data.get("hub_languages", [spoken.code] if "hub" in data else []):
-        place = f"{name}/{spoken.code}/{files['test']}.jsonl"
-        raise Missing(f"{ask.task} in {spoken.name} is not on the Hub: set data_root to a folder with {place}")
+        problem = f"{ask.task} in {spoken.name} is not on the Hub"
+        raise Missing(f"{problem}: set data_root to a folder with {places['test']}{hint}")
     stock = [str(stock_file(ask, *(path.format(**codes(spoken)) for path in data["stock"])))] if "stock" in data else []
     body: Row = {"include": [*stock, *([str(own)] if own.is_file() else []), *by_text(ask)]}
     if own.is_file() and "generation_kwargs" in load_plain(own):
         body |= generation_kwargs(ask, own)
     if ask.data_root:
         if not ask.num_fewshot:  # a file of exemplars need not be there
-            files = {"test": files["test"]}
+            places = {"test": places["test"]}
             body |= {"training_split": None, "fewshot_split": None} if shown not in (None, "scored") else {}
-        paths = {split: path_of_split(ask.data_root, name, spoken, file) for split, file in files.items()}
+        paths = {split: ask.data_root / place for split, place in places.items()}
         try:
-            rows = {split: read_rows(paths[split], data) for split in sorted(paths, key=lambda split: split != "test")}
+            order = sorted(paths, key=lambda split: split != "test")
+            rows = {split: read_rows(paths[split], data, ask.data_root) for split in order}
         except Missing as error:
-            hint = data.get("made_by", "").format(data_root=ask.data_root, code=spoken.code)
             raise Missing(f"{error}{hint}") from error
         group, split = data.get("group", ""), "test" if shown == "scored" else shown
         shots = Counter(row.get(group) for row in rows.get(split, [])[shown == "scored" :])
@@ -92,10 +97,12 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
     return [write_task(ask, body, first=ask.num_fewshot if shown == "scored" else 0)]
 
 
-def read_rows(file: Path, data: Row) -> list[Row]:
+def read_rows(file: Path, data: Row, data_root: Path) -> list[Row]:
     holds: dict[str, Any] = data["holds"]
     types = {column: TYPES[kind] for column, kind in holds.items() if isinstance(kind, str)}
-    rows = rows_of(file, types, {column: tuple(values) for column, values in holds.items() if column not in types})
+    options = {column: tuple(values) for column, values in holds.items() if column not in types}
+    optional = {column: TYPES[kind] for column, kind in data.get("optional", {}).items()}
+    rows = rows_of(file, types, options, optional, data_root)
     for column, least in data.get("least", {}).items():
         for number, row in enumerate(rows, start=1):
             if len(row[column]) < least or not all(isinstance(text, str) for text in row[column]):

@@ -24,12 +24,15 @@ class Missing(PipelineError):
     """Data that is not there. A bundle may leave such a task out, and says so."""
 
 
-def lines_of(file: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty, with their numbers."""
+def lines_of(file: Path, data_root: Path | None = None) -> list[tuple[int, str]]:
+    """The lines that are not empty, with their numbers. data_root: by default two folders above the file's."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        root, remedy = file.parents[2], "put it there, point data_root elsewhere, or leave the task or language out"
+        root, remedy = (
+            data_root or file.parents[2],
+            "put it there, point data_root elsewhere, or leave the task or language out",
+        )
         why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
         raise Missing(f"data_root={root} has no {file.relative_to(root)}{why}: {remedy}") from error
     except UnicodeDecodeError as error:
@@ -50,28 +53,29 @@ def rows_of(
     columns: dict[str, type],
     options: dict[str, tuple[str | int, ...]] | None = None,
     optional: dict[str, type] | None = None,
+    data_root: Path | None = None,
 ) -> list[Row]:
     """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
     there, and `options` of these values."""
-    rows = []
-    for number, line in lines_of(file):
+    rows, optional = [], optional or {}
+    for number, line in lines_of(file, data_root):
+        place = f"{file}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise PipelineError(f"{file}, line {number} is not JSON ({error.msg}): write the file again") from error
-        present = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
-        for column, kind in (columns | present).items():
-            if not isinstance(row, dict) or column not in row:
-                raise PipelineError(f"{file}, line {number} has no column {column!r}: the Hub's columns are needed")
-            if not isinstance(row[column], kind) or isinstance(row[column], bool):
+            raise PipelineError(f"{place} is not JSON ({error.msg}): write the file again") from error
+        if not isinstance(row, dict):
+            raise PipelineError(f"{place} is a {type(row).__name__}, not a row: the Hub's columns are needed")
+        for column, kind in (columns | optional).items():
+            if column not in row and column not in optional:
+                raise PipelineError(f"{place} has no column {column!r}: the Hub's columns are needed")
+            if column in row and (not isinstance(row[column], kind) or isinstance(row[column], bool)):
                 want = "null" if kind is type(None) else f"of type {kind.__name__}"
-                raise PipelineError(f"{file}, line {number}: {column} must be {want}, got {row[column]!r}")
+                raise PipelineError(f"{place}: {column} must be {want}, got {row[column]!r}")
         for column, values in (options or {}).items():
             if row.get(column) not in values:
                 got = repr(row[column]) if column in row else "no such column"
-                raise PipelineError(
-                    f"{file}, line {number}: {column} must be one of {', '.join(map(str, values))}, got {got}"
-                )
+                raise PipelineError(f"{place}: {column} must be one of {', '.join(map(str, values))}, got {got}")
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")

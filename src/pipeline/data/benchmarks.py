@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,25 +47,22 @@ def hub_sources() -> Iterator[tuple[str, Source]]:
 class Known:
     """The n-grams of all benchmarks, with and without their numbers, and the card's counts."""
 
-    n: int
     ngrams: Any  # NgramSet
     without_numbers: Any  # NgramSet
-    texts: dict[str, int] = field(default_factory=dict)  # texts of each benchmark
-    short: int = 0  # texts with no whole n-gram, which no row can be compared with
+    texts: dict[str, int]  # texts of each benchmark
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
         """The benchmarks that each text shares an n-gram with, as bits in the order of BENCHMARKS; and those that it
         shares one with only with numbers removed from both: uint16, one a text."""
         import numpy as np
 
-        from pipeline.data.ngrams import NUMBER, hash_ngrams
+        from pipeline.data.ngrams import NUMBER
 
-        exact = self.ngrams.marks_of(*hash_ngrams(texts, self.n), len(texts))
+        exact = self.ngrams.marks_of(texts)
         variants = np.zeros_like(exact)
         unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
         if unmatched:
-            bare = [NUMBER.sub(" ", texts[index]) for index in unmatched]
-            variants[unmatched] = self.without_numbers.marks_of(*hash_ngrams(bare, self.n), len(bare))
+            variants[unmatched] = self.without_numbers.marks_of([texts[index] for index in unmatched])
         return exact, variants
 
 
@@ -157,28 +154,13 @@ def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None, only: Contain
     Raises:
         PipelineError: a file that is broken, or a benchmark that the Hub does not give.
     """
-    import numpy as np
-
-    from pipeline.data.ngrams import NUMBER, NgramSet, hash_ngrams
+    from pipeline.data.ngrams import NgramSet
 
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
     for name, text in of_folder(root, only) if root is not None else of_hub(lock, only):
         texts_by_name[name].append(text)
-    short = 0
-    levels: list[list[Any]] = []
-    for bare in (False, True):
-        levels.append([])
-        for texts in texts_by_name.values():
-            parts = [np.empty(0, dtype=np.uint64)]
-            for at in range(0, len(texts), 1000):
-                chunk = texts[at : at + 1000]
-                batch, owner = hash_ngrams([NUMBER.sub(" ", text) for text in chunk] if bare else chunk, n)
-                short += 0 if bare else len(chunk) - len(np.unique(owner))
-                parts.append(np.unique(batch))
-            levels[-1].append(np.concatenate(parts))
-    bits = [1 << bit for bit in range(len(BENCHMARKS))]
-    exact, without_numbers = (NgramSet(numbers, bits) for numbers in levels)
-    return Known(n, exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts}, short)
+    exact, without_numbers = (NgramSet(texts_by_name.values(), n, bare) for bare in (False, True))
+    return Known(exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts})
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,6 @@ from pipeline.hub.addresses import without_credentials
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
-SELDOM = ("sampled_from", "messages_left_out")  # rows of which a sample is looked at; messages before and after turns
 OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
@@ -19,8 +18,8 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vou
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    seldom = [key for key in SELDOM if any(key in counts[name] for name in sources)]
-    keys = (*seldom, "rows", *left_out, "left", "taken")
+    sampled = ["sampled_from"] * any("sampled_from" in counts[name] for name in sources)  # rows that there are
+    keys = (*sampled, "rows", *left_out, "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     lines = [
         f"# Training set of expert {config.expert.name}",
@@ -60,9 +59,9 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [
-        f"Contaminated rows share {benchmarks.n} words in a row (twice as many characters where a script has no "
+        f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many characters where a script has no "
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{benchmarks.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        f"{benchmarks.ngrams.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
         "",
         f"Number variants share as many words only with numbers removed from both. They are {variants}.",
         "",

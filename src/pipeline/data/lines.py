@@ -20,8 +20,8 @@ Row = dict[str, Any]
 
 
 def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]) -> Iterator[Row]:
-    """The rows of files of UTF-8 text, with or without a byte order mark, of JSON as `parse_object` takes them. kind:
-    text (a column, text: a line a row), csv or json; opener: as `open`, which may read URLs and archives."""
+    """Rows of files of UTF-8 text, with or without a byte order mark. kind: csv, json or text (a line a row); opener:
+    as `open`, which may read URLs and archives."""
     for path in chain.from_iterable(shards):
         with opener(path, "rb") as file:
             text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
@@ -29,41 +29,28 @@ def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opene
                 if kind == "csv":
                     yield from read_cells(text, separator, path)
                 elif kind == "json":
-                    lines = read_objects(text, path)
-                    yield from ({"number": number, "json": line, "path": path} for number, line in lines)
+                    yield from read_objects(text, path)
                 else:
                     yield from ({"text": line.removesuffix("\n").removesuffix("\r")} for line in text)
             except UnicodeDecodeError as error:
                 raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
 
 
-def read_objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
-    """The number, from 1, and the text of each line that is not blank; of a list, of each of its objects."""
+def read_objects(text: TextIO, path: str) -> Iterator[Row]:
+    """The object of each line that is not blank, or those of a list, decimal numbers as the text that stands there."""
     lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    first = next(lines, None)
-    if first and first[1].lstrip().startswith("["):
-        text_of_list = first[1] + "".join(line for _, line in lines)
+    for place, (number, line) in enumerate(lines):
+        is_list = place == 0 and line.lstrip().startswith("[")
+        where = "an entry of its list" if is_list else f"line {number}"
         try:
-            for number, row in enumerate(json.loads(text_of_list, parse_float=str), 1):
-                yield number, json.dumps(row, ensure_ascii=False)
+            found = json.loads(line + "".join(rest for _, rest in lines) if is_list else line, parse_float=str)
         except ValueError as error:
-            raise PipelineError(f"{path} is no JSON list ({error}): write one object a line") from error
-        return
-    yield from [first] if first else []
-    yield from lines
-
-
-def parse_object(line: Row) -> Row:
-    """The object of a line of JSON, its decimal numbers as the text that stands there."""
-    path, number = line["path"], line["number"]
-    try:
-        row = json.loads(line["json"], parse_float=str)
-    except ValueError as error:
-        problem = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
-        raise PipelineError(f"{path}, {problem}: write one object a line") from error
-    if not isinstance(row, dict):
-        raise PipelineError(f"{path}, line {number} is a {type(row).__name__}: write one object a line")
-    return row
+            problem = f"{where} is not JSON ({getattr(error, 'msg', error)})"
+            raise PipelineError(f"{path}, {problem}: write one object a line") from error
+        for row in found if is_list else [found]:
+            if not isinstance(row, dict):
+                raise PipelineError(f"{path}, {where} is a {type(row).__name__}: write one object a line")
+            yield row
 
 
 def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
-from pipeline.data.lines import parse_object, read_files
+from pipeline.data.lines import read_files
 from pipeline.data.sources import (
     READERS,
     Example,
@@ -50,21 +50,11 @@ FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".pa
 
 @dataclass
 class Rows:
-    """An iteration over rows, how many there will be (None: not known before the end), and of how many."""
+    """An iteration over rows, and of how many."""
 
     rows: Iterator[Row]
     columns: list[str]
-    count: int | None = None
     sampled_from: int | None = None  # rows there are, where only a sample is looked at
-
-
-def read_source(
-    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None,
-    counts: dict[str, Any] | None = None,
-) -> Iterator[Example | Unusable]:  # fmt: skip
-    """The examples of a source, see `open_source` and `read_examples`."""
-    opened = open_source(name, source, data_root, seed, locked)
-    return read_examples(name, source, opened, {} if counts is None else counts)
 
 
 def open_source(
@@ -114,10 +104,7 @@ def example_of(row: Row, source: Source, required: list[str], counts: dict[str, 
         blanks = counts.setdefault("blank", {})
         blanks |= {column: blanks.get(column, 0) + 1 for column in blank}
         return "empty"
-    reading = READERS[source.rows](row, source)
-    if isinstance(reading, dict) and (left_out := reading.pop("left_out", 0)):
-        counts["messages_left_out"] = counts.get("messages_left_out", 0) + left_out
-    return reading
+    return READERS[source.rows](row, source)
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
@@ -196,15 +183,13 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
         columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
-        split = (loaded.info.splits or {}).get(str(loaded.split))
-        count = min(limit, split.num_examples) if split is not None and split.num_examples else None
-        return Rows(islice(unbatch(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit), columns, count)
+        return Rows(in_shuffled_order(loaded, seed, limit), columns)
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
     if len(loaded) > limit:
         available = len(loaded)
         loaded = loaded.select(draw_indices(available, limit, seed))
-    return Rows(unbatch(loaded), loaded.column_names, len(loaded), available)
+    return Rows(unbatch(loaded), loaded.column_names, available)
 
 
 def of_lines(
@@ -221,7 +206,7 @@ def of_lines(
         from datasets import IterableDataset
 
         stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[source.split]})
-        rows = islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
+        rows = in_shuffled_order(stream, seed, limit)
     elif source.split in splits:
         shards = splits[source.split]
         rows = read(shards)
@@ -237,14 +222,12 @@ def of_lines(
     if available is not None and available > limit:
         sampled_from, kept = available, set(draw_indices(available, limit, seed).tolist())
         rows = compress(rows, (at in kept for at in range(available)))
-    if kind == "json":
-        rows = map(parse_object, rows)
     first = next(rows, {})
     names = dict.fromkeys(first)
     rows = chain([first] if first else [], rows)
     if kind == "json":
         rows = ({**names, **row} for row in rows)
-    return Rows(rows, list(names), None if available is None else min(available, limit), sampled_from)
+    return Rows(rows, list(names), sampled_from)
 
 
 def most_rows(files: Iterable[str], opener: Any, limit: int) -> int:
@@ -256,6 +239,10 @@ def most_rows(files: Iterable[str], opener: Any, limit: int) -> int:
             while most <= limit and (block := file.read(1 << 20)):
                 most += sum(map(block.count, (b"\n", b"\r", b"{")))
     return most
+
+
+def in_shuffled_order(stream: Any, seed: int, limit: int) -> Iterator[Row]:
+    return islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
 
 
 def unbatch(loaded: Any) -> Iterator[Row]:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def gather_candidates(config: DataStage, candidates: Candidates, opened: dict[str, Rows]) -> dict[str, Any]:
     """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use."""
     counts: dict[str, Any] = {}
-    totals = [rows.count for rows in opened.values()]
-    total = None if None in totals else sum(count or 0 for count in totals)
-    with Bar(f"rows of {config.expert.name}", total, "row") as bar:
+    with Bar(f"rows of {config.expert.name}", None, "row") as bar:
         for index, (name, source) in enumerate(config.expert.sources.items()):
             counts[name] = {"rows": 0, "empty": 0}
             bar.set_postfix_str(f"source {name}", refresh=False)

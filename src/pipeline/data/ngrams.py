@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -34,6 +35,7 @@ SELECTORS = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))  # of varia
 DIACRITICS = re.compile(
     "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f]"
 )  # of no script
+BATCH = 1000  # texts that are hashed together
 NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 
@@ -138,26 +140,32 @@ def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
 
 
 class NgramSet:
-    """Which n-grams are known, and to which of a few sets each belongs, as bits."""
+    """The n-grams of some sets of texts: a bit for each set that an n-gram is of, the first set's the lowest.
 
-    def __init__(self, numbers: list[Numbers], bits: list[int]) -> None:
-        """numbers: an array for each set; bits: the bit of each set."""
-        joined = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.uint64)
-        sets = [np.full(len(array), bit, np.uint16) for array, bit in zip(numbers, bits, strict=True)]
-        marks = np.concatenate(sets or [np.empty(0, np.uint16)])
-        order = np.argsort(joined, kind="stable")
-        joined, marks = joined[order], marks[order]
-        if len(joined):
-            begins = np.flatnonzero(np.concatenate(([True], joined[1:] != joined[:-1])))
-            joined, marks = joined[begins], np.bitwise_or.reduceat(marks, begins)
-        self.numbers, self.marks = pd.Index(joined), marks
+    bare: of texts without their numbers. short: texts without a whole n-gram.
+    """
 
-    def __len__(self) -> int:
-        return len(self.numbers)
+    def __init__(self, sets: Iterable[list[str]], n: int, bare: bool = False) -> None:
+        self.n, self.bare, self.short = n, bare, 0
+        found = [(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint16))]
+        for bit, texts in enumerate(sets):
+            for at in range(0, len(texts), BATCH):
+                numbers, owner = self.hash(texts[at : at + BATCH])
+                self.short += len(texts[at : at + BATCH]) - len(np.unique(owner))
+                numbers = np.unique(numbers)
+                found.append((numbers, np.full(len(numbers), 1 << bit, dtype=np.uint16)))
+        joined, bits = map(np.concatenate, zip(*found, strict=True))
+        known, place = np.unique(joined, return_inverse=True)
+        self.numbers, self.marks = pd.Index(known), np.zeros(len(known), dtype=np.uint16)
+        np.bitwise_or.at(self.marks, place, bits)
 
-    def marks_of(self, numbers: Numbers, owner: Any, texts: int) -> Any:
-        """The bits of the sets that each of `texts` texts shares an n-gram with: uint16, one a text."""
-        bits = np.zeros(texts, dtype=np.uint16)
+    def hash(self, texts: list[str]) -> tuple[Numbers, Any]:
+        return hash_ngrams([NUMBER.sub(" ", text) for text in texts] if self.bare else texts, self.n)
+
+    def marks_of(self, texts: list[str]) -> Any:
+        """The bits of the sets that each text shares an n-gram with: uint16, one a text."""
+        bits = np.zeros(len(texts), dtype=np.uint16)
+        numbers, owner = self.hash(texts)
         at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known
         np.bitwise_or.at(bits, owner[at >= 0], self.marks[at[at >= 0]])
         return bits

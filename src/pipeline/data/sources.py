@@ -27,7 +27,7 @@ UNUSABLE: dict[Unusable, str] = {
     "not_text": "a list, an object or NaN where text belongs",
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
-    "tool_turns": "a conversation with a tool in it",
+    "tool_turns": "a conversation with a tool, or another who is not user, assistant or system",
     "no_calculation": "a solution without an annotated calculation",
     "too_long": "calculations of more than 64 characters",
 }
@@ -107,12 +107,8 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     if not turns:
         return "empty"
     texts = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant") and turn["content"]]
-    example: Example = pair("\n\n".join(texts[:-1]), texts[-1])
-    if [turn["role"] for turn in turns] != ["user", "assistant"]:
-        example["messages"] = turns
-    if len(messages) > len(turns):
-        example["left_out"] = len(messages) - len(turns)  # counted, and taken away again
-    return example
+    more = {"messages": turns} if [turn["role"] for turn in turns] != ["user", "assistant"] else {}
+    return pair("\n\n".join(texts[:-1]), texts[-1]) | more
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
@@ -219,54 +215,34 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
 
 
 SPEAKERS = {
-    "user": "user", "human": "user", "prompter": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "system": "system", "developer": "system",
-    "tool": "tool", "function": "tool", "function_call": "tool", "tool_call": "tool", "tool_response": "tool",
-    "observation": "tool", "ipython": "tool",
+    **dict.fromkeys(("user", "human", "prompter"), "user"), **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
 }  # fmt: skip
 
 
 def messages_of(cell: Any) -> list[Message] | Unusable:
-    """Messages of user, assistant and system, each with role and content. Lists without roles alternate; several
-    messages in a row of one speaker are joined.
-
-    Raises:
-        PipelineError: a speaker that is unknown, or messages of another layout.
-    """
+    """Messages of user, assistant and system, each with role and content, or from and value. Lists without roles
+    alternate; several messages in a row of one speaker are joined."""
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
-    if all(isinstance(turn, dict) for turn in cell):
-        return by_speaker(cell)
     if cell and all(isinstance(turn, list) for turn in cell):
         cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
-    if any(isinstance(text, dict | list) for text in cell):
-        return "not_text"
-    texts = [text if isinstance(text, str) else "" for text in cell]
-    return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
-
-
-def by_speaker(cell: list[Row]) -> list[Message] | Unusable:
-    merged: list[Message] = []
-    for message in cell:
-        name = message.get("role") or message.get("from")
-        if name is None:
-            raise PipelineError(
-                f"a conversation has messages of {', '.join(message) or 'nothing'}: write each with role and content, "
-                "or from and value"
-            )
-        role = SPEAKERS.get(str(name).lower())
-        if role is None:
-            raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
-        if role == "tool" or message.get("tool_calls") or message.get("function_call"):
-            return "tool_turns"
-        words = next((text for text in map(message.get, ("content", "value")) if text is not None), "")
-        if not isinstance(words, str):
+    by_speaker = all(isinstance(turn, dict) for turn in cell)
+    messages: list[Message] = []
+    for at, turn in enumerate(cell):
+        role = ("user", "assistant")[at % 2]
+        if by_speaker:
+            role = SPEAKERS.get(str(turn.get("role") or turn.get("from")).lower(), "")
+            if not role or turn.get("tool_calls") or turn.get("function_call"):
+                return "tool_turns"
+            turn = turn.get("value") if turn.get("content") is None else turn["content"]
+        if isinstance(turn, dict | list):
             return "not_text"
-        if merged and merged[-1]["role"] == role:
-            words = f"{merged.pop()['content']}\n\n{words}"
-        merged.append({"role": role, "content": words})
-    return merged
+        text = turn if isinstance(turn, str) else ""
+        if messages and messages[-1]["role"] == role:
+            text = f"{messages.pop()['content']}\n\n{text}"
+        messages.append({"role": role, "content": text})
+    return messages
 
 
 def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
@@ -318,29 +294,26 @@ def source_columns(name: str, source: Source) -> list[str]:
                 f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
             )
         return [source.column or language(source.language or "").flores]
-    if source.rows in ("template", "bitext"):
-        columns: set[str] = set()
-        for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
-            if getattr(source, knob) is None:
-                raise PipelineError(
-                    f"{knob_prefix}.{knob} is missing: give {knob_prefix}.{knob}={example}, "
-                    "your file's columns in braces"
-                )
-            try:
-                names = template_fields(getattr(source, knob))
-            except ValueError as error:
-                problem = f"a template has a stray brace ({error}); write {{{{ for one"
-                raise PipelineError(f"{knob_prefix}: {problem}") from error
-            if not names:
-                raise PipelineError(f"{knob_prefix}.{knob} names no column: give one in braces, as {{answer}}")
-            if odd := [column for column in names if not re.fullmatch(r"[^.\[\]]+", column)]:
-                raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
-            columns |= set(names)
-        return sorted(columns)
     if source.rows in COLUMNS:
         return COLUMNS[source.rows]
-    prompt, completion, more = PAIRS[source.rows]
-    return template_fields(prompt + more + completion) + (["language"] if source.rows == "aya" else [])
+    for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
+        template = getattr(source, knob)
+        if source.rows in ("template", "bitext") and not are_columns(template):
+            raise PipelineError(
+                f"{knob_prefix}.{knob}={template!r} names no columns: give {knob_prefix}.{knob}={example}, text with "
+                "your file's columns in braces; {{ stands for a brace"
+            )
+    columns = template_fields("".join(templates_of(source)))
+    return list(dict.fromkeys(columns)) + (["language"] if source.rows == "aya" else [])
+
+
+def are_columns(template: str | None) -> bool:
+    """Whether all that a template has in braces are names of columns, one at least."""
+    try:
+        names = template_fields(template or "")
+    except ValueError:  # a stray brace
+        return False
+    return bool(names) and all(re.fullmatch(r"[^.\[\]]+", name) for name in names)
 
 
 def is_wanted(row: Row, source: Source) -> bool:

@@ -6,8 +6,7 @@ Imports nothing heavy, so that a plan checks the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,21 +31,8 @@ if TYPE_CHECKING:
 def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
-    settings: Eval = stage.eval
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
-    definitions = task_definitions(
-        settings.tasks,
-        stage.languages,
-        Path(root) if root else None,
-        folder,
-        split=settings.split,
-        max_gen_toks=settings.max_gen_toks,
-        exemplars=settings.exemplars,
-        run_code=settings.run_code,
-        options=settings.options,
-        left_out=left_out,
-    )
-    return definitions
+    return task_definitions(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
 
 
 def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
@@ -106,26 +92,17 @@ def has_chat_template(folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of a task's prompts, each with its row, and the tokens that are kept free for an answer."""
-
-    prompts: list[tuple[int, int]]
-    answer: int
-
-
-def too_long(name: str, lengths: Lengths, questions: int, max_length: int, allowed: int) -> set[int]:
-    """The rows of a task whose prompts do not fit a model that takes `max_length` tokens.
+def too_long(name: str, needed: Mapping[int, int], max_length: int, allowed: int) -> set[int]:
+    """The rows of a task whose prompts and answers do not fit a model that takes `max_length` tokens. needed: row ->
+    tokens.
 
     Raises:
         PipelineError: more than `allowed` (eval.too_long) do not, or none does.
     """
-    room, longest = max_length - lengths.answer, max((length for _, length in lengths.prompts), default=0)
-    rows = {row for row, length in lengths.prompts if length > room}
-    if len(rows) > allowed or (rows and len(rows) == questions):
-        answer = f" less eval.max_gen_toks={lengths.answer} for the answer" if lengths.answer else ""
+    rows = {row for row, tokens in needed.items() if tokens > max_length}
+    if len(rows) > allowed or (rows and len(rows) == len(needed)):
         raise PipelineError(
-            f"{name}: {len(rows)} of {questions} prompts do not fit, the longest of {longest} tokens in the model's "
-            f"{max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
+            f"{name}: {len(rows)} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
+            f"with its answer, the model {max_length}: ask for fewer exemplars or shorter answers (eval.max_gen_toks)"
         )
     return rows

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import benchmark_of, kind_of
 from pipeline.evaluate.metrics import mean
-from pipeline.evaluate.reading import reading_rows
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
@@ -72,7 +71,6 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     rows, further = (
         [ScoreRow.from_json(row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
     )
-    further += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
     averages = over_languages([*rows, *further])
     harness = harness_of_all({role: scores["harness"] for role, scores in written.items()})
     result = EvaluationResult(rows, {}, harness, further + averages)

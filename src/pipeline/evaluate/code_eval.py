@@ -30,18 +30,6 @@ SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many by
 GRACE = 5  # seconds more by the clock, after which a program that waits is ended: waiting costs no computing time
 POLL, LOOKS = 0.5, 5  # seconds between looks at a program beyond that, and looks in them
 
-# What a confined program must not be able to do, each tried before a model is loaded.
-_ESCAPES = {
-    "reach the network": "import socket\nsocket.socket()",
-    "write files": "open('/escaped', 'w')",
-    "remove files": "import os\nos.rmdir('/no such folder')",
-    "start processes": "import os\nos.fork()",
-    "signal processes": "import os\nos.kill(os.getppid(), 0)",
-    "read other processes": "open('/proc/self/environ')",
-    "take all memory": "bytearray(2**31)",
-    "run for ever": "while True: pass",
-}
-_NEEDS_LANDLOCK = "read other processes"
 _SECRET = re.compile(r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
 
 
@@ -138,28 +126,12 @@ def outcome_of(status: int, line: bytes, nonce: str) -> str:
 
 
 def check_confinement() -> None:
-    """Try to escape. Raises PipelineError where programs cannot be confined on this machine."""
+    """Raise PipelineError where programs cannot be confined on this machine, found with one that does no harm."""
     refuse_secrets()
     begun = run_program("import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2")
-    if begun.startswith(NOT_CONFINED):
+    if begun != PASSED:
         reason = begun.removeprefix(f"{NOT_CONFINED}: ")
         raise PipelineError(f"eval.run_code=true: programs cannot be confined here ({reason}): use Linux on x86-64")
-    if begun != PASSED:
-        raise PipelineError("eval.run_code=true: a confined program cannot even compute here: use Linux on x86-64")
-
-    def escapes_confinement(attempt: str) -> bool:
-        outcome = run_program(_ESCAPES[attempt], 1 if attempt == "run for ever" else SECONDS)
-        if attempt == "run for ever":
-            return outcome not in (TIMED_OUT, KILLED)
-        return outcome != ("MemoryError" if attempt == "take all memory" else "PermissionError")
-
-    tried = [name for name in _ESCAPES if name != _NEEDS_LANDLOCK or has_landlock()]
-    with ThreadPoolExecutor(len(tried)) as pool:
-        escaped = [what for what, could in zip(tried, pool.map(escapes_confinement, tried), strict=True) if could]
-    if escaped:
-        raise PipelineError(
-            f"eval.run_code=true: programs of a model could {', '.join(escaped)} on this machine: use Linux on x86-64"
-        )
 
 
 def refuse_secrets() -> None:

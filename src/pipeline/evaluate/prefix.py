@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-
-import numpy as np
+from os.path import commonprefix
 
 FAR_LESS = 4  # times
 SMALL = 512  # tokens of a trie that is computed in a batch with others, not below a prefix of its own
@@ -44,23 +43,16 @@ def group_prompts(
 def sort_prompts(prompts: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[list[int], list[int]]:
     """The places in the order of their prompts' tokens, and how many tokens each shares with the next."""
     order = sorted(places, key=lambda place: tuple(prompts[place]))
-    arrays = [np.asarray(prompts[place]) for place in order]
-    return order, [_common_length(row, two) for row, two in zip(arrays, arrays[1:], strict=False)]
-
-
-def _common_length(first: np.ndarray, second: np.ndarray) -> int:
-    short = min(len(first), len(second))
-    differs = first[:short] != second[:short]
-    return int(differs.argmax()) if differs.any() else short
+    return order, [len(commonprefix([list(prompts[one]), list(prompts[two])])) for one, two in pairwise(order)]
 
 
 @dataclass
 class Trie:
-    """The tokens of prompts below their shared prefix, depth first; `runs`: places that a run of tokens, each after the
-    last, comes after, and its length; `paths`: prompt -> places of its tokens."""
+    """The tokens of prompts below their shared prefix, depth first; `parents`: the place of the token before each, -1
+    where that is the prefix; `paths`: prompt -> places of its tokens."""
 
     tokens: list[int] = field(default_factory=list)
-    runs: list[tuple[list[int], int]] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     paths: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -76,23 +68,23 @@ def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared
         if not tries or 2 * new > len(rest) or len(tries[-1].tokens) + new > most:
             tries.append(Trie())
             known = []
-        trie, rest = tries[-1], rest[len(known) :]
-        path = [*known, *range(len(trie.tokens), len(trie.tokens) + len(rest))]
-        trie.runs.append((known, len(rest)))
-        trie.tokens += rest
+        trie, begin = tries[-1], len(tries[-1].tokens)
+        trie.tokens += rest[len(known) :]
+        path = [*known, *range(begin, len(trie.tokens))]
+        trie.parents += [-1, *path][len(known) : -1]
         trie.paths[place] = path
     return tries
 
 
-def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> Iterator[list[int]]:
+def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> list[list[int]]:
     """Places in batches, the longest first: what runs out of memory does so at once. `prompts`: how many each place
     holds; a batch holds `size` of them, or a place that holds more."""
-    batch: list[int] = []
-    held = 0
+    batches: list[list[int]] = []
+    held = size
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if batch and held + prompts[place] > size:
-            yield batch
-            batch, held = [], 0
-        batch, held = [*batch, place], held + prompts[place]
-    if batch:
-        yield batch
+        if held + prompts[place] > size:
+            batches.append([])
+            held = 0
+        batches[-1].append(place)
+        held += prompts[place]
+    return batches

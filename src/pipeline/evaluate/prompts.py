@@ -9,7 +9,6 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, is_sampled
 from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.before import Lengths
 from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
@@ -65,35 +63,15 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             not_there = kept_from and not isinstance(cause, PipelineError)
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
-        _refuse_too_many_shots(definition, tasks[-1])
-        if benchmark_of(definition.task).of_harness:
-            _refuse_no_number(definition, tasks[-1])
+        _refuse_too_few_rows(definition, tasks[-1])
     return tasks
 
 
-def _refuse_no_number(definition: Definition, task: Any) -> None:
-    """Raise PipelineError for a task without questions, or with a metric that is not a number: an empty answer to the
-    first question is scored. What cannot be scored so is found when the answers are."""
+def _refuse_too_few_rows(definition: Definition, task: Any) -> None:
+    """Raise PipelineError for a data set of the Hub without questions, or with fewer exemplars than shots; local files
+    are checked before."""
     if not len(task.eval_docs):
         raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
-    doc = task.eval_docs[0]
-    try:
-        choices = len(task.doc_to_choice(doc)) if task.OUTPUT_TYPE == "multiple_choice" else 1
-        answers = {"generate_until": [""], "loglikelihood_rolling": [-1.0]}
-        scores = task.process_results(doc, answers.get(task.OUTPUT_TYPE, [(-1.0, False)] * choices))
-        values = {metric: task.aggregation()[metric]([score]) for metric, score in scores.items()}
-    except Exception:  # of the task's own functions, which may not take an empty answer
-        return
-    for metric, value in values.items():
-        if not isinstance(value, Real):
-            raise PipelineError(
-                f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out of "
-                "metric_list, or give it an aggregation that returns a number"
-            )
-
-
-def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
-    """Raise PipelineError for more shots than the Hub's data set has exemplars; local files are checked before."""
     if definition.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
         subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
@@ -195,26 +173,27 @@ def set_template_date(lm: Any, settings: Eval) -> None:
     lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
 
-def lengths_of(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> Lengths:
-    """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
-    answer = 0
+def tokens_needed(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> dict[int, int]:
+    """Row -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
+    after it, or the room for an answer."""
+    room = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in requests:
         if request.request_type == "loglikelihood_rolling":
             continue  # the harness scores it in windows
         prompt, after = request.args
         if request.request_type == "generate_until":
-            answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
+            room, after = after.get("max_gen_toks", lm.max_gen_toks), ""
         put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
-    lengths = [  # the last token is only predicted
-        (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
-    ]
-    return Lengths(lengths, answer)
+    needed: dict[int, int] = {}
+    for (doc_id, prompt), after in put.items():
+        tokens = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
+        needed[rows[doc_id]] = max(needed.get(rows[doc_id], 0), tokens + room)
+    return needed
 
 
-def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Lengths, int, int]:
-    """(lengths of the prompts, questions, tokens that the model takes) of one task and the model in `folder`, whose
-    weights are not read.
+def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[dict[int, int], int]:
+    """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose weights are not read.
 
     Raises:
         PipelineError: its data cannot be read, or the model's files are not those of its config.json.
@@ -231,7 +210,7 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Leng
                 f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
                 "or its generation_config.json do not allow other batches"
             )
-        return lengths_of(lm, requests, rows), len(rows), lm.max_length
+        return tokens_needed(lm, requests, rows), lm.max_length
 
 
 def template_problem(problem: str) -> str:

@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
 from pipeline.benchmarks.local_files import write_rows
 from pipeline.benchmarks.task_files import Definition
+from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
 from pipeline.evaluate.tasks import LeftOut
@@ -82,12 +84,9 @@ def score_row(
 ) -> ScoreRow:  # fmt: skip
     """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
     is computed; anything else for corpus scores, which have none. value: that of the score; by default their mean."""
-    value = metrics.mean(item_values) if value is None else float(value)
-    if benchmark_of(definition.task).of_harness and any(not isinstance(item, int | float) for item in item_values):
-        item_values = [None] * len(item_values)  # parts of a score over all documents, such as a perplexity
-    if item_values and all(isinstance(item, tuple) and isinstance(item[1], int | float) for item in item_values):
-        is_sum = metric in benchmark_of(definition.task).measures
-        item_values = list(metrics.value_per_question(item_values, is_sum).values())
+    value, benchmark = metrics.mean(item_values) if value is None else float(value), benchmark_of(definition.task)
+    if benchmark.question_column:
+        item_values = list(metrics.value_per_question(item_values, metric in benchmark.measures).values())
     single = all(isinstance(item, int | float) for item in item_values)
     return ScoreRow(
         task=definition.task, language=definition.language, pair=definition.pair,
@@ -103,8 +102,13 @@ def rows_of(definition: Definition, results: Mapping[str, Any], records: list[di
     for name, value in results.items():
         metric, _, filter_name = name.partition(",")
         if filter_name and not metric.endswith("_stderr"):
+            if not isinstance(value, Real):
+                raise PipelineError(
+                    f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out "
+                    "of metric_list, or give it an aggregation that returns a number; its answers are stored"
+                )
             item_values = [record[metric] for record in records if record["filter"] == filter_name]
-            rows.append(score_row(definition, metric, filter_name, item_values, value))
+            rows.append(score_row(definition, metric, filter_name, item_values, float(value)))
     return sorted(rows, key=lambda row: (row.metric, row.filter) != primary_metric(definition.task))
 
 

@@ -25,11 +25,11 @@ from pipeline.evaluate.model import Answering, is_reproducible
 from pipeline.evaluate.prompts import (
     build_requests,
     harness_tamed,
-    lengths_of,
     prepare,
     prompt_settings,
     rows_asked,
     set_template_date,
+    tokens_needed,
 )
 from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers, rows_of, sample_of, share_rows
 from pipeline.evaluate.store import Answers, Store, digest
@@ -128,8 +128,8 @@ def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Stor
     rows = rows_asked(definition, task, settings)
     asked = stored(lm, definition, task, rows, settings, store)
     if asked.left and hasattr(lm, "max_length"):
-        lengths = lengths_of(lm, asked.requests, rows)
-        if excluded := too_long(definition.name, lengths, len(rows), lm.max_length, settings.too_long):
+        needed = tokens_needed(lm, asked.requests, rows)
+        if excluded := too_long(definition.name, needed, lm.max_length, settings.too_long):
             say(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score")
             fitting = [row for row in rows if row not in excluded]
             asked = stored(lm, definition, task, fitting, settings, store)

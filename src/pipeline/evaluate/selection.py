@@ -148,16 +148,15 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
 
     Ties go to the first key, then to the earlier step.
     """
+    from scipy.stats import rankdata
+
     sign = 1 if lower_is_better else -1
     allowed = [row for row in rows if not row["below"]]
-
-    def rank(row: Row, key: str) -> float:
-        score = sign * row["values"][key]
-        rivals = [sign * rival["values"][key] for rival in allowed]
-        return sum(rival < score for rival in rivals) + (1 + sum(rival == score for rival in rivals)) / 2
-
+    ranks = [rankdata([sign * row["values"][key] for row in allowed]) for key in keys]
     for row in rows:
-        row["rank"] = statistics.fmean(rank(row, key) for key in keys) if not row["below"] else None
+        row["rank"] = None
+    for row, *each in zip(allowed, *ranks, strict=True):
+        row["rank"] = statistics.fmean(each)
     order = sorted(
         allowed, key=lambda row: (row["rank"], sign * row["values"][keys[0]], row["step"], row["checkpoint"])
     )

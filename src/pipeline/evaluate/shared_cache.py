@@ -107,7 +107,7 @@ class SharedCache(Cache):
     def share(self) -> None:
         """Compute the prefix. A window keeps no more of it than it reaches back to."""
         places = torch.arange(len(self.prefix))[None]
-        masks = self.masks(places, places, places[:, :, None] >= places) if SLIDING in self.kinds else None
+        masks = self.masks(places, places) if SLIDING in self.kinds else None
         self.logits(torch.tensor([self.prefix]), places, masks)
         self.shared, self.reads_once = len(self.prefix), self.plain_layers == len(self.layers)
         layer: Any
@@ -124,15 +124,14 @@ class SharedCache(Cache):
         if prompt:
             places = torch.arange(len(prompt))[None]
             self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
-            masks = self.masks(places, places, places[:, :, None] >= places)
-            self.logits(torch.tensor([prompt]), places, masks)
+            self.logits(torch.tensor([prompt]), places, self.masks(places, places))
 
     def step(self, tokens: Sequence[int], places: Sequence[int]) -> torch.Tensor:
         """Logits [rows, vocabulary] after a token of each of the first rows, which is written at its place."""
         at = torch.tensor(places)[:, None]
         self.reads, self.written = max(places) + 1, (torch.arange(len(at))[:, None].to(self.device), at.to(self.device))
         columns = torch.arange(self.reads)[None]
-        return self.logits(torch.tensor(tokens)[:, None], at, self.masks(at, columns, at[:, :, None] >= columns))[:, 0]
+        return self.logits(torch.tensor(tokens)[:, None], at, self.masks(at, columns))[:, 0]
 
     def move(self, source: int, target: int) -> None:
         layer: Any
@@ -143,14 +142,15 @@ class SharedCache(Cache):
     def device(self) -> torch.device:
         return self.model.device
 
-    def masks(self, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor) -> Any:
+    def masks(self, places: torch.Tensor, columns: torch.Tensor, visible: torch.Tensor | None = None) -> Any:
         """What transformers leaves as it is: [rows, 1, tokens, keys], or one for each kind of layer where the model
         mixes them; of booleans, or added to the scores in eager attention.
 
         places [rows, tokens] and columns [rows, keys]: positions after the prefix of tokens and of the row's keys;
-        visible [rows, tokens, keys]: which of these a token attends to, and to all of the prefix, which has no columns
-        where it is read once.
+        visible [rows, tokens, keys]: which of these a token attends to, by default those up to its own position; and to
+        all of the prefix, which has no columns where it is read once.
         """
+        visible = places[:, :, None] >= columns[:, None] if visible is None else visible
         masks = {}
         for kind in dict.fromkeys(self.kinds):
             reach = self.shared

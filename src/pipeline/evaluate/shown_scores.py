@@ -43,20 +43,15 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as many questions as
     have its variance, else Student's t. None if the harness gives no error, as for corpus scores, or no variance."""
-    value = finite_or_none(row.value)
+    value, error = finite_or_none(row.value), finite_or_none(row.stderr)
     is_share = value is not None and percent_factor(row.metric) == 100 and 0 <= value <= 1
-    return None if value is None else interval_of_mean(value, finite_or_none(row.stderr), row.n, is_share)
-
-
-def interval_of_mean(value: float, error: float | None, n: int, is_share: bool) -> tuple[float, float] | None:
-    """95 % interval of the mean of n numbers; None without a standard error, or if that shows no variance."""
-    if is_share and n == 1:
+    if value is not None and is_share and row.n == 1:
         return share_interval(value, 1, 0.0)
-    if error is None or not n:
+    if value is None or error is None or not row.n:
         return None
     if is_share:
-        return share_interval(value, n, error**2 * (n - 1) / n)
-    return NormalTest(value, error, n - 1, math.inf).interval() if error and n > 1 else None
+        return share_interval(value, row.n, error**2 * (row.n - 1) / row.n)
+    return NormalTest(value, error, row.n - 1, math.inf).interval() if error and row.n > 1 else None
 
 
 def score_lines(folder: Path) -> list[str]:

@@ -16,9 +16,9 @@ from pathlib import Path
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
 from pipeline.benchmarks.task_files import Ask, Definition
-from pipeline.config.evaluation import EvalTask
+from pipeline.config.evaluation import Eval
 from pipeline.config.harness_tasks import merge_includes
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import PipelineError
 from pipeline.languages import language
 
 
@@ -33,38 +33,33 @@ class LeftOut:
 
 
 def task_definitions(
-    tasks: Sequence[EvalTask],
+    settings: Eval,
     languages: Sequence[str],
     data_root: Path | None,
     folder: Path,
-    *,
-    split: str = "test",
-    max_gen_toks: int | None = None,
-    exemplars: str = "first_n",
-    run_code: bool = False,
-    options: str = "letters",
     left_out: list[LeftOut] | None = None,
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
-    `data_root`: the folder with the data, None for the Hub. `split`: test, or dev (development items). `max_gen_toks`:
-    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `options`: a four-way
-    question is answered by a letter, or by the text of an option. `left_out`: takes the tasks that are wanted
+    `data_root`: the folder with the data, None for the Hub. `left_out`: takes the tasks that are wanted
     `where_possible` and are not. FLORES gives two tasks a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
     """
     if not languages:
         raise PipelineError("languages is empty: name at least one, such as languages=[en]")
-    counts = Counter(eval_task.task for eval_task in tasks)
+    counts = Counter(eval_task.task for eval_task in settings.tasks)
     for task, count in counts.items():
         benchmark_of(task)  # or an error
         if count > 1:
             raise PipelineError(
                 f"{task} stands {count} times in one evaluation: score each number of shots in one of its own"
             )
-    if data_root is None and split != "test":
-        raise PipelineError(f"eval.split={split} has no items on the Hub: set data_root to a folder that has them")
-    if exemplars == "random" and (without_drawn := [task for task in counts if not benchmark_of(task).exemplars_drawn]):
+    if data_root is None and settings.split != "test":
+        raise PipelineError(
+            f"eval.split={settings.split} has no items on the Hub: set data_root to a folder that has them"
+        )
+    without_drawn = [task for task in counts if not benchmark_of(task).exemplars_drawn]
+    if settings.exemplars == "random" and without_drawn:
         drawn = ", ".join(item.title for item in BENCHMARKS.values() if item.exemplars_drawn)
         raise PipelineError(
             f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the order of its file"
@@ -72,7 +67,7 @@ def task_definitions(
     requested = [language(code) for code in dict.fromkeys(languages)]
     folder.mkdir(parents=True, exist_ok=True)
     definitions: list[Definition] = []
-    for eval_task in tasks:
+    for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
         spoken = [target for target in requested if benchmark.kind != "translation" or target.code != "en"]
         if not spoken:
@@ -82,27 +77,16 @@ def task_definitions(
         for target in spoken:
             ask = Ask(
                 task=eval_task.task, language=target, num_fewshot=eval_task.num_fewshot, data_root=data_root,
-                split=split, max_gen_toks=max_gen_toks, run_code=run_code, folder=folder, exemplars=exemplars,
-                options=options,
+                split=settings.split, max_gen_toks=settings.max_gen_toks, run_code=settings.run_code, folder=folder,
+                exemplars=settings.exemplars, options=settings.options,
             )  # fmt: skip
             try:
-                if data_root and target.constructed and not benchmark.one_set:
-                    refuse_unspoken(data_root, target.code)
                 definitions += benchmark.define(ask)
             except Missing as error:
                 if not eval_task.where_possible or left_out is None:
                     raise
                 left_out.append(LeftOut(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
     return definitions
-
-
-def refuse_unspoken(data_root: Path, code: str) -> None:
-    """Any private-use code is a constructed language, but not one of a data_root that has nothing in it."""
-    if not any(benchmark.files(data_root, code) for benchmark in BENCHMARKS.values()):
-        spoken = sorted(
-            {path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root) if not item.built_from}
-        )
-        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {suggest(code, spoken)}")
 
 
 def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:

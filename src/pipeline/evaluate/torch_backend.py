@@ -150,12 +150,8 @@ class TorchBackend:
     ) -> None:
         """Do the work of each group, (shared tokens, members); out of memory, that of its members which are left."""
         for shared, members in groups:
-
-            def go_on(shared: int = shared, members: list[int] = members) -> None:
-                work(shared, [member for member in members if member not in finished])
-
             with torch.no_grad(), heads_as_they_are(self.model.device):
-                self.halving(go_on)
+                self.halving(lambda: work(shared, [member for member in members if member not in finished]))  # noqa: B023
 
     def halving(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, do it again with half the batch."""
@@ -210,14 +206,11 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(len(trie.tokens) for trie in tries)
     visible = torch.eye(width, dtype=torch.bool).repeat(len(tries), 1, 1)
     places = torch.zeros(len(tries), width, dtype=torch.long)
-    for seen, at, trie in zip(visible, places, tries, strict=True):
-        end = 0
-        for before, length in trie.runs:
-            new, end = slice(end, end + length), end + length
-            if before:
-                seen[new] |= seen[before[-1]]
-            seen[new, new] = torch.ones(length, length, dtype=torch.bool).tril()
-            at[new] = len(before) + torch.arange(length)
+    for seen, at, trie in zip(visible.numpy(), places.numpy(), tries, strict=True):
+        for place, parent in enumerate(trie.parents):
+            if parent >= 0:
+                seen[place] |= seen[parent]
+                at[place] = at[parent] + 1
     return visible, places
 
 

@@ -29,7 +29,6 @@ from pipeline.estimate.gpu_budget import hardware_that_fits
 from pipeline.estimate.models import models_of, shape_for
 from pipeline.estimate.training_rows import cut_sets
 from pipeline.evaluate.before import (
-    Lengths,
     define_tasks,
     refuse_early,
     refuse_model,
@@ -136,8 +135,7 @@ def check_lengths(run: Run[EvalStage], model: Path) -> None:
     """Raise PipelineError if more prompts do not fit the model than eval.too_long allows."""
     with TemporaryDirectory() as folder:
         for definition in define_tasks(run, Path(folder), []):
-            lengths, questions, max_tokens = lengths_of(run, definition, model)
-            too_long(definition.name, lengths, questions, max_tokens, run.config.eval.too_long)
+            too_long(definition.name, *tokens_needed(run, definition, model), run.config.eval.too_long)
 
 
 def first_problem(key: str, problems: dict[str, str | None], check: Callable[[], None]) -> str | None:
@@ -184,25 +182,23 @@ def data_key(run: Run[EvalStage]) -> str:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def lengths_of(run: Run[EvalStage], definition: Definition, model: Path) -> tuple[Lengths, int, int]:
-    """(prompt lengths, number of questions, maximum tokens of the model), from the cache or measured now."""
+def tokens_needed(run: Run[EvalStage], definition: Definition, model: Path) -> tuple[dict[int, int], int]:
+    """(row -> tokens of its prompt and answer, maximum tokens of the model), from the cache or measured now."""
     key = lengths_key(run, definition, model)
     file = run.runs_dir / LENGTHS / f"{definition.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     try:
         record = json.loads(file.read_bytes())
         if record["key"] == key:
-            prompts = [(row, length) for row, length in record["prompts"]]
-            return Lengths(prompts, record["answer"]), record["questions"], record["most"]
+            return dict(record["needed"]), record["most"]
     except (OSError, ValueError, KeyError, TypeError):
         pass
     from pipeline.evaluate.prompts import measured
 
-    lengths, questions, max_tokens = measured(definition, model, run.config.eval)
+    needed, max_tokens = measured(definition, model, run.config.eval)
     if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by
         file.parent.mkdir(parents=True, exist_ok=True)
-        measurements = {"key": key, **asdict(lengths), "questions": questions, "most": max_tokens}
-        write_atomically(file, json.dumps(measurements))
-    return lengths, questions, max_tokens
+        write_atomically(file, json.dumps({"key": key, "needed": list(needed.items()), "most": max_tokens}))
+    return needed, max_tokens
 
 
 def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str:

@@ -189,10 +189,8 @@ def _check_tasks(
     exemplars: str, run_code: bool,
 ) -> None:  # fmt: skip
     with TemporaryDirectory() as folder:
-        task_definitions(
-            [EvalTask(*task) for task in tasks], languages, root, Path(folder), split=split, exemplars=exemplars,
-            run_code=run_code, left_out=[],
-        )  # fmt: skip
+        settings = Eval("", [EvalTask(*task) for task in tasks], split=split, exemplars=exemplars, run_code=run_code)
+        task_definitions(settings, languages, root, Path(folder), left_out=[])
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:

@@ -82,13 +82,13 @@ def _evaluated_sets(
     tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], run_code: bool = False
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out."""
-    from pipeline.config.evaluation import EvalTask
+    from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.tasks import LeftOut, data_sets, task_definitions
 
-    eval_tasks, left_out = [EvalTask(*task) for task in tasks], list[LeftOut]()
+    settings, left_out = Eval("", [EvalTask(*task) for task in tasks], run_code=run_code), list[LeftOut]()
     sets: list[tuple[str, str | None, str]] = []
     with TemporaryDirectory() as folder:
-        definitions = task_definitions(eval_tasks, languages, None, Path(folder), run_code=run_code, left_out=left_out)
+        definitions = task_definitions(settings, languages, None, Path(folder), left_out)
         for definition in definitions:
             sets += data_sets(definition)
     return list(dict.fromkeys(sets)), [one.reason for one in left_out]

@@ -1,0 +1,18 @@
+"""The examples of a source, as a training set is drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.data import Source
+from pipeline.data.load import open_source, read_examples
+from pipeline.data.sources import Example, Unusable
+
+
+def read_source(
+    name: str, source: Source, data_root: Path | None, counts: dict[str, Any] | None = None
+) -> Iterator[Example | Unusable]:
+    """Raises PipelineError, at once or with a row, as the stage does."""
+    return read_examples(name, source, open_source(name, source, data_root), {} if counts is None else counts)
