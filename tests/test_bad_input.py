@@ -54,7 +54,7 @@ def lay(root: Path, text: str | bytes | None) -> str:
         ('{"question": "1 + 1?", "ans', "train.jsonl, line 1 is not JSON (Unterminated string starting at)"),
         (f'{ROW}\n{ROW}{{"question": "1 + 1?"\n', "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)"),
         (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list: write one object a line"),
-        ('{"q": "1 + 1?", "a": "2"}\n', "source orca_math has no column question, answer: it has q, a;"),
+        ('{"q": "1 + 1?", "a": "2"}\n', "train.jsonl) has no column question, answer: it has q, a;"),
         ('{"question": "1 + 1?", "answer": " "}\n', "ask for"),
     ],
 )

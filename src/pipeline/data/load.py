@@ -72,8 +72,9 @@ def open_source(
         opened = open_rows(name, source, data_root, seed, locked)
         missing = [column for column in required if column not in opened.columns]
         if missing and opened.columns:
+            place = f" ({local_file(source, data_root)})" if data_root else ""
             raise PipelineError(
-                f"source {name} has no column {', '.join(missing)}: it has {', '.join(opened.columns)}; "
+                f"source {name}{place} has no column {', '.join(missing)}: it has {', '.join(opened.columns)}; "
                 + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
             )
         first = next((row for row in opened.rows if is_wanted(row, source)), None)
