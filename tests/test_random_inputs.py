@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import read_source
 
 from pipeline.config.data import Source
-from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import last_number
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import datasets
 import pytest
+from reading import read_source
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.stages.rows import build
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import read_source
 
 from pipeline.benchmarks import scored_files
 from pipeline.benchmarks.flores import read_sentences
@@ -17,7 +18,6 @@ from pipeline.config.compose import compose
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data import load
-from pipeline.data.load import read_source
 from pipeline.data.rows import read_jsonl
 from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem

@@ -11,23 +11,23 @@ import datasets
 import pytest
 from fake_hub import serving
 from huggingface_hub import constants
+from reading import read_source
 
 from pipeline.config.data import Source
-from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.hub import reach
 
 READ = """
 import sys
 from pipeline.config.data import Source
-from pipeline.data.load import read_source
+from pipeline.data.load import open_source, read_examples
 from pipeline.errors import PipelineError
 
 for stream in (True, False):
     for files in (None, "data/*.jsonl"):
         source = Source(hub="org/rows", stream=stream, files=files, file="rows.jsonl", rows="pairs")
         try:
-            list(read_source("mine", source, None))
+            list(read_examples("mine", source, open_source("mine", source, None), {}))
         except PipelineError as error:
             print(error)
 """

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import repositories
 from omegaconf import OmegaConf
+from reading import read_source
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read_source
 from pipeline.data.sources import Example, Unusable, gsm8k_calculations, messages_of, whole_turns
 from pipeline.errors import PipelineError
 

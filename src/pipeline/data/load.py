@@ -58,15 +58,6 @@ class Rows:
     sampled_from: int | None = None  # rows there are, where only a sample is looked at
 
 
-def read_source(
-    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None,
-    counts: dict[str, Any] | None = None,
-) -> Iterator[Example | Unusable]:  # fmt: skip
-    """The examples of a source, see `open_source` and `read_examples`."""
-    opened = open_source(name, source, data_root, seed, locked)
-    return read_examples(name, source, opened, {} if counts is None else counts)
-
-
 def open_source(
     name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None
 ) -> Rows:
