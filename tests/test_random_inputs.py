@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import read_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import read_source
 
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError

@@ -11,7 +11,7 @@ from typing import Any
 
 import datasets
 import pytest
-from examples import read_source
+from reading import read_source
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import DataStage

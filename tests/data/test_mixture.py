@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import read_source
+from reading import read_source
 
 from pipeline.benchmarks import scored_files
 from pipeline.benchmarks.flores import read_sentences

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import datasets
 import pytest
-from examples import read_source
 from fake_hub import serving
 from huggingface_hub import constants
+from reading import read_source
 
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import repositories
-from examples import read_source
 from omegaconf import OmegaConf
+from reading import read_source
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
