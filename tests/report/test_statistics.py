@@ -222,6 +222,7 @@ def test_parts_of_questions_are_clusters():
     mean = sum(value for _, value in parts) / 6
     residuals = {q: sum(value - mean for question, value in parts if question == q) for q in (3, 5, 8)}
     error = math.sqrt(sum(residual**2 for residual in residuals.values())) / 6 * math.sqrt(3 / 2)
+    assert values == pytest.approx({3: 1 / 2, 5: 5 / 6, 8: 2 / 3})  # 4 / 6 + (sum - 4 / 6 x count) x 3 / 6
     assert sum(values.values()) / 3 == pytest.approx(mean)
     assert mean_stderr(list(values.values())) == pytest.approx(error)
     assert value_per_question(parts, is_sum=True) == {3: 1.0, 5: 1.0, 8: 2.0}

@@ -5,27 +5,22 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import random
 import re
-import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import made_up_runs
 import pytest
 from planned import TABLES
 from published_rates import RATE, published_rates, settle_choices
 
-from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.commands.report import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
-from pipeline.files import fingerprints
 from pipeline.papers.published import published_value
 from pipeline.report.placed_claims import RANKED
 from pipeline.report.report_state import Reported
 from pipeline.runs.graph import order_runs
-from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run
 from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
@@ -41,7 +36,6 @@ SMALLER = {  # the longest tables with fewer values of their longest axes, for t
     "sandbox_layer_swapping": f"{{b: [2, 3], u: [1], {ZONES}}}",
     "unreasonable_correlations": "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
 }
-MAPPED = ("attention.wq", "feed_forward.w1")  # columns of a map
 FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
 
 
@@ -80,13 +74,11 @@ def finish(
     candidates = {score for choice in choices for scores in choice.candidates.values() for score in scores}
     done: set[str] = set()
     while left := [run for run in needed(planning) if run.hash not in done and wanted(run)]:
-        at = {}
+        at: dict[str, float] = {}
         for score in sorted(planning.plan.scores, key=candidates.__contains__):  # what a cell prints itself comes first
             if run := planning.evaluation_of(score):
                 at.setdefault(run.hash, rates.get(score, RATE))
-        folders = [run.folder for run in left]  # looked up before anything is written: each look reads all of runs_dir
-        for run, folder in zip(left, folders, strict=True):
-            make(run, folder, at.get(run.hash, RATE), questions)
+        made_up_runs.finish(left, questions, {run.hash: RATE for run in left} | at, steps=2, facts=FACTS)
         done |= {run.hash for run in left}
 
 
@@ -94,54 +86,6 @@ def needed(planning: Planning) -> list[Run]:
     targets = planning.targets()
     shown = {run.hash for run in targets}
     return [run for run in order_runs(targets) if run.hash in shown or run.config.stage != "eval"]
-
-
-def make(run: Run, folder: Path, rate: float, questions: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if run.config.stage == "eval":
-        score(run, folder, rate, questions)
-    elif run.config.stage in ("sft", "cpt"):
-        losses = "".join(json.dumps({"step": step, "loss": 1.0, "validation_loss": 1.1}) + "\n" for step in (0, 9))
-        (folder / "log.jsonl").write_text(losses)
-    elif run.config.stage == "analyze":
-        facts = {"e": {"name": "e", "threshold": 1e-5, "dtype": "float32", "optimizer": "adamw"}}
-        (folder / "facts.json").write_text(json.dumps(facts))
-        rows = "".join(f"e,{layer},{kind},0.01,0.5\n" for layer in range(32) for kind in MAPPED)
-        (folder / "delta.csv").write_text(f"expert,layer,column,relative,share\n{rows}")
-    (folder / MANIFEST).unlink(missing_ok=True)
-    files = fingerprints(folder)
-    parents = {role: Ancestor(one.hash, one.hash) for role, one in run.parents.items()}
-    Manifest(folder.name, run.hash, run.decided_by, FACTS, parents=parents, files=files).write(folder)
-
-
-def score(run: Run, folder: Path, rate: float, questions: int) -> None:
-    """The score is the rate itself; the answers are as near to it as so few can be. Measures such as bits are noise."""
-    task, language = run.config.eval.tasks[0], run.config.languages[0]
-    metric, chosen = primary_metric(task.task)
-    chance, rows = random.Random(run.hash), []
-    (folder / "samples").mkdir(exist_ok=True)
-    for pair in (f"en-{language}", f"{language}-en") if task.task == "flores" else (None,):
-        scores = [1.0] * round(rate * questions) + [0.0] * (questions - round(rate * questions))
-        chance.shuffle(scores)
-        lines = [
-            {"doc_id": doc, "prompt": "How many?", "target": "7", "response": "7" if right else "8", "extracted": "7",
-             "correct": None if pair else bool(right), "filter": chosen, "prompt_hash": "", "scores": {metric: right}}
-            for doc, right in enumerate(scores)
-        ]  # fmt: skip
-        row = {"task": task.task, "language": language, "pair": pair, "subject": None, "num_fewshot": task.num_fewshot,
-               "metric": metric, "filter": chosen, "value": 20.0 if pair else rate, "stderr": None,
-               "n": questions}  # fmt: skip
-        measures = benchmark_of(task.task).measures
-        for measure in measures:
-            for line in lines:
-                line["scores"] = {**line["scores"], measure: chance.gauss(-20, 4)}
-            value = statistics.fmean(line["scores"][measure] for line in lines)
-            rows.append({**row, "metric": measure, "filter": "none", "value": value})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / "samples" / f"{task.task}.{pair or language}.jsonl").write_text(text)
-        rows += [] if metric in measures else [row]
-        rows += [*({**row, "metric": name, "filter": "none"} for name in ("bleu", "spbleu") if pair)]
-    (folder / "scores.json").write_text(json.dumps({"rows": rows, "beside": [], "harness": {}}))
 
 
 def cells_of(page: Path) -> list[dict[str, str]]:

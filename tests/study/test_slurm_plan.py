@@ -623,7 +623,8 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     running = a_run(runs_dir, label="running", seed=4)
     make_once(running, stage)
     states = {name.rpartition("-")[0]: (one["state"], one["detail"]) for name, one in found.items()}
-    assert states["done"][0] == "finished" and states["failing"] == ("failed", "no room")
+    assert states["done"][0] == "finished" and states["done"][1].startswith("began 20")
+    assert states["failing"] == ("failed", "no room")
     assert states["waits"] == ("waiting", "job 5_1") and states["blocked"] == ("blocked", f"by {failing.name}")
     assert states["running"][0] == "running" and ", step 30 of 90, about 150 s left" in states["running"][1]
     one = found[running.name]

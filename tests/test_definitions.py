@@ -1,0 +1,43 @@
+"""Small definitions by hand, at the places where they change."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.benchmarks.mgsm import QUESTION, STEPS, prompt_words
+from pipeline.config.data import Source
+from pipeline.data.sources import nllb
+from pipeline.evaluate.score import split_thoughts
+
+
+@pytest.mark.parametrize(
+    ("exemplars", "words"),
+    [
+        ([("Swali: moja?", "Jibu: 1")] * 2, ("Swali:", "Jibu:")),
+        ([("Swali: moja?", "Jibu: 1")], (QUESTION, STEPS)),  # one may begin with a name by chance
+        ([("Swali: moja?", "Jibu: 1"), ("Swali: mbili?", "Ana: 2")], ("Swali:", STEPS)),
+        ([], (QUESTION, STEPS)),
+    ],
+)
+def test_words_of_a_prompt_are_those_that_two_exemplars_share(exemplars, words) -> None:
+    assert prompt_words([{"question": question, "answer": answer} for question, answer in exemplars]) == words
+
+
+@pytest.mark.parametrize(("margin", "kept"), [("1.06", True), ("1.0599", False), ("nan", False), ("1.2", True)])
+def test_a_pair_at_the_least_margin_is_kept(margin: str, kept: bool) -> None:
+    source = Source(file="x", rows="nllb", language="sw", min_score=1.06)
+    found = nllb({"text": f"{margin}\tOne.\tMoja."}, source)
+    assert (found != "low_score") == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "parts"),
+    [
+        ("  7\n", None, (None, "  7\n")),
+        ("so 7</think>\n 7", "</think>", ("so 7", "7")),
+        ("a</think>b</think> 7", "</think>", ("a</think>b", "7")),
+        ("  so 7", "</think>", (None, "so 7")),  # which do not end
+    ],
+)
+def test_thoughts_are_what_stands_before_their_last_end(text: str, end: str | None, parts: tuple[str, str]) -> None:
+    assert split_thoughts(text, end) == parts
