@@ -11,8 +11,6 @@ from pipeline.data.load import open_source, read_examples
 
 
 def read_source(
-    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None,
-    counts: dict[str, Any] | None = None,
-) -> Iterator[Any]:  # fmt: skip
-    opened = open_source(name, source, data_root, seed, locked)
-    return read_examples(name, source, opened, {} if counts is None else counts)
+    name: str, source: Source, data_root: Path | None, counts: dict[str, Any] | None = None
+) -> Iterator[Any]:
+    return read_examples(name, source, open_source(name, source, data_root), {} if counts is None else counts)
