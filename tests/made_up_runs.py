@@ -38,7 +38,8 @@ def finish(
         elif stage == "data":
             write(folder / "data_card.md", "# A made-up set\n")
         elif stage in ("sft", "cpt"):
-            log = ({"step": one, "loss": 1 + 1 / one, "validation_loss": 1.1 + 1 / one} for one in range(1, steps + 1))
+            losses = ((step, 1 / (step + 1)) for step in range(steps))
+            log = ({"step": step, "loss": 1 + more, "validation_loss": 1.1 + more} for step, more in losses)
             write(folder / "log.jsonl", lines_of(log))
         elif stage == "analyze":
             facts = {"e": {"name": "e", "threshold": 1e-5, "dtype": "float32", "optimizer": "adamw"}}

@@ -13,6 +13,7 @@ from made_up_report import NASTY, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
+from pipeline.report.page import chart_lines
 from pipeline.report.write import write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
@@ -201,3 +202,9 @@ def test_the_best_cells_are_bold_and_those_alone(one_language, reports):
     (value,) = [cell.value for cell in cells if cell.best]
     assert float(best["data-value"]) == value
     assert f"<b>{value:.1f}</b>" in path.read_text()
+
+
+def test_the_score_of_guessing_is_in_percent() -> None:
+    """One of four choices; a written number has none."""
+    cells = [CellResult("a", task, 50.0, task=task) for task in ("belebele", "mgsm")]
+    assert [line["chance"] for line in chart_lines(results_of(cells))] == [25.0, None]
