@@ -259,14 +259,19 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(autouse=True)
+def without_options_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What --config-dir adds to this process is gone after the test."""
+    from pipeline.files import ADDED_CONF
+
+    monkeypatch.setenv(ADDED_CONF, "")
+
+
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
     """The command line in this process: its exit status, standard output and standard error. Of words with the same
     key the last is given."""
     from pipeline.__main__ import main
-    from pipeline.files import ADDED_CONF
-
-    monkeypatch.setenv(ADDED_CONF, "")  # what --config-dir adds is gone after the test
 
     def command_line(*words: str) -> SimpleNamespace:
         capfd.readouterr()

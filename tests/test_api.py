@@ -13,7 +13,6 @@ from tiny_words import FEW
 
 from pipeline.api import evaluate, merge, report, spelled, table, train
 from pipeline.errors import PipelineError
-from pipeline.files import ADDED_CONF
 
 Call = Callable[..., SimpleNamespace]
 
@@ -80,8 +79,7 @@ def test_keywords_are_the_words_of_the_command() -> None:
         table("sandbox", evry={"seed": 1})
 
 
-def test_a_folder_of_options_is_given_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ADDED_CONF, "")
+def test_a_folder_of_options_is_given_as_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "conf/recipe").mkdir(parents=True)
     (tmp_path / "conf/recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0\n")
     for _ in range(2):
@@ -95,7 +93,6 @@ def test_an_option_that_was_changed_between_two_calls_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a notebook, which is one process for many calls."""
-    monkeypatch.setenv(ADDED_CONF, "")
     rates: list[float] = []
 
     def told(config: Any, options: Any) -> str:
