@@ -155,6 +155,9 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
     assert of() == [asked, whole, asked, "tool_turns", "empty", untold]
     first = {**asked, "messages": [system, ask, answer]}
     assert of(turns=1) == [asked, first, asked, "tool_turns", "empty", asked]
+    (tmp_path / "a.json").write_text(json.dumps([{"talk": [{"from": "bing", "value": "4."}]}]))
+    with pytest.raises(PipelineError, match="a conversation has a turn of 'bing': name its speakers user, human"):
+        of()
 
 
 def test_turns_in_each_form() -> None:

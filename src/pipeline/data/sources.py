@@ -27,7 +27,7 @@ UNUSABLE: dict[Unusable, str] = {
     "not_text": "a list, an object or NaN where text belongs",
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
-    "tool_turns": "a conversation with a tool, or another who is not user, assistant or system",
+    "tool_turns": "a conversation with a tool in it",
     "no_calculation": "a solution without an annotated calculation",
     "too_long": "calculations of more than 64 characters",
 }
@@ -217,12 +217,14 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
 SPEAKERS = {
     **dict.fromkeys(("user", "human", "prompter"), "user"), **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"),
+    "ipython": "tool",
 }  # fmt: skip
 
 
 def messages_of(cell: Any) -> list[Message] | Unusable:
     """Messages of user, assistant and system, each with role and content, or from and value. Lists without roles
-    alternate; several messages in a row of one speaker are joined."""
+    alternate; several messages in a row of one speaker are joined. Raises PipelineError for an unknown speaker."""
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
     if cell and all(isinstance(turn, list) for turn in cell):
@@ -232,8 +234,10 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
     for at, turn in enumerate(cell):
         role = ("user", "assistant")[at % 2]
         if by_speaker:
-            role = SPEAKERS.get(str(turn.get("role") or turn.get("from")).lower(), "")
-            if not role or turn.get("tool_calls") or turn.get("function_call"):
+            name = str(turn.get("role") or turn.get("from"))
+            if (role := SPEAKERS.get(name.lower(), "")) == "":
+                raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
+            if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
                 return "tool_turns"
             turn = turn.get("value") if turn.get("content") is None else turn["content"]
         if isinstance(turn, dict | list):
