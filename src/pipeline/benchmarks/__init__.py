@@ -7,7 +7,6 @@ files at its start, so NumPy, torch and the harness are imported inside function
 
 from __future__ import annotations
 
-import difflib
 import pkgutil
 from dataclasses import replace
 from functools import cache
@@ -21,7 +20,7 @@ from pipeline.benchmarks.harness import harness_benchmark
 from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
 from pipeline.config.extensions import extensions, guarded
 from pipeline.config.harness_tasks import harness_index
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, close_matches
 
 _MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
 _RECORDS = [
@@ -68,7 +67,7 @@ def benchmark_of(task: str) -> Benchmark:
         return benchmark
     tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
     known = harness_index()
-    near = difflib.get_close_matches(task, [*tasks, *known.tasks, *known.groups], n=1)
+    near = close_matches(task, [*tasks, *known.tasks, *known.groups])
     hint = f"did you mean {near[0]}? " if near else ""
     raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness")
 

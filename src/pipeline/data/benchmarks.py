@@ -85,7 +85,7 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
 
 
 def dropping_marks(config: DataStage, sources: Iterable[Source], exact: Any, variants: Any) -> Any:
-    """Of what rows share with benchmarks (`Known.shared`), that for which one of the sources drops them."""
+    """The benchmarks that rows share an n-gram with (`Known.shared`) and for which one of the sources drops them."""
     always = {name for source in sources for name in source.without or ()}
     dropped = sum(
         1 << bit for bit, name in enumerate(BENCHMARKS) if config.data.decontaminate == "drop" or name in always

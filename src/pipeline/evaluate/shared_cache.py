@@ -171,7 +171,8 @@ class SharedCache(Cache):
         return masks if len(masks) > 1 else next(iter(masks.values()), None)
 
     def logits(self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1) -> torch.Tensor:
-        """Of the last `keep` tokens; 0: of all. places [rows, tokens]: positions after the prefix."""
+        """Logits after the last `keep` tokens, after all where it is 0. places [rows, tokens]: positions after the
+        prefix."""
         return self.model(
             input_ids=ids.to(self.device),
             position_ids=(self.shared + places).expand(ids.shape).to(self.device),

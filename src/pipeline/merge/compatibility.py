@@ -59,6 +59,7 @@ def check_sources(
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:
+    """Raise PipelineError for an adapter that was trained on another base than merge.base. key: of the expert."""
     if expert.base.folder.resolve() != base.resolve():
         raise PipelineError(
             f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base}: merge experts of one "

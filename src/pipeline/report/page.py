@@ -29,7 +29,8 @@ def page(
     marks: Sequence[Mark],
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     """index.html of a report, and its figures as SVG by name."""
-    drawn, answers = draw_figures(results), results.answers
+    lines, answers = chart_lines(results), results.answers
+    drawn = draw_figures(results, lines)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(place in answers and answers[place].n for place in shown.values())
@@ -39,7 +40,7 @@ def page(
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
     tables = [claims_frame(results.verdicts), contrasts_frame(results)]
-    charts = [(drawn["scores"], chart_note(results))] if "scores" in drawn else []
+    charts = [(drawn["scores"], chart_note(lines))] if "scores" in drawn else []
     pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
@@ -87,19 +88,17 @@ def data_tables() -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-def draw_figures(results: Results) -> dict[str, str]:
+def draw_figures(results: Results, lines: list[dict[str, Any]]) -> dict[str, str]:
     """Name -> SVG of each figure that the table has numbers for, unless it would be too large."""
     drawn = {}
-    lines = chart_lines(results)
     if lines and len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS:
         text = "Scores by row: the numbers are in the table above"
         drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
     return drawn
 
 
-def chart_note(results: Results) -> str:
-    """What the marks in the chart mean, those that it has."""
-    lines = chart_lines(results)
+def chart_note(lines: list[dict[str, Any]]) -> str:
+    """What the marks in the chart of these lines mean, those that it has."""
     marks = {"low": "lines the 95 % intervals", "published": "diamonds the published numbers",
              "chance": "dashed lines the score of guessing"}  # fmt: skip
     shown = [text for key, text in marks.items() if any(line[key] is not None for line in lines)]
