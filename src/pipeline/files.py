@@ -41,7 +41,7 @@ def shipped_conf() -> Path:
 
 def added_conf() -> list[Path]:
     """The folders of --config-dir."""
-    return list(map(Path, os.environ.get(ADDED_CONF, "").splitlines()))
+    return [Path(line) for line in os.environ.get(ADDED_CONF, "").splitlines()]
 
 
 def add_conf(folder: Path) -> None:

@@ -391,7 +391,7 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, call: Call) -> Non
     (own / "table").rename(own / "model")
     (own / "model/sandbox.yaml").write_text("name: sandbox\n")
     assert "model=sandbox exists already: choose another name" in call(*asked).err
-    assert conf.folders() == [conf.folder()]
+    assert conf.folders() == (conf.folder(),)
 
 
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ and all of it is checked once against the dataclasses; errors name the key and t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -20,7 +20,7 @@ from pipeline.config import conf
 from pipeline.config.defaults import HARDWARE, left_open
 from pipeline.config.explain import explain_invalid, explain_key, not_read, type_inside, unknown_option
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check, nested_configs, unread_knobs
+from pipeline.config.knob import check, knobs_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     OF_ALL_STAGES,
@@ -128,7 +128,7 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
         tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
     left_out = drop_missing(tree)
     stage = read_stage(kind, tree)
-    return stage, sorted({*left_out, *missing_keys(stage)})
+    return stage, sorted({*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)})
 
 
 def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Words) -> dict[str, Any]:
@@ -268,13 +268,3 @@ def drop_missing(tree: Any, prefix: str = "") -> list[str]:
         elif isinstance(value, dict | list):
             found += drop_missing(value, f"{prefix}{key}.")
     return found
-
-
-def missing_keys(config: Any, prefix: str = "") -> Iterator[str]:
-    """Keys of the knobs that have no value and need one."""
-    for item in fields(config):
-        value = getattr(config, item.name)
-        if isinstance(value, str) and value == MISSING:
-            yield prefix + item.name
-        for child, inner in nested_configs(prefix + item.name, value):
-            yield from missing_keys(inner, f"{child}.")

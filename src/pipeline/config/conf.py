@@ -44,8 +44,8 @@ def folder() -> Path:
     return shipped_conf()
 
 
-def folders() -> list[Path]:
-    return [folder(), *added_conf()]
+def folders() -> tuple[Path, ...]:
+    return folder(), *added_conf()
 
 
 def add_folder(name: str) -> None:
@@ -88,7 +88,12 @@ def refuse_interpolation(place: str, text: str) -> None:
 
 
 def option_file(group: str, option: str) -> Path | None:
-    return next((path for root in folders() if (path := root / group / f"{option}.yaml").is_file()), None)
+    return _option_file(group, option, folders())
+
+
+@cache
+def _option_file(group: str, option: str, searched: tuple[Path, ...]) -> Path | None:
+    return next((path for root in searched if (path := root / group / f"{option}.yaml").is_file()), None)
 
 
 def options(group: str) -> list[str]:
@@ -97,8 +102,12 @@ def options(group: str) -> list[str]:
         return sorted({*OWN_STAGES, *extensions(STAGES)})
     if group == languages.GROUP:
         return sorted({*languages.shipped_languages(), *languages.own_files()})
-    files = {path.stem for root in folders() for path in (root / group).glob("*.yaml")}
-    return sorted(files.union(extensions(MERGE_METHODS) if group == "merge" else ()))
+    return sorted(_option_names(group, folders()).union(extensions(MERGE_METHODS) if group == "merge" else ()))
+
+
+@cache
+def _option_names(group: str, searched: tuple[Path, ...]) -> frozenset[str]:
+    return frozenset(path.stem for root in searched for path in (root / group).glob("*.yaml"))
 
 
 def groups() -> list[str]:
@@ -150,12 +159,13 @@ def option(group: str, name: str) -> dict[str, Any]:
     """
     if group == "merge" and option_file(group, name) is None:
         return {group: {"method": name}}  # of another installed package
-    return _option(group, name, tuple(folders()))
+    return _option(group, name, folders())
 
 
 def forget_options() -> None:
     """Read the files of options again: in a session of Python they may have changed since."""
-    _option.cache_clear()
+    for read in (_option, _option_file, _option_names):
+        read.cache_clear()
 
 
 @cache

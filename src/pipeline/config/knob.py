@@ -62,27 +62,27 @@ def part(kind: type, *, hashed: bool = True) -> Any:
 
 def check(config: Any, prefix: str = "") -> None:
     """Raise a PipelineError for the first knob that is missing or out of its bounds."""
-    for item in fields(config):
-        name, value = prefix + item.name, getattr(config, item.name)
+    for name, value, item in knobs_of(config, prefix):
         if value == MISSING:
-            raise PipelineError(f"{name} is missing: give {name}=..." + _options_hint(item))
+            options = item.metadata.get("options")
+            hint = f" (one of {', '.join(options)})" if options else ""
+            raise PipelineError(f"{name} is missing: give {name}=...{hint}")
         check_value(name, value, item)
-        for child, inner in nested_configs(name, value):
-            check(inner, child + ".")
 
 
-def nested_configs(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(key, dataclass) of each dataclass inside a field."""
-    if is_dataclass(value):
-        yield name, value
-    elif isinstance(value, dict):
-        yield from ((f"{name}.{key}", inner) for key, inner in value.items() if is_dataclass(inner))
-    elif isinstance(value, list):
-        yield from ((f"{name}.{index}", inner) for index, inner in enumerate(value) if is_dataclass(inner))
-
-
-def _options_hint(item: Any) -> str:
-    return f" (one of {', '.join(item.metadata['options'])})" if item.metadata.get("options") else ""
+def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, field) of each knob of a dataclass, and of the dataclasses inside it."""
+    for item in fields(config):
+        key, value = prefix + item.name, getattr(config, item.name)
+        yield key, value, item
+        if value is None or isinstance(value, str | int | float):
+            continue
+        parts = {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+        if isinstance(value, list):
+            parts = {f"{key}.{index}": inner for index, inner in enumerate(value)}
+        for name, inner in parts.items():
+            if is_dataclass(inner):
+                yield from knobs_of(inner, f"{name}.")
 
 
 def check_value(name: str, value: Any, item: Any) -> None:

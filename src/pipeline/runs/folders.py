@@ -24,14 +24,14 @@ _FOLDER_NAME = re.compile(r"(.*)-([0-9a-f]{8})([0-9a-f]{4}|[0-9a-f]{56})?")
 class Scan:
     """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the eight digits they end in.
 
-    `places`: full hash -> folder of those that were looked up.
+    `places`: (label, full hash) -> folder of those that were looked up.
     """
 
     mtime_ns: int
     settled: bool  # else a change within the same tick of the file system's clock would not show
     names: list[str]
     by_digits: dict[str, list[str]] = field(default_factory=dict)
-    places: dict[str, Path] = field(default_factory=dict)
+    places: dict[tuple[str, str], Path] = field(default_factory=dict)
 
 
 _scans: dict[str, Scan] = {}
@@ -41,12 +41,12 @@ def scan_folders(runs_dir: Path) -> Scan:
     """The folders of runs_dir, listed again only when it has changed: publishing a run changes it."""
     key = str(runs_dir)
     try:
-        mtime_ns = os.stat(runs_dir).st_mtime_ns
+        mtime_ns = os.stat(key).st_mtime_ns
     except OSError:
-        return Scan(0, False, [])
+        mtime_ns = 0  # not there yet
     cached = _scans.get(key)
     if cached is None or not cached.settled or cached.mtime_ns != mtime_ns:
-        names, settled = sorted(os.listdir(runs_dir)), time.time_ns() - mtime_ns > SETTLED_NS
+        names, settled = sorted(os.listdir(key)) if mtime_ns else [], time.time_ns() - mtime_ns > SETTLED_NS
         same = cached is not None and cached.names == names
         _scans[key] = Scan(mtime_ns, settled, names, cached.by_digits if cached and same else by_digits(names))
     return _scans[key]
@@ -92,16 +92,15 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     """The folder of a finished run, found by its hash, so that a label may change; else the folder where it will be."""
     listing = scan_folders(runs_dir)
-    if run_hash in listing.places:
-        return listing.places[run_hash]
+    if place := listing.places.get((label, run_hash)):
+        return place
     published = folders_of_same_digits(run_hash, runs_dir)
-    if run_hash in published:
-        if listing.settled:  # else it is listed again next time
-            listing.places[run_hash] = published[run_hash]
-        return published[run_hash]
     used_digits = {folder.name.rpartition("-")[2] for folder in published.values()}
     digits = next(count for count in DIGITS if run_hash[:count] not in used_digits)
-    return runs_dir / folder_name(label, run_hash, digits)
+    place = published.get(run_hash) or runs_dir / folder_name(label, run_hash, digits)
+    if listing.settled:  # else it is listed again next time
+        listing.places[label, run_hash] = place
+    return place
 
 
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:

@@ -132,12 +132,12 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
 
 def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
     """Raise PipelineError where evaluations that are compared use different dtypes. `knob` sets the dtype of all."""
-    dtypes: dict[str, str] = {}
+    firsts: dict[str, Run[EvalStage]] = {}
     for run in runs:
-        if run.config.eval.dtype != "auto":
-            dtypes.setdefault(run.config.eval.dtype, run.name)
-    if len(dtypes) > 1:
-        examples = ", ".join(f"{name} in {dtype}" for dtype, name in dtypes.items())
+        firsts.setdefault(run.config.eval.dtype, run)
+    firsts.pop("auto", None)
+    if len(firsts) > 1:
+        examples = ", ".join(f"{run.name} in {dtype}" for dtype, run in firsts.items())
         raise PipelineError(f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all")
 
 
