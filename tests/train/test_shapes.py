@@ -1,7 +1,8 @@
 """Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
 
 shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
-several. Some are always run; all recipes on all hardware with PIPELINE_TEST_SHAPES=1, in six minutes of a core.
+several. Each model, way to train and hardware is in one that is always run; all of them together with
+PIPELINE_TEST_SHAPES=1, in ten minutes of two cores.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from pipeline.models.shape import SHAPES
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results/bench/shapes.json"
-ALWAYS = [  # sides whose shards are frozen in turns; one GPU's bfloat16
+ALWAYS = [  # the first: sides whose shards are frozen in turns
     "a100_80x8: unreasonable simultaneous B, llama3.1_8b_instruct",
+    "a100_80x8, sft.processes=8: unreasonable full, falcon3_7b_instruct",
     "a100_80x1: layer_swapping math_1",
+    "a100_80x1: unreasonable partial B, aya_expanse_8b",
+    "a100_80x1: unreasonable lora, qwen2.5_7b_instruct",
     "eight layers: one pass",
 ]
 WITHIN = 0.1
@@ -74,7 +78,7 @@ def check_as_stored(rows: dict[str, dict[str, Any]]) -> None:
 
 def test_true_shapes(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "rows.json", ALWAYS)
-    assert sorted(rows) == sorted(ALWAYS)
+    assert set(ALWAYS) <= rows.keys()  # --only takes names that hold these, too
     check_as_stored(rows)
 
 

@@ -28,13 +28,13 @@ def write_rows(folder: Path, rows: int, length: int) -> None:
     math = [{"question": text(4), "answer": text(length)} for _ in range(2 * rows)]
     qac = {"language": "qac", "language_code": "qac"}
     language = [{"inputs": text(4), "targets": text(length), **qac} for _ in range(2 * rows)]
-    asked = [{"question": f"{text(20)}?", "answer": None, "answer_number": n} for n in range(QUESTIONS)]
+    questions = [{"question": f"{text(20)}?", "answer": None, "answer_number": n} for n in range(QUESTIONS)]
     worked = [
         {"question": f"Question: {text(20)}?", "answer": f"Step-by-Step Answer: {text(9)}. The answer is {n}.",
          "answer_number": n} for n in range(2)
     ]  # fmt: skip
     files: dict[str, list[Any]] = {"orca_math/train": math, "aya/train": language}
-    files |= {"mgsm/en/test": asked, "mgsm/en/train": worked}
+    files |= {"mgsm/en/test": questions, "mgsm/en/train": worked}
     for name, lines in files.items():
         file = folder / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -156,9 +156,9 @@ class Checking:
 
     def machine(self) -> Gpu:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
-        name = next((one["name"] for one in self.devices.get("ranks", ())), "")
-        known = next((gpu for key, gpu in GPUS.items() if key.partition("_")[0].upper() in name), None)
-        return known or (GPUS["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
+        name = next((rank["name"] for rank in self.devices.get("ranks", ())), "")
+        listed = next((gpu for key, gpu in GPUS.items() if key.partition("_")[0].upper() in name), None)
+        return listed or (GPUS["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
 
     # ------------------------------------------------------------------------------------------------ the lines
 
@@ -343,19 +343,21 @@ def check_sum(facts: dict[str, Any]) -> None:
             )
     devices = [rank["uuid"] for rank in ranks]
     if facts["cuda"] and (shared := next((device for device in devices if devices.count(device) > 1), None)):
-        both = [str(rank["rank"]) for rank in ranks if rank["uuid"] == shared]
-        raise Wrong(f"processes {' and '.join(both)} are on one GPU: give each its own, or lower sft.processes")
+        sharing = [str(rank["rank"]) for rank in ranks if rank["uuid"] == shared]
+        raise Wrong(f"processes {' and '.join(sharing)} are on one GPU: give each its own, or lower sft.processes")
 
 
 def check_dtypes(manifest: Manifest, sft: Sft) -> None:
     """Raise Wrong unless what was trained, and its moments, have the dtypes of the recipe."""
     weights = "float32" if sft.adapter == "lora" else sft.weights
     moments = {"adamw": weights, "adamw_8bit": "OptimState8bit"}[sft.optimizer]
-    found = manifest.facts["dtypes"]
-    if found["weights"] != [weights]:
-        raise Wrong(f"trained weights are {', '.join(found['weights'])}, and sft.weights={sft.weights} gives {weights}")
-    if moments not in found["moments"] or (moments == weights and found["moments"] != [moments]):
-        raise Wrong(f"moments are {', '.join(found['moments'])}, and sft.optimizer={sft.optimizer} gives {moments}")
+    stored = manifest.facts["dtypes"]
+    if stored["weights"] != [weights]:
+        raise Wrong(
+            f"trained weights are {', '.join(stored['weights'])}, and sft.weights={sft.weights} gives {weights}"
+        )
+    if moments not in stored["moments"] or (moments == weights and stored["moments"] != [moments]):
+        raise Wrong(f"moments are {', '.join(stored['moments'])}, and sft.optimizer={sft.optimizer} gives {moments}")
 
 
 def same_bits(whole: Manifest, resumed: Manifest) -> Found:
@@ -363,13 +365,14 @@ def same_bits(whole: Manifest, resumed: Manifest) -> Found:
     steps = [entry["step"] for entry in resumed.facts.get("resumed", ())]
     if not steps:
         raise Wrong("the killed training started over: its resume point was not used")
-    one, two = whole.weights["digests"], resumed.weights["digests"]
-    if different := [name for name in one if one[name] != two.get(name)]:
+    digests, digests_again = whole.weights["digests"], resumed.weights["digests"]
+    if different := [name for name in digests if digests[name] != digests_again.get(name)]:
         raise Wrong(
-            f"{len(different)} of {len(one)} tensors differ from those of the training that was not killed, the first "
-            f"{different[0]}: resumed after step {steps[0]} with deterministic=true, they should be the same bits"
+            f"{len(different)} of {len(digests)} tensors differ from those of the training that was not killed, the "
+            f"first {different[0]}: resumed after step {steps[0]} with deterministic=true, they should be the same bits"
         )
-    return f"killed, resumed after step {steps[0]}: the same bits in {len(one)} tensors", {"tensors": len(one)}
+    count = len(digests)
+    return f"killed, resumed after step {steps[0]}: the same bits in {count} tensors", {"tensors": count}
 
 
 def seconds_of(manifest: Manifest) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
     """
     reasons = reasons_unfinished(runs)
     rankings = {run.hash: compared(run) for run in runs if isinstance(run.config, SelectStage)}
-    done = [candidates for key, candidates in rankings.items() if key not in reasons]
-    ranked = {snapshot.hash: snapshot.name for candidates in done for snapshot in candidates}
+    decided = [candidates for key, candidates in rankings.items() if key not in reasons]
+    ranked = {snapshot.hash: snapshot.name for candidates in decided for snapshot in candidates}
     waiting = [run for run in runs if run.hash in reasons]
     inputs = [parent for run in waiting for parent in [*run.parents.values(), *rankings.get(run.hash, ())]]
     needed_hashes = {parent.hash for parent in inputs} | protected

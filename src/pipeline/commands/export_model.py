@@ -256,8 +256,8 @@ def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manife
     scores = []
     for name in finished_names(runs_dir, "eval-"):
         evaluation = read_manifest(runs_dir / name)
-        known = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
-        if evaluation and evaluation.facts.get("weights_root") in known:
+        roots = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
+        if evaluation and evaluation.facts.get("weights_root") in roots:
             rows, _ = read_scores(runs_dir / name / "scores.json")
             scores += [(row, evaluation) for row in primary_of(rows) if row.value is not None]
     return scores

@@ -129,8 +129,8 @@ def seconds_to_wait(error: BaseException) -> int | None:
     if 429 not in (getattr(answer, "status_code", None), getattr(answer, "code", None)):
         return None
     # Retry-After: seconds, or the Hub's own RateLimit: "api";r=0;t=seconds
-    said = re.search(r"(?:^|t=)(\d+)", answer.headers.get("Retry-After") or answer.headers.get("RateLimit") or "")
-    return min(int(said[1]), LONGEST_WAIT) if said else 60
+    seconds = re.search(r"(?:^|t=)(\d+)", answer.headers.get("Retry-After") or answer.headers.get("RateLimit") or "")
+    return min(int(seconds[1]), LONGEST_WAIT) if seconds else 60
 
 
 def write_lock(path: Path, lock: Lock) -> None:

@@ -58,9 +58,9 @@ def compose(words: Sequence[str]) -> Stage:
 def compose_given(words: Words) -> Stage:
     """The stage of a command, which may set no knob without an effect."""
     stage = stage_of(words)
-    given = {key.lstrip("+"): value for key, value in words.items()}
-    for key, remedy in unread_knobs(stage, given).items():
-        raise PipelineError(f"{key}={given[key]} is read with {remedy} alone: give that, or leave it out")
+    values = {key.lstrip("+"): value for key, value in words.items()}
+    for key, remedy in unread_knobs(stage, values).items():
+        raise PipelineError(f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out")
     return stage
 
 
@@ -141,8 +141,8 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Wo
     for key in words:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:
-            given = words.get("model.path") if (key, words[key]) == ("model", "trained") else words[key]
-            raise PipelineError(not_read(f"{key}={given}", stage))
+            value = words.get("model.path") if (key, words[key]) == ("model", "trained") else words[key]
+            raise PipelineError(not_read(f"{key}={value}", stage))
         if dot and group in groups and (words.get(group, groups[group])) is None:
             raise PipelineError(
                 f"{key.lstrip('+')} needs {group}=... next to it: one of {', '.join(conf.options(group))}"
@@ -261,10 +261,10 @@ def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
 def drop_missing(tree: Any, prefix: str = "") -> list[str]:
     """Take what an option leaves open, ???, out of the tree; returns the keys."""
     items = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
-    found = [f"{prefix}{key}" for key, value in items if value == MISSING]
+    missing = [f"{prefix}{key}" for key, value in items if value == MISSING]
     for key, value in items:
         if value == MISSING:
             del tree[key]
         elif isinstance(value, dict | list):
-            found += drop_missing(value, f"{prefix}{key}.")
-    return found
+            missing += drop_missing(value, f"{prefix}{key}.")
+    return missing

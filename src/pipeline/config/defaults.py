@@ -109,9 +109,9 @@ def read_hardware(name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
     for part, knobs in content.items():
-        known = KNOBS.get(part, ())
-        if not isinstance(knobs, dict) or set(knobs) - set(known):
-            wrong = ", ".join(f"{part}.{key}" for key in knobs if key not in known) if isinstance(knobs, dict) else part
+        names = KNOBS.get(part, ())
+        if not isinstance(knobs, dict) or set(knobs) - set(names):
+            wrong = ", ".join(f"{part}.{key}" for key in knobs if key not in names) if isinstance(knobs, dict) else part
             allowed = ", ".join(f"{group}.{key}" for group, keys in KNOBS.items() for key in keys)
             raise PipelineError(f"{path} sets {wrong}: hardware sets {allowed} alone; the rest belongs to a recipe")
     values = {f"{part}.{key}": value for part, knobs in content.items() for key, value in knobs.items()}

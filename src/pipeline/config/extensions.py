@@ -49,13 +49,15 @@ class Extension:
 @cache
 def extensions(group: str) -> dict[str, Extension]:
     """Name -> extension, without importing any. Raises PipelineError for a name that two packages declare."""
-    found: dict[str, Extension] = {}
+    by_name: dict[str, Extension] = {}
     for entry in metadata.entry_points(group=group):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-        if entry.name in found and found[entry.name].package != package:
-            raise PipelineError(f"{entry.name} is of package {found[entry.name].package} and {package}: uninstall one")
-        found[entry.name] = Extension(entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS)
-    return found
+        if entry.name in by_name and by_name[entry.name].package != package:
+            raise PipelineError(
+                f"{entry.name} is of package {by_name[entry.name].package} and {package}: uninstall one"
+            )
+        by_name[entry.name] = Extension(entry.name, entry, package, entry.dist is not None and entry.dist.name == OURS)
+    return by_name
 
 
 def outside_core(group: str, name: str) -> Any:

@@ -36,14 +36,14 @@ _included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> 
 
 def index(folder: Path) -> Index:
     """What the YAML files below a folder define (a second for the harness' 14,000); Python classes are not included."""
-    found = Index()
+    result = Index()
     for file in sorted(folder.rglob("*.yaml")):
         text = file.read_text(encoding="utf-8", errors="replace")
         if group := NAMED["group"].search(text):
-            found.groups[group[1]] = file
+            result.groups[group[1]] = file
         elif "\nclass:" not in text and (task := NAMED["task"].search(text)):
-            found.tasks[task[1]] = file
-    return found
+            result.tasks[task[1]] = file
+    return result
 
 
 def shipped_folder() -> Path | None:
@@ -69,16 +69,16 @@ def include(folder: str) -> None:
     digest = content_hash(sorted(file for file in path.rglob("*") if is_part(file)), path)
     if path in _included and _included[path][0] == digest:
         return
-    found = index(path)
-    if not found.tasks:
+    own_index = index(path)
+    if not own_index.tasks:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or an error that says what is wrong with it
         raise PipelineError(f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME")
-    others = [shipped(), *(one for place, (_, one) in _included.items() if place != path)]
-    for name in (*found.tasks, *found.groups):
+    others = [shipped(), *(other for place, (_, other) in _included.items() if place != path)]
+    for name in (*own_index.tasks, *own_index.groups):
         if any(name in other.tasks or name in other.groups for other in others):
             raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
-    _included[path] = digest, found
+    _included[path] = digest, own_index
 
 
 def is_part(file: Path) -> bool:
@@ -88,7 +88,8 @@ def is_part(file: Path) -> bool:
 def included_folder(task: str) -> tuple[Path, str] | None:
     """The folder of eval.include_path that defines a task or group, and the digest of its files; None of any other."""
     return next(
-        ((path, digest) for path, (digest, one) in _included.items() if task in one.tasks or task in one.groups), None
+        ((path, digest) for path, (digest, part) in _included.items() if task in part.tasks or task in part.groups),
+        None,
     )
 
 
@@ -104,9 +105,9 @@ def harness_index() -> Index:
 
 @cache
 def _joined(state: tuple[str, ...]) -> Index:
-    every = [shipped(), *(one for _, one in _included.values())]
-    tasks, groups = ([getattr(one, kind) for one in every] for kind in ("tasks", "groups"))
-    return Index(*({name: file for one in part for name, file in one.items()} for part in (tasks, groups)))
+    indexes = [shipped(), *(own_index for _, own_index in _included.values())]
+    tasks, groups = ([getattr(part, kind) for part in indexes] for kind in ("tasks", "groups"))
+    return Index(*({name: file for files in part for name, file in files.items()} for part in (tasks, groups)))
 
 
 def members(name: str) -> list[str]:
@@ -120,34 +121,34 @@ def members(name: str) -> list[str]:
 
 @cache
 def _members(name: str, state: tuple[str, ...]) -> tuple[str, ...]:
-    known = harness_index()
-    if name in known.tasks:
+    harness = harness_index()
+    if name in harness.tasks:
         return (name,)
-    listed = merge_includes(known.groups[name]).get("task") or []
-    found: list[str] = []
+    listed = merge_includes(harness.groups[name]).get("task") or []
+    members: list[str] = []
     for item in [listed] if isinstance(listed, str) else listed:
         if not isinstance(item, str) and not {*item} <= {"task", "task_alias"}:
             raise PipelineError(f"the group {name} changes the settings of its tasks: list them in eval.tasks=[...]")
         part = item if isinstance(item, str) else item["task"]
-        is_named = part in known.tasks or part in known.groups
-        more = _members(part, state) if is_named else tags_below(known.groups[name].parent, state).get(part)
+        is_named = part in harness.tasks or part in harness.groups
+        more = _members(part, state) if is_named else tags_below(harness.groups[name].parent, state).get(part)
         if not more:
             raise PipelineError(
                 f"the group {name} has a task {part}, which is not known: list the others in eval.tasks"
             )
-        found += more
-    return tuple(dict.fromkeys(found))
+        members += more
+    return tuple(dict.fromkeys(members))
 
 
 @cache
 def tags_below(folder: Path, state: tuple[str, ...]) -> dict[str, list[str]]:
     """Tag -> tasks in a folder and below it: the harness keeps the tasks with a tag below the group that names it."""
-    found: dict[str, list[str]] = {}
+    by_tag: dict[str, list[str]] = {}
     for name, file in harness_index().tasks.items():
         tags = (merge_includes(file).get("tag") or []) if folder in file.parents else []
         for tag in [tags] if isinstance(tags, str) else tags:
-            found.setdefault(tag, []).append(name)
-    return found
+            by_tag.setdefault(tag, []).append(name)
+    return by_tag
 
 
 class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -213,9 +214,9 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     folder = shipped_folder()
     text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
     own = set(re.findall(r'metric="([^"]+)"', text))
-    for one in [] if "process_results" in body else body.get("metric_list") or []:
-        if isinstance(one["metric"], str) and (one["metric"] not in own or one.get("hf_evaluate")):
-            return str(one["metric"])
+    for entry in [] if "process_results" in body else body.get("metric_list") or []:
+        if isinstance(entry["metric"], str) and (entry["metric"] not in own or entry.get("hf_evaluate")):
+            return str(entry["metric"])
     return None
 
 
@@ -268,11 +269,11 @@ def task_of_option(option: str) -> str:
 
 def named_task(name: str) -> dict[str, Any] | None:
     """arc_easy, arc_easy_5shot: the task and the number of exemplars; None where the harness has no such task."""
-    known = harness_index()
-    if name in known.tasks or name in known.groups:
+    harness = harness_index()
+    if name in harness.tasks or name in harness.groups:
         return {"task": name, "num_fewshot": stock_shots(name)}
     match = SHOTS.fullmatch(name)
-    is_known = match and (match[1] in known.tasks or match[1] in known.groups)
+    is_known = match and (match[1] in harness.tasks or match[1] in harness.groups)
     return {"task": match[1], "num_fewshot": int(match[2])} if match and is_known else None
 
 

@@ -130,8 +130,8 @@ def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
 
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
     """Key of a knob without effect in this configuration, of these keys -> what would give it one."""
-    found = {key: place for key in keys if (place := field_of_key(config, key))}
-    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in found.items()}
+    places = {key: place for key in keys if (place := field_of_key(config, key))}
+    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in places.items()}
     return {key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)}
 
 

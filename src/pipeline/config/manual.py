@@ -105,11 +105,11 @@ def values_in_effect(words: list[str], kind: type[Stage]) -> tuple[Stage, list[s
     Raises:
         PipelineError: a wrong key or option.
     """
-    given, groups = values_of(split_command(words)[0]), kind.groups
-    given |= left_open(given)
-    unnamed = [group for group, option in groups.items() if option == MISSING and group not in given]
+    typed, groups = values_of(split_command(words)[0]), kind.groups
+    typed |= left_open(typed)
+    unnamed = [group for group, option in groups.items() if option == MISSING and group not in typed]
     defaults = {group: option for group, option in groups.items() if option not in (MISSING, None)}
-    config, _ = partial_stage({**defaults, **given, **{group: conf.options(group)[0] for group in unnamed}})
+    config, _ = partial_stage({**defaults, **typed, **{group: conf.options(group)[0] for group in unnamed}})
     if isinstance(config, TrainStage) and config.sft.learning_rate is None:
         config.sft.learning_rate = default_rate(config.sft.adapter)
     return config, unnamed

@@ -57,12 +57,12 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def refuse_repeated(words: Sequence[str]) -> None:
     """Raise PipelineError for a key that is given twice."""
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, equals, value in (word.lstrip("+").partition("=") for word in words):
-        if equals and key in given:
+        if equals and key in values:
             of_plan = ", or plan.stage=STAGE to plan one command" if key == "stage" else ""
-            raise PipelineError(f"{key} is given twice, {given[key]} and {value}: give it once{of_plan}")
-        given[key] = value
+            raise PipelineError(f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}")
+        values[key] = value
 
 
 def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:

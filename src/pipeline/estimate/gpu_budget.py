@@ -304,9 +304,9 @@ def hardware_that_fits(
 
     def fits(values: Mapping[str, Any]) -> bool:
         for run, shape in large:
-            kept = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
+            unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
             decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
-            keys = [key for key in decided if key.startswith("sft.") and key not in kept and key not in typed]
+            keys = [key for key in decided if key.startswith("sft.") and key not in unchanged and key not in typed]
             knobs = {key.removeprefix("sft."): decided[key] for key in keys}
             if memory_of(run, shape, replace(run.config.sft, **knobs)) > room:
                 return False

@@ -27,16 +27,16 @@ def _known(runs_dir: Path, changed: int) -> dict[str, Shape]:
     return {}
 
 
-def shape_of_parent(run: Parent, known: dict[str, Shape]) -> Shape | None:
+def shape_of_parent(run: Parent, shapes: dict[str, Shape]) -> Shape | None:
     """That of its folder, of what it is derived from, or of the model that it names; None where it is not known."""
-    if run.hash not in known:
+    if run.hash not in shapes:
         shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
-        inherited = (shape_of_parent(parent, known) for parent in models_of(run))
+        inherited = (shape_of_parent(parent, shapes) for parent in models_of(run))
         shape = shape or next(filter(None, inherited), None) or named_shape(run)
         if shape is None:
             return None
-        known[run.hash] = shape
-    return known[run.hash]
+        shapes[run.hash] = shape
+    return shapes[run.hash]
 
 
 def named_shape(run: Parent) -> Shape | None:

@@ -55,24 +55,24 @@ class Cut(NamedTuple):
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
     """The first training of each set of rows of which sft.seq_length cuts some."""
-    found: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
+    by_set: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
             sft, data = run.config.sft, run.parents["data"]
             kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
                     sft.loss_on, sft.separator)  # fmt: skip
-            if kind not in found:
+            if kind not in by_set:
                 _counted[kind] = _counted.get(kind) or count_cut(run)
-                found[kind] = run, _counted[kind]
-    return [(run, cut) for run, cut in found.values() if cut.cut]
+                by_set[kind] = run, _counted[kind]
+    return [(run, cut) for run, cut in by_set.values() if cut.cut]
 
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
     """One line for each set of rows of which sft.seq_length cuts some."""
     lines = []
-    for run, found in cut_sets(runs):
-        rows = f"{'' if found.all_rows else 'the first '}{found.rows:,} rows of {run.parents['data'].name}"
-        lines.append(f"{cut_words(run.config.sft, found.cut, found.lost, rows)} ({run.name})")
+    for run, cut in cut_sets(runs):
+        rows = f"{'' if cut.all_rows else 'the first '}{cut.rows:,} rows of {run.parents['data'].name}"
+        lines.append(f"{cut_words(run.config.sft, cut.cut, cut.lost, rows)} ({run.name})")
     return lines
 
 

@@ -60,18 +60,18 @@ class Result:
         words = [executable, "-m", "mergekit.scripts.run_yaml", "merge.json", "out", "--no-copy-tokenizer", "--quiet"]
         words += ["--no-write-model-card", "--random-seed", str(self.config.seed), "--device", "cpu"]
         words += ["--num-threads", str(threads)] if threads else []
-        done = subprocess.run(words, env=environment_for(python), cwd=place, capture_output=True, text=True)
-        if done.returncode:
-            reason = " ".join(done.stderr.split())[-300:] or f"exit status {done.returncode}"
+        process = subprocess.run(words, env=environment_for(python), cwd=place, capture_output=True, text=True)
+        if process.returncode:
+            reason = " ".join(process.stderr.split())[-300:] or f"exit status {process.returncode}"
             raise PipelineError(f"merge.file={self.config.file}: mergekit stopped ({reason})")
 
     def _compare(self, layout: Source, result: Checkpoint) -> None:
         """Raise PipelineError where the result has other tensors than the first source, or another dtype than told."""
         dtype = self.config.result_dtype()
-        wanted = {name: replace(info, dtype=DTYPES[dtype]) if dtype else info for name, info in layout.infos.items()}
-        for expected, got in find_differences(replace(result, infos=wanted), result, dtypes=True):
+        expected = {name: replace(info, dtype=DTYPES[dtype]) if dtype else info for name, info in layout.infos.items()}
+        for right, got in find_differences(replace(result, infos=expected), result, dtypes=True):
             raise PipelineError(
-                f"merge.file={self.config.file}: mergekit gives {got}, of these models it is {expected}: "
+                f"merge.file={self.config.file}: mergekit gives {got}, of these models it is {right}: "
                 "give out_dtype in the file, or models of one shape"
             )
 

@@ -73,14 +73,14 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     table = Table("", name, "", "", None, {}, {}, {}, {}, Side(""), [], sides, (), [], False)
     plan = TablePlan(table, {}, rows=titles)
     stored = LogAnswers(BoundTable(plan, {}, {}, {}, {}))
-    told: dict[str, list[str]] = {
+    computed: dict[str, list[str]] = {
         "Logs": [f"“{title}”: {pluralize(len(logs), 'log')} by {logs[0].tool} {logs[0].version}."
                  for title, logs in models.items()],
         "Matched items": [], "Incomplete logs": [], "Different settings": [], "Not compared": [],
     }  # fmt: skip
     samples: dict[str, list[tuple[Place, list[Sample]]]] = {title: [] for title in titles}
     lower: set[str] = set()
-    for column, metric, logs, keys in matched_columns(models, told):
+    for column, metric, logs, keys in matched_columns(models, computed):
         numbers = {title: [float(log.items[key]["scores"][metric]) for key in keys] for title, log in logs.items()}
         is_share, is_binary = (all(test(value) for values in numbers.values() for value in values)
                                for test in (lambda value: 0 <= value <= 1, lambda value: value in (0, 1)))  # fmt: skip
@@ -103,9 +103,9 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
                  "correct": bool(value) if is_binary else None}
                 for at, (key, value) in enumerate(zip(keys, values, strict=True))
             ]))  # fmt: skip
-    told = {title: list(dict.fromkeys(sentences)) for title, sentences in told.items()}
+    computed = {title: list(dict.fromkeys(sentences)) for title, sentences in computed.items()}
     if not plan.columns:
-        problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(told['Not compared'], '.')}"
+        problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(computed['Not compared'], '.')}"
         raise PipelineError(problem.rstrip("."))
     cells = [cell_result(stored, cell) for cell in plan.cells.values()]
     scored = {column: [cell for cell in cells if cell.column == column and cell.value is not None]
@@ -121,9 +121,9 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     answers, parquet = read_answers(evaluations, questions_to_keep(cells))
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
-        note=note_of(told), command=command, rows=titles, columns=plan.columns,
+        note=note_of(computed), command=command, rows=titles, columns=plan.columns,
         runs=[run_of(title, logs) for title, logs in models.items()],
-        cells=[replace(cell, best=any(cell is one for one in best)) for cell in cells], computed=told,
+        cells=[replace(cell, best=any(cell is top for top in best)) for cell in cells], computed=computed,
         seconds=sum(log.seconds for logs in models.values() for log in logs),
         versions={"pipeline": package_version(DISTRIBUTION)}, primary=table.primary,
         contrasts=[{**line, "lower_is_better": line["place"] in lower} for line in measure_pairs(plan, stored, pairs)],
@@ -134,7 +134,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
 Column = tuple[str, str, dict[str, Log], list[str]]  # title, metric, logs by model, keys of the items that all hold
 
 
-def matched_columns(models: Mapping[str, Sequence[Log]], told: Mapping[str, list[str]]) -> Iterator[Column]:
+def matched_columns(models: Mapping[str, Sequence[Log]], computed: Mapping[str, list[str]]) -> Iterator[Column]:
     """The metrics that can be compared; `told` gets sentences on how the logs differ, and on what is not compared."""
     tasks: dict[tuple[str, str, str], dict[str, Log]] = {}
     for title, listed in models.items():
@@ -144,20 +144,22 @@ def matched_columns(models: Mapping[str, Sequence[Log]], told: Mapping[str, list
     for (tool, task, filter_name), logs in tasks.items():
         first, *others = logs.values()
         keys = [key for key in first.items if all(key in other.items for other in others)]
-        told["Incomplete logs"] += [f"“{title}”: {text}" for title, log in logs.items() for text in log.problems]
+        computed["Incomplete logs"] += [f"“{title}”: {text}" for title, log in logs.items() for text in log.problems]
         if not (others and keys):
             empty = [f"no item of {task} has a score in {log.file.name} of “{title}”."
                      for title, log in logs.items() if not log.items]  # fmt: skip
             alone = f"{task}: only “{next(iter(logs))}” has a log."
-            told["Not compared"] += empty or [f"{task}: no item is in all logs." if others else alone]
+            computed["Not compared"] += empty or [f"{task}: no item is in all logs." if others else alone]
         elif any(len(log.items) > len(keys) for log in logs.values()):
             counts = " and ".join(f"{len(log.items)} of “{title}”" for title, log in logs.items())
-            told["Matched items"].append(f"{task}: {len(keys)} matched items, of {counts}; only these are compared.")
-        told["Different settings"] += differences_of(task, logs, keys) if others and keys else ()
-        metrics = {name: None for log in logs.values() for one in log.items.values() for name in one["scores"]}
+            computed["Matched items"].append(
+                f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
+            )
+        computed["Different settings"] += differences_of(task, logs, keys) if others and keys else ()
+        metrics = {name: None for log in logs.values() for item in log.items.values() for name in item["scores"]}
         for metric in metrics if all(log.items for log in logs.values()) else ():
             if reason := why_not(logs, metric):
-                told["Not compared"].append(f"{reason}.")
+                computed["Not compared"].append(f"{reason}.")
             elif others and keys:
                 is_lower = any(metric in log.lower_is_better for log in logs.values())
                 column = f"{task} {metric}{f' ({filter_name})' * (filter_name != 'none')}"
@@ -207,8 +209,10 @@ def first_of(sentences: Sequence[str], where: str) -> str:
     return " ".join([*sentences[:IN_NOTE], *more])
 
 
-def note_of(told: Mapping[str, Sequence[str]]) -> str:
+def note_of(computed: Mapping[str, Sequence[str]]) -> str:
     """What a reader of the verdict must know: the matched part, differences in settings, and what is not compared."""
-    sentences = [f"{title}: {first_of(listed, ' under “How it was computed”.')}" for title, listed in told.items()
+    sentences = [f"{title}: {first_of(listed, ' under “How it was computed”.')}" for title, listed in computed.items()
                  if listed and title != "Logs"]  # fmt: skip
-    return " ".join(sentences if told["Different settings"] else ["The recorded settings are the same.", *sentences])
+    return " ".join(
+        sentences if computed["Different settings"] else ["The recorded settings are the same.", *sentences]
+    )

@@ -58,11 +58,11 @@ class Log:
 def keyed(items: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Items by key; one that the data holds twice by its key and how often it came before."""
     counts: Counter[str] = Counter()
-    found = {}
+    by_key = {}
     for key, item in items:
         counts[key] += 1
-        found[f"{key} {counts[key]}"] = item
-    return found
+        by_key[f"{key} {counts[key]}"] = item
+    return by_key
 
 
 def sample_of(prompt: Any, target: Any, response: Any, extracted: Any, scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def read_entry(path: Path) -> list[Log]:
              and not any(part.startswith(".") for part in file.relative_to(path).parts)]  # fmt: skip
     logs = [log for file in ([path] if path.is_file() else below) if file.is_file() for log in read_file(file)]
     if not logs:
-        wanted = "results_*.json with samples_*.jsonl of lm_eval, nor .eval or .json of inspect_ai"
-        raise PipelineError(f"results={path} holds no log, neither {wanted}: give another folder or file")
+        expected = "results_*.json with samples_*.jsonl of lm_eval, nor .eval or .json of inspect_ai"
+        raise PipelineError(f"results={path} holds no log, neither {expected}: give another folder or file")
     return logs
 
 
@@ -132,12 +132,12 @@ def replaced_surrogates(content: Any) -> Any:
 
 def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
     """The tasks of one results file, with the samples files next to it."""
-    found = TIME.search(path.name)
-    names = {task: f"samples_{task}_{found[1]}.jsonl" for task in content["configs"]} if found else {}
+    match = TIME.search(path.name)
+    names = {task: f"samples_{task}_{match[1]}.jsonl" for task in content["configs"]} if match else {}
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
     if not there:
-        wanted = next(iter(names.values()), "samples_TASK_TIME.jsonl")
-        raise PipelineError(f"{path} has no samples file {wanted} next to it: run lm_eval with --log_samples")
+        expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
+        raise PipelineError(f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples")
     logs = []
     for task, samples in there.items():
         by_filter: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -175,8 +175,8 @@ def read_lines(samples: Path) -> list[dict[str, Any]]:
 def lm_eval_item(row: Mapping[str, Any]) -> dict[str, Any]:
     """One line of a samples file. Where options were weighed, what is extracted is the most likely one."""
     arguments = row["arguments"]
-    requests = [list(one.values()) if isinstance(one, dict) else list(one)
-                for one in (arguments.values() if isinstance(arguments, dict) else arguments)]  # fmt: skip
+    requests = [list(argument.values()) if isinstance(argument, dict) else list(argument)
+                for argument in (arguments.values() if isinstance(arguments, dict) else arguments)]  # fmt: skip
     read, response = row["filtered_resps"], row["resps"]
     while isinstance(response, list) and len(response) == 1:
         response = response[0]
@@ -227,27 +227,29 @@ def read_inspect(path: Path) -> list[Log]:
 
     items = []
     for name in dict.fromkeys(str(sample.id) for sample in log.samples):
-        first, *_ = epochs = sorted((one for one in log.samples if str(one.id) == name), key=lambda one: one.epoch)
+        of_item = [sample for sample in log.samples if str(sample.id) == name]
+        first, *_ = epochs = sorted(of_item, key=lambda sample: sample.epoch)
         recorded: dict[str, list[float]] = {}
-        for scorer, score in (pair for one in epochs for pair in (one.scores or {}).items()):
+        for scorer, score in (pair for sample in epochs for pair in (sample.scores or {}).items()):
             for metric, value in named(scorer, score.value).items():
                 recorded.setdefault(metric, []).append(value)
-        messages = [f"{one.role}: {one.text}" for one in first.messages if one.role != "assistant"]
-        given = first.input if isinstance(first.input, str) else "\n\n".join(one.text for one in first.input)
+        messages = [f"{message.role}: {message.text}" for message in first.messages if message.role != "assistant"]
+        prompt = first.input if isinstance(first.input, str) else "\n\n".join(message.text for message in first.input)
         target = first.target if isinstance(first.target, str) else ", ".join(first.target)
-        key = hashlib.sha256(json.dumps([name, given]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([name, prompt]).encode()).hexdigest()
         response = first.output.completion if first.output else ""
         answer = next((score.answer for score in (first.scores or {}).values() if score.answer), response)
         values = {metric: mean(numbers) for metric, numbers in recorded.items()}
-        items.append((key, sample_of("\n\n".join(messages) or given, target, response, answer, values)))
+        items.append((key, sample_of("\n\n".join(messages) or prompt, target, response, answer, values)))
     scored_items = [(key, item) for key, item in items if item["scores"]]
     problems = [] if log.status == "success" else [f"The run of {path.name} has status={log.status}."]
     if len(scored_items) < len(items):
         problems.append(f"{len(items) - len(scored_items)} of {len(items)} items of {path.name} have no score.")
     printed = {}
-    for one in log.results.scores if log.results else []:
-        if number := one.metrics.get("accuracy") or one.metrics.get("mean"):
-            printed[one.name if one.name == one.scorer else f"{one.scorer} {one.name}"] = number.value
+    for summary in log.results.scores if log.results else []:
+        if number := summary.metrics.get("accuracy") or summary.metrics.get("mean"):
+            name = summary.name if summary.name == summary.scorer else f"{summary.scorer} {summary.name}"
+            printed[name] = number.value
     spec, plan = (part.model_dump(mode="json") for part in (log.eval, log.plan))
     settings = {key: spec[key] for key in ("task_version", "packages", "scorers", "task_args", "config")}
     settings |= {"generation": {**spec["model_generate_config"], **plan["config"]}, "solvers": plan["steps"]}

@@ -185,9 +185,9 @@ def replace_models(node: Any, name: Callable[[Any], Any]) -> Any:
 
 def models_in(node: Any) -> list[Any]:
     """The models of plain data, in their order, as often as they are named."""
-    found: list[Any] = []
-    replace_models(node, found.append)
-    return found
+    models: list[Any] = []
+    replace_models(node, models.append)
+    return models
 
 
 def slices_in(node: Any) -> list[list[dict[str, Any]]]:
@@ -229,9 +229,9 @@ def mergekit_version(python: str | None) -> str:
 def version_in(python: str) -> str:
     """The version in another Python; "absent" if it has none."""
     try:
-        asked = subprocess.run([python, "-c", VERSION], env=environment_for(python), capture_output=True, text=True)
+        process = subprocess.run([python, "-c", VERSION], env=environment_for(python), capture_output=True, text=True)
     except OSError as error:
         raise PipelineError(
             f"merge.mergekit_python={python} cannot be run ({error.strerror}): give the path of a Python with mergekit"
         ) from error
-    return "absent" if asked.returncode else asked.stdout.strip()
+    return "absent" if process.returncode else process.stdout.strip()

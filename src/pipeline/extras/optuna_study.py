@@ -76,32 +76,32 @@ class Trial:
 
 def read_space(space: Any, knobs: Sequence[str], method: str) -> Space:
     """The space that search.space says. Raises PipelineError for an unknown knob, and a range or list without room."""
-    found: dict[str, Range | Choices] = {}
+    ranges: dict[str, Range | Choices] = {}
     if not isinstance(space, dict) or not space:
         raise PipelineError(f"search.space={space}: give search.space={{knob: [values] or {{low: 0, high: 1}}}}")
-    for name, given in space.items():
+    for name, entry in space.items():
         if name not in knobs:
             raise PipelineError(f"search.space.{name}: merge={method} has no such knob; it has {', '.join(knobs)}")
-        if isinstance(given, dict):
-            found[name] = read_range(name, given)
-        elif isinstance(given, list) and given and len({json.dumps(value) for value in given}) == len(given):
-            found[name] = Choices(tuple(given))
+        if isinstance(entry, dict):
+            ranges[name] = read_range(name, entry)
+        elif isinstance(entry, list) and entry and len({json.dumps(value) for value in entry}) == len(entry):
+            ranges[name] = Choices(tuple(entry))
         else:
-            raise PipelineError(f"search.space.{name}={given}: give different values, [1,2,3], or {{low: 0, high: 1}}")
-    if all(isinstance(one, Choices) and len(one.values) == 1 for one in found.values()):
+            raise PipelineError(f"search.space.{name}={entry}: give different values, [1,2,3], or {{low: 0, high: 1}}")
+    if all(isinstance(values, Choices) and len(values.values) == 1 for values in ranges.values()):
         raise PipelineError(f"search.space={dict(space)} holds one configuration: give a knob two values")
-    return found
+    return ranges
 
 
-def read_range(name: str, given: Mapping[str, Any]) -> Range:
-    low, high, log = given.get("low"), given.get("high"), given.get("log", False)
+def read_range(name: str, entry: Mapping[str, Any]) -> Range:
+    low, high, log = entry.get("low"), entry.get("high"), entry.get("log", False)
     numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
-    if not numbers or set(given) - {"low", "high", "log"} or type(log) is not bool:
-        raise PipelineError(f"search.space.{name}={dict(given)}: a range is {{low: 0, high: 1}}, or with log: true")
+    if not numbers or set(entry) - {"low", "high", "log"} or type(log) is not bool:
+        raise PipelineError(f"search.space.{name}={dict(entry)}: a range is {{low: 0, high: 1}}, or with log: true")
     assert low is not None and high is not None
     if not low < high or (log and low <= 0):
         rule = "low above 0 for log" if low < high else "low below high"
-        raise PipelineError(f"search.space.{name}={dict(given)} is an empty range: give {rule}")
+        raise PipelineError(f"search.space.{name}={dict(entry)} is an empty range: give {rule}")
     return Range(low, high, log)
 
 
@@ -115,9 +115,9 @@ def grid_of(space: Space, budget: int) -> list[Point]:
     growing = True
     while growing:
         growing = False
-        for name, one in space.items():
+        for name, values in space.items():
             larger = {**counts, name: counts[name] + 1}
-            adds = len(one.levels(larger[name])) > len(one.levels(counts[name]))
+            adds = len(values.levels(larger[name])) > len(values.levels(counts[name]))
             if adds and math.prod(map(len, levels(larger))) <= budget:
                 counts, growing = larger, True
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*levels(counts))]
@@ -154,17 +154,18 @@ def run_study(
     study = optuna.create_study(directions=["maximize"] * objectives, sampler=sampler)
     ended: list[Trial] = []
     while len(ended) < trials:
-        best = max((one for one in ended if one.values and not one.stopped), key=lambda one: one.values, default=None)
+        complete = [trial for trial in ended if trial.values and not trial.stopped]
+        best = max(complete, key=lambda trial: trial.values, default=None)
         trial = study.ask()
-        point = {name: one.suggest(trial, name) for name, one in space.items()}
+        point = {name: values.suggest(trial, name) for name, values in space.items()}
         before = f", best so far {best.values[0]:.1f}" if best and len(best.values) == 1 else ""
         say(f"trial {len(ended) + 1} of {trials}: {point_name(point)}{before}")
-        found = score_trial(trial, point, evaluate, best, sets, stop_at)
-        if found.stopped:
+        result = score_trial(trial, point, evaluate, best, sets, stop_at)
+        if result.stopped:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
-            study.tell(trial, list(found.values))
-        ended.append(found)
+            study.tell(trial, list(result.values))
+        ended.append(result)
     return ended
 
 
@@ -198,7 +199,7 @@ def mean_score(scores: Scores) -> float:
 def paired_difference(left: Scores, right: Scores) -> tuple[float, float]:
     """(left minus right, its standard error), as means over tasks of the means over the same questions; the error is
     infinite where a task has a single question."""
-    pairs = [[a - b for a, b in zip(*both, strict=True)] for both in zip(left, right, strict=True)]
+    pairs = [[a - b for a, b in zip(*answers, strict=True)] for answers in zip(left, right, strict=True)]
     if min(map(len, pairs)) < 2:
         return mean_score(pairs), math.inf
     return mean_score(pairs), math.sqrt(sum(statistics.variance(pair) / len(pair) for pair in pairs)) / len(pairs)
@@ -210,15 +211,16 @@ def paired_interval(left: Scores, right: Scores) -> tuple[float, float] | None:
     from pipeline.stats.contrast import contrast
     from pipeline.stats.statistics import NormalTest
 
-    differences = [[(a - b) / 100 for a, b in zip(*both, strict=True)] for both in zip(left, right, strict=True)]
+    differences = [[(a - b) / 100 for a, b in zip(*answers, strict=True)] for answers in zip(left, right, strict=True)]
     if min(map(len, differences)) < 2:
         return None
     reach = max(1.0, *(abs(value) for task in differences for value in task))
-    found = [contrast(task, reach=reach) for task in differences]
-    low, high = found[0].low, found[0].high
-    if len(found) > 1:
-        error = math.sqrt(sum(one.error**2 for one in found)) / len(found)
-        low, high = NormalTest(statistics.fmean(one.difference for one in found), error, reach=reach).interval()
+    contrasts = [contrast(task, reach=reach) for task in differences]
+    low, high = contrasts[0].low, contrasts[0].high
+    if len(contrasts) > 1:
+        error = math.sqrt(sum(of_task.error**2 for of_task in contrasts)) / len(contrasts)
+        difference = statistics.fmean(of_task.difference for of_task in contrasts)
+        low, high = NormalTest(difference, error, reach=reach).interval()
     return 100 * low, 100 * high
 
 

@@ -122,8 +122,8 @@ def make_search(config: SearchStage) -> Path:
     points, search = Points(config), config.search
     start = points.run_at({}, "test", config.eval.limit)
     refuse_unfinished(start)
-    told = identity(search)
-    rule = {key: told[key] for key in sorted(told) if key not in ("trials", "grid")} | {"seed": config.seed}
+    knobs = identity(search)
+    rule = {key: knobs[key] for key in sorted(knobs) if key not in ("trials", "grid")} | {"seed": config.seed}
     name = hashlib.sha256(json.dumps([start.hash, rule], sort_keys=True).encode()).hexdigest()[:8]
     label_of_search = f"search-{config.merge.method}-{config.eval.label}-{name}"
     sets: Sequence[int | None] = search.questions or [config.eval.limit]
@@ -218,14 +218,16 @@ class Outcome:
 
     def write(self, folder: Path) -> Path:
         """Write index.html, trials.csv and search.json; returns index.html."""
-        found: dict[str, list[tuple[Point, tuple[float, ...]]]] = {"given": [({}, tuple(map(mean_score, self.given)))]}
-        found["search"] = [(trial.point, trial.values) for trial in self.best()]
+        rows_of: dict[str, list[tuple[Point, tuple[float, ...]]]] = {
+            "given": [({}, tuple(map(mean_score, self.given)))]
+        }
+        rows_of["search"] = [(trial.point, trial.values) for trial in self.best()]
         sentences = self.describe_search()
         if self.points.config.search.grid:
             grid, count = self.best_of_grid()
-            found["grid"] = [(trial.point, trial.values) for trial in grid]
+            rows_of["grid"] = [(trial.point, trial.values) for trial in grid]
             sentences.append(f"The grid has {count} configurations, all scored on the largest set of questions.")
-        rows = self.test_rows(found)
+        rows = self.test_rows(rows_of)
         folder.mkdir(parents=True, exist_ok=True)
         content = {"trials": len(self.trials), "sentences": sentences, "results": rows}
         write_atomically(folder / "search.json", json.dumps(content, indent=1) + "\n")
@@ -245,16 +247,16 @@ class Outcome:
         print("\n".join([*sentences, *align_columns([titles, *map(result_line, rows)])]), file=sys.stderr)
         return folder / "index.html"
 
-    def test_rows(self, found: Mapping[str, list[tuple[Point, tuple[float, ...]]]]) -> list[dict[str, Any]]:
+    def test_rows(self, points_of: Mapping[str, list[tuple[Point, tuple[float, ...]]]]) -> list[dict[str, Any]]:
         """What each way of choosing found, on test questions: the means, and paired differences from the configuration
         as given with their standard errors and 95 % intervals."""
         given = self.points.on_test({})
         rows: list[dict[str, Any]] = []
-        for way, chosen in found.items():
+        for way, chosen in points_of.items():
             for point, development in chosen:
                 test = self.points.on_test(point)
-                pairs = [paired_difference(*both) for both in zip(test, given, strict=True)]
-                intervals = [paired_interval(*both) for both in zip(test, given, strict=True)]
+                pairs = [paired_difference(*pair) for pair in zip(test, given, strict=True)]
+                intervals = [paired_interval(*pair) for pair in zip(test, given, strict=True)]
                 beyond = [
                     {"difference": difference, "error": error if math.isfinite(error) else None, "interval": ends}
                     for (difference, error), ends in zip(pairs, intervals, strict=True)
@@ -290,17 +292,19 @@ class Outcome:
             scores = {
                 index: self.points.on_development(trial.point, self.questions)[0] for index, trial in enumerate(trials)
             }
-            means = {index: mean_score(found) for index, found in scores.items()}
-            lines += split_half_summary([one.point for one in trials], scores, means, max(means, key=means.__getitem__))
+            means = {index: mean_score(score) for index, score in scores.items()}
+            lines += split_half_summary(
+                [trial.point for trial in trials], scores, means, max(means, key=means.__getitem__)
+            )
         return lines
 
 
 def result_line(row: Mapping[str, Any]) -> list[str]:
     """One row of `Outcome.test_rows` as the page shows it."""
     beyond = [
-        f"{round(one['difference'], 1) + 0.0:+.1f}"
-        + ("" if one["interval"] is None else " ({:+.1f} to {:+.1f})".format(*one["interval"]))
-        for one in row["beyond_given"]
+        f"{round(entry['difference'], 1) + 0.0:+.1f}"
+        + ("" if entry["interval"] is None else " ({:+.1f} to {:+.1f})".format(*entry["interval"]))
+        for entry in row["beyond_given"]
     ]
     numbers = map(one_decimal, [*row["choosing"], *row["test"]])
     return [row["way"], point_name(row["point"]) or "as given", *numbers, *beyond]

@@ -198,10 +198,10 @@ class VllmBackend:
             how = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seeds": seeds}
         self._refuse_too_long(max(map(len, prompts)) + ending.room)
         inputs, stop = [list(prompt) for prompt in prompts], list(ending.stop)
-        asked = self.engine.answers_to(
+        answers = self.engine.answers_to(
             "generate", prompts=inputs, ends=sorted(ending.ends), stop=stop, room=ending.room, **how
         )
-        for answer in asked:
+        for answer in answers:
             if "tokens" in answer:
                 ended(answer["place"], answer["tokens"])
             else:
@@ -221,13 +221,14 @@ class VllmBackend:
                 whole.append(place)
             else:
                 choices.setdefault(tuple(context), []).append((place, continuation[0]))
-        asked = [(prompt, pairs[at : at + MOST_CHOICES]) for prompt, pairs in choices.items()
+        batches = [(prompt, pairs[at : at + MOST_CHOICES]) for prompt, pairs in choices.items()
                  for at in range(0, len(pairs), MOST_CHOICES)]  # fmt: skip
-        prompts, tokens = [list(prompt) for prompt, _ in asked], [[token for _, token in pairs] for _, pairs in asked]
+        prompts = [list(prompt) for prompt, _ in batches]
+        tokens = [[token for _, token in pairs] for _, pairs in batches]
         for answer in self.engine.answers_to("choose", prompts=prompts, choices=tokens):
             if "found" in answer:
-                for (place, token), found in zip(asked[answer["place"]][1], answer["found"], strict=True):
-                    scored(place, found, token == answer["greedy"])
+                for (place, token), logprob in zip(batches[answer["place"]][1], answer["found"], strict=True):
+                    scored(place, logprob, token == answer["greedy"])
         prompts = [[*requests[place][0], *requests[place][1]] for place in whole]
         lengths = [len(requests[place][1]) for place in whole]
         for answer in self.engine.answers_to("weigh", prompts=prompts, lengths=lengths):
@@ -277,7 +278,7 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
 
 def put_tensors(live: Live) -> None:
     parameters = dict(live.model.named_parameters())
-    live.served.ask("load", ((name, one.data) for name, one in parameters.items()), names=list(parameters))
+    live.served.ask("load", ((name, parameter.data) for name, parameter in parameters.items()), names=list(parameters))
 
 
 VERSIONS = """
@@ -309,7 +310,7 @@ def vllm_versions(python: str | None, suffix: bool = False) -> dict[str, str]:
     """
     named = f"eval.vllm_python={python}" if python else "this Python"
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [python or sys.executable, "-c", VERSIONS], env=environment_for(python), capture_output=True, text=True,
             timeout=60,
         )  # fmt: skip
@@ -317,7 +318,7 @@ def vllm_versions(python: str | None, suffix: bool = False) -> dict[str, str]:
         raise PipelineError(
             f"eval.vllm_python={python} cannot be run ({error}): give the path of a Python with vLLM"
         ) from error
-    versions = json.loads(asked.stdout or "{}")
+    versions = json.loads(process.stdout or "{}")
     if "vllm" not in versions:
         raise PipelineError(
             f"eval.backend=vllm needs vLLM, which {named} does not have: pip install vllm, name a Python that has it "

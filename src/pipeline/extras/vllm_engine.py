@@ -90,8 +90,8 @@ class Engine:
         """Log-probabilities of each prompt's next token being each of its choices, and the likeliest of all tokens."""
         how = [{"max_tokens": 1, "logprob_token_ids": tokens, "detokenize": False} for tokens in choices]
         for place, output in self.outputs(prompts, how):
-            (found,), (greedy,) = output.outputs[0].logprobs, output.outputs[0].token_ids
-            self.put({"place": place, "found": [found[token].logprob for token in choices[place]], "greedy": greedy})
+            (logprobs,), (greedy,) = output.outputs[0].logprobs, output.outputs[0].token_ids
+            self.put({"place": place, "found": [logprobs[token].logprob for token in choices[place]], "greedy": greedy})
         return {}
 
     def weigh(self, prompts, lengths):
@@ -99,9 +99,13 @@ class Engine:
         how = [{"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}] * len(prompts)
         for place, output in self.outputs(prompts, how):
             tokens = prompts[place][-lengths[place] :]
-            found = [at[token] for at, token in zip(output.prompt_logprobs[-len(tokens) :], tokens, strict=True)]
+            logprobs = [at[token] for at, token in zip(output.prompt_logprobs[-len(tokens) :], tokens, strict=True)]
             self.put(
-                {"place": place, "found": [one.logprob for one in found], "greedy": [one.rank == 1 for one in found]}
+                {
+                    "place": place,
+                    "found": [logprob.logprob for logprob in logprobs],
+                    "greedy": [logprob.rank == 1 for logprob in logprobs],
+                }
             )
         return {}
 
@@ -146,9 +150,9 @@ def main():
     pipe = os.fdopen(os.dup(0), "rb")
     engine = Engine(pipe, put)
     for line in iter(pipe.readline, b""):
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            put({"done": getattr(engine, asked.pop("do"))(**asked)})
+            put({"done": getattr(engine, request.pop("do"))(**request)})
         except Exception as error:  # vLLM raises of all kinds; what is left of the pipe is unknown
             import traceback
 

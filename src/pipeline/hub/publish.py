@@ -32,8 +32,8 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
     api, owner = HfApi(token=token), name.partition("/")[0]
     try:
         me = api.whoami()
-        owners = [one["name"] for one in (me, *(me.get("orgs") or ()))]
-        found = api.model_info(name) if api.repo_exists(name) else None
+        owners = [owner["name"] for owner in (me, *(me.get("orgs") or ()))]
+        existing = api.model_info(name) if api.repo_exists(name) else None
     except Exception as error:  # any error of the network or the Hub
         raise refusal_of_upload(name, knob, error) from error
     if owner not in owners:
@@ -41,13 +41,13 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
             f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: "
             "name one of your organizations"
         )
-    if files_there := [one.rfilename for one in (found and found.siblings) or () if one.rfilename != OWN]:
+    if files_there := [file.rfilename for file in (existing and existing.siblings) or () if file.rfilename != OWN]:
         raise PipelineError(
             f"{knob}=hub:{name} is not empty ({files_there[0]} and {len(files_there) - 1} more files): "
             "name a new repository"
         )
-    if found and found.private != private:
-        kinds = "private, give export.private=true" if found.private else "public, give export.private=false"
+    if existing and existing.private != private:
+        kinds = "private, give export.private=true" if existing.private else "public, give export.private=false"
         raise PipelineError(f"{knob}=hub:{name} is {kinds}, or name a new repository")
     return api
 

@@ -190,7 +190,7 @@ def execute(
             head = f"[{number}/{len(runs)}]"
             total, unknown = history.sum([*remaining, *later_runs])
             excluded = f", not including {unknown}" if unknown else ""
-            following = next((f"; next {one.name}" for one in remaining if one.hash != run.hash), "")
+            following = next((f"; next {next_run.name}" for next_run in remaining if next_run.hash != run.hash), "")
             say(f"{head} {run.name} ({run.config.stage}), {total} left in all{excluded}{following}")
             make_run(run, None if seconds is None else round(seconds, 1))
             say(f"{head} done in {time.perf_counter() - begun:.1f} s")
@@ -241,7 +241,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
     refuse_contaminated([run])
     runs = order_runs([run])
     reasons = reasons_unfinished(runs, [run])  # without what is deleted and no longer needed
-    refuse_too_large([each for each in runs if each.hash in reasons])
+    refuse_too_large([needed for needed in runs if needed.hash in reasons])
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:

@@ -254,8 +254,8 @@ class Round:
         named += [("next ", run.label, "") for run in waiting[:1]]
         head = f"{len(self.remaining)} runs and {self.time_left()} left"
         room = columns - len(head) - sum(len(f" | {before}{after}") for before, _, after in named) if columns else 10**9
-        each = max(12, room // max(1, len(named)))
-        return " | ".join([head, *(f"{before}{shorten(label, each)}{after}" for before, label, after in named)])
+        width = max(12, room // max(1, len(named)))
+        return " | ".join([head, *(f"{before}{shorten(label, width)}{after}" for before, label, after in named)])
 
     def finish(self) -> dict[str, str]:
         line = tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty())
@@ -358,10 +358,10 @@ def local_executor(
         with keep_models_resident():
             yield partial(in_process.execute, later=later)
         return
-    each = max(1, len(gpus) // count)  # GPUs that a worker has
+    gpus_each = max(1, len(gpus) // count)  # GPUs that a worker has
     if gpus:
-        refuse_several_gpus(remaining, count, each)
-    shares = [",".join(gpus[index * each % len(gpus) :][:each]) if gpus else None for index in range(count)]
+        refuse_several_gpus(remaining, count, gpus_each)
+    shares = [",".join(gpus[index * gpus_each % len(gpus) :][:gpus_each]) if gpus else None for index in range(count)]
     pool = Pool(shares, later=later)
     gently = False
     try:
@@ -371,14 +371,14 @@ def local_executor(
         pool.close(gently)
 
 
-def refuse_several_gpus(remaining: Sequence[Run], workers: int, each: int) -> None:
+def refuse_several_gpus(remaining: Sequence[Run], workers: int, gpus_each: int) -> None:
     """Raise PipelineError if an unfinished run needs more GPUs than each of several workers has."""
     for run in remaining:
         gpus = in_process.gpus_requested(run)
-        if gpus > each:
+        if gpus > gpus_each:
             raise PipelineError(
                 f"sft.processes={gpus} ({run.name}), but launcher.workers={workers} gives a run "
-                f"{pluralize(each, 'GPU')}: give launcher.workers=1"
+                f"{pluralize(gpus_each, 'GPU')}: give launcher.workers=1"
             )
 
 

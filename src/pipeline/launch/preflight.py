@@ -63,8 +63,8 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 refuse_without_torchao(run.config.sft)
             except PipelineError as error:
                 problems[str(error)] = None
-    for run, found in cut_sets([run for run in runs if run.hash in remaining]):
-        if found.all_rows and found.lost == found.rows:
+    for run, cut in cut_sets([run for run in runs if run.hash in remaining]):
+        if cut.all_rows and cut.lost == cut.rows:
             problems[f"{run.name}: {no_loss(run.config.sft)}"] = None
     return list(problems)
 
@@ -81,13 +81,13 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
             largest, needed = (run, size) if size > needed else (largest, needed)
     if largest is None or room is None or needed <= room:
         return
-    told = f"{largest.name} takes {needed / 1e9:.0f} GB of memory"
+    need = f"{largest.name} takes {needed / 1e9:.0f} GB of memory"
     if on_gpu:
         options = hardware_that_fits([(largest, shape_for(largest))], room)
         remedy = f"give {' or '.join(options)}" if options else "no hardware= makes it fit, use a larger GPU"
-        raise PipelineError(f"{told} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
+        raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
     raise PipelineError(
-        f"{told}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs (launcher=slurm, "
+        f"{need}, and this machine has {room / 1e9:.0f} and no GPU: run it on a node with GPUs (launcher=slurm, "
         "hardware=a100_80x8 for example), or take a smaller model=NAME"
     )
 

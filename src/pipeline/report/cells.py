@@ -50,17 +50,17 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
 
 def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None = None) -> CellResult:
     """A cell with its number and 95 % interval, or with the reason why it has none. described: by `describe_cell`."""
-    found = described or describe_cell(stored, cell)
+    result = described or describe_cell(stored, cell)
     if cell.fact is None and any(item.model is not None for item in cell.items):
-        return replace(found, n=len(found.runs), missing="a figure, in its run's folder")
+        return replace(result, n=len(result.runs), missing="a figure, in its run's folder")
     try:
         value = float(stored.value(cell))
     except NoScore as error:
-        return replace(found, n=0, missing=without_private(str(error)))
+        return replace(result, n=0, missing=without_private(str(error)))
     is_chosen = cell.fact is None and not is_plain_mean(stored.table.plan, cell)
     estimate, low, high = estimate_interval(stored, cell, is_chosen) or (value, None, None)
     maximum = value if is_chosen else None
-    return replace(found, value=estimate if is_chosen else value, low=low, high=high, maximum=maximum)
+    return replace(result, value=estimate if is_chosen else value, low=low, high=high, maximum=maximum)
 
 
 def shown_scores(table: BoundTable, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:

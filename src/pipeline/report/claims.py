@@ -226,8 +226,8 @@ def word_of(claim: Claim, low: float, high: float) -> str:
 
 def word_of_all(words: Iterable[str]) -> str:
     """The verdict of several parts: shown if all are, which needs no correction; contradicted if one is."""
-    found = set(words)
-    return SHOWN if found == {SHOWN} else CONTRADICTED if CONTRADICTED in found else UNDECIDED
+    distinct = set(words)
+    return SHOWN if distinct == {SHOWN} else CONTRADICTED if CONTRADICTED in distinct else UNDECIDED
 
 
 def p_of(claim: Claim, contrast: Contrast) -> float:
@@ -264,16 +264,16 @@ def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     """The verdict over separate units: shown if all are, contradicted if one is, at 5 % after Holm's correction over
     all units. The numbers are those of the unit that is furthest from the claim."""
-    found = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
-    corrected = holm([one.p or 0.0 for one in found])
+    verdicts = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
+    corrected = holm([verdict.p or 0.0 for verdict in verdicts])
     words = [
-        one.verdict if one.verdict != CONTRADICTED or p < LEVEL else UNDECIDED
-        for one, p in zip(found, corrected, strict=True)
+        verdict.verdict if verdict.verdict != CONTRADICTED or p < LEVEL else UNDECIDED
+        for verdict, p in zip(verdicts, corrected, strict=True)
     ]
     at = min(range(len(units)), key=lambda at: claim.excess(units[at].contrast.difference))
     won, text = count_units(claim, units)
     return replace(
-        found[at], verdict=word_of_all(words), could_see=max(one.could_see or 0.0 for one in found),
+        verdicts[at], verdict=word_of_all(words), could_see=max(verdict.could_see or 0.0 for verdict in verdicts),
         detail=f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
         f"the numbers are those of {units[at].name}: {text}",
     )  # fmt: skip
@@ -290,32 +290,32 @@ def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: b
     return replace(overall, verdict=word, detail=f"{won} of {len(units)} on its side: {text}")
 
 
-def judge_alike(claim: Claim, found: Alike) -> Verdict:
-    text = f"mean correlation {found.within:+.2f} within a kind, {found.between:+.2f} between, "
-    text += f"{found.labellings} labellings"
-    if not found.least_p < LEVEL:
+def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
+    text = f"mean correlation {likeness.within:+.2f} within a kind, {likeness.between:+.2f} between, "
+    text += f"{likeness.labellings} labellings"
+    if not likeness.least_p < LEVEL:
         return not_testable(claim, f"too few trainings, or no profile, for any p below {LEVEL}; {text}")
-    side = (found.p < LEVEL) - (
-        found.opposed < LEVEL
+    side = (likeness.p < LEVEL) - (
+        likeness.opposed < LEVEL
     )  # of the difference of the correlations, 0 if it is not significant
-    p = found.p if claim.direction == "higher" else found.opposed
-    return Verdict(claim, word_of(claim, side, side), p=p, n=found.n, detail=text)
+    p = likeness.p if claim.direction == "higher" else likeness.opposed
+    return Verdict(claim, word_of(claim, side, side), p=p, n=likeness.n, detail=text)
 
 
-def judge_friedman(claim: Claim, found: Friedman, blocks: int) -> Verdict:
+def judge_friedman(claim: Claim, test: Friedman, blocks: int) -> Verdict:
     """The verdict: shown if both p are small, as blocks of one model share a math expert and are not independent."""
-    names, p = claim.left, max(found.p, found.permuted)
-    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(names, found.mean_ranks, strict=True))
+    names, p = claim.left, max(test.p, test.permuted)
+    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(names, test.mean_ranks, strict=True))
 
     def pairs_below(p: Any) -> str:
         pairs = [f"{names[i]} and {names[j]}" for i in range(len(names)) for j in range(i) if p[i, j] < LEVEL]
         return ", ".join(pairs) or "none"
 
     text = (
-        f"chi-squared {found.statistic:.2f}, p {found.p:.4f}, permuted within models "
-        f"{found.permuted:.4f}; mean ranks: {ranks}; critical difference {found.critical_difference:.2f}; "
-        f"apart by Nemenyi: {pairs_below(found.nemenyi)}; "
-        f"by Conover with Holm: {pairs_below(found.conover)}"
+        f"chi-squared {test.statistic:.2f}, p {test.p:.4f}, permuted within models "
+        f"{test.permuted:.4f}; mean ranks: {ranks}; critical difference {test.critical_difference:.2f}; "
+        f"apart by Nemenyi: {pairs_below(test.nemenyi)}; "
+        f"by Conover with Holm: {pairs_below(test.conover)}"
     )
     return Verdict(claim, SHOWN if p < claim.threshold else UNDECIDED, p=p, n=blocks, detail=text)
 
@@ -345,7 +345,7 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
         family, clusters = family_of(claim), min(pair.clusters for pair in pairs)
         count, tested = len(families[family]), [(pair, next(adjusted[family])) for pair in pairs]
         word = word_of_all(
-            word_of(claim, one.difference, one.difference) if p < LEVEL else UNDECIDED for one, p in tested
+            word_of(claim, member.difference, member.difference) if p < LEVEL else UNDECIDED for member, p in tested
         )
         text = "; ".join(
             f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
@@ -354,7 +354,7 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
         if (least := count * 2 / 2**clusters) >= LEVEL:
             word = NOT_TESTABLE
             text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
-        worst, p = max(tested, key=lambda one: (-claim.excess(one[0].difference), one[1]))
+        worst, p = max(tested, key=lambda member: (-claim.excess(member[0].difference), member[1]))
         verdicts.append(Verdict(claim, word, difference=100 * worst.difference, p=p, n=worst.blocks, detail=text))
     return verdicts
 
@@ -366,9 +366,9 @@ def family_of(claim: Claim) -> str:
 def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts Holm-corrected over each family of claims; signed-rank tests are already corrected."""
     results = list(verdicts)
-    for family in dict.fromkeys(one.claim.family for one in verdicts if one.claim.family):
-        members = [at for at, one in enumerate(verdicts)
-                   if one.claim.family == family and one.claim.test != "wilcoxon" and one.p is not None]  # fmt: skip
+    tested = [at for at, verdict in enumerate(verdicts) if verdict.claim.test != "wilcoxon" and verdict.p is not None]
+    for family in dict.fromkeys(verdict.claim.family for verdict in verdicts if verdict.claim.family):
+        members = [at for at in tested if verdicts[at].claim.family == family]
         for at, p in zip(members, holm([results[at].p or 0.0 for at in members]), strict=True):
             text = f"p {results[at].p:.4f} before Holm's correction over {len(members)}"
             word = results[at].verdict if p < LEVEL else UNDECIDED
@@ -378,9 +378,9 @@ def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return results
 
 
-def judge_spearman(claim: Claim, found: Correlations, n: int) -> Verdict:
-    if math.isnan(found.low):
+def judge_spearman(claim: Claim, correlations: Correlations, n: int) -> Verdict:
+    if math.isnan(correlations.low):
         return not_testable(claim, "a correlation needs four pairs per group that are not all equal")
-    text = f"rho {found.left:+.2f} against {found.right:+.2f}; Fisher's z {found.difference:+.2f}"
-    text += f" ({found.low:+.2f} to {found.high:+.2f})"
-    return Verdict(claim, word_of(claim, found.low, found.high), p=found.p, n=n, detail=text)
+    text = f"rho {correlations.left:+.2f} against {correlations.right:+.2f}; Fisher's z {correlations.difference:+.2f}"
+    text += f" ({correlations.low:+.2f} to {correlations.high:+.2f})"
+    return Verdict(claim, word_of(claim, correlations.low, correlations.high), p=correlations.p, n=n, detail=text)

@@ -43,7 +43,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    found = mark_best(plan, stored, [cell_result(stored, plan.cells[place], cell) for place, cell in cells.items()])
+    measured = mark_best(plan, stored, [cell_result(stored, plan.cells[place], cell) for place, cell in cells.items()])
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, names, failed, reasons)
     finished = [run for run in run_results if run.finished]
@@ -51,12 +51,12 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
-        rows=plan.rows, columns=plan.columns, cells=found, sampled=sampled_axes(plan), runs=run_results,
+        rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), machine=machine, git=git_state(),
         versions={"pipeline": package_version(DISTRIBUTION), **versions},
         computed={"Contamination": describe_overlaps(runs)},
-        contrasts=measure_pairs(plan, stored, compared_pairs(plan, found)),
+        contrasts=measure_pairs(plan, stored, compared_pairs(plan, measured)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
         choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
     )  # fmt: skip

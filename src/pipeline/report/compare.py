@@ -89,12 +89,12 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     if is_significant(line):
         return f"{difference_sentence(line)}{none}"
     size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
-    seen = f"a difference of {line['could_see']:.1f} would be detectable"
+    detectable = f"a difference of {line['could_see']:.1f} would be detectable"
     if line.get("spread") is not None:
-        seen += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
+        detectable += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
     if unit == "points" and line["could_see"] >= 100:
-        seen = "so few answers could show no difference"
-    return f"“{line['left']}” is not significantly different from {place}{scope(line)}: {size}; {seen}.{none}"
+        detectable = "so few answers could show no difference"
+    return f"“{line['left']}” is not significantly different from {place}{scope(line)}: {size}; {detectable}.{none}"
 
 
 def certainty(line: Line, low: float, high: float, sign: str = "") -> str:

@@ -72,20 +72,20 @@ def detectable_claims(planning: Planning) -> list[str]:
         elif claim.test == "difference" and claim.metric != FACT and sizes:
             points = 100 * planned_difference(min(sizes), LEVEL, 0, 0.0)
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
-            known = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
-            ends = dict.fromkeys(f"{end(known):+.1f}" for end in (min, max)) if known else ()
-            told = f", published {' to '.join(ends)}" if ends else ""
-            lines.append(f"claim {claim.id}: minimum detectable difference {points:.1f} points{told}")
+            differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
+            ends = dict.fromkeys(f"{end(differences):+.1f}" for end in (min, max)) if differences else ()
+            published = f", published {' to '.join(ends)}" if ends else ""
+            lines.append(f"claim {claim.id}: minimum detectable difference {points:.1f} points{published}")
     return lines
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
     """Left minus right as published, in points, the mean over places; None unless all of it is."""
     sides = [[cell.published and papers.published_value(*cell.published) for cell in cells] for cells in (left, right)]
-    known = [[value for value in side if value is not None] for side in sides]
-    if known != sides:
+    values = [[value for value in side if value is not None] for side in sides]
+    if values != sides:
         return None
-    return mean(known[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(known[1])
+    return mean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(values[1])
 
 
 def planned_difference(questions: int, level: float, seeds: int, spread: float) -> float:
@@ -214,25 +214,25 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]
             measured.append(measure_pair(plan, cells, metric, pair, answers))
             measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
     ratios = pooled_ratios(measured)
-    firsts = [tuple(found.line[key] for key in ("left", "right", "place")) == tuple(primary) for found in measured]
-    tested = [first for first, found in zip(firsts, measured, strict=True) if found.contrast is not None]
+    firsts = [tuple(entry.line[key] for key in ("left", "right", "place")) == tuple(primary) for entry in measured]
+    tested = [first for first, entry in zip(firsts, measured, strict=True) if entry.contrast is not None]
     count = len(tested) + (bool(primary) and not any(tested))  # a missing primary comparison keeps its half
-    for found, is_first in zip(measured, firsts, strict=True):
-        if found.contrast is not None:
-            contrast = found.contrast.with_least_between([ratios[found.metric, axis] for axis in found.axes])
+    for entry, is_first in zip(measured, firsts, strict=True):
+        if entry.contrast is not None:
+            contrast = entry.contrast.with_least_between([ratios[entry.metric, axis] for axis in entry.axes])
             numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "spread")}
             numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
-            found.line |= {name: None if one is None else 100 * one for name, one in numbers.items()}
-            found.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
-    return correct_contrasts([dict.fromkeys(MEASURED) | found.line for found in measured], primary)
+            entry.line |= {name: None if number is None else 100 * number for name, number in numbers.items()}
+            entry.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
+    return correct_contrasts([dict.fromkeys(MEASURED) | entry.line for entry in measured], primary)
 
 
 def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], float]:
     """The variance between experts as a multiple of that within them, of all contrasts of a metric, by axis."""
     sums: dict[tuple[str, str], list[float]] = {}
-    for found in measured:
-        for axis, (between, within, _) in zip(found.axes, found.contrast.parts if found.contrast else (), strict=True):
-            totals = sums.setdefault((found.metric, axis), [0.0, 0.0])
+    for entry in measured:
+        for axis, (between, within, _) in zip(entry.axes, entry.contrast.parts if entry.contrast else (), strict=True):
+            totals = sums.setdefault((entry.metric, axis), [0.0, 0.0])
             totals[0] += between
             totals[1] += within
     return {key: between / within if within > 0 else 0.0 for key, (between, within) in sums.items()}
@@ -248,19 +248,19 @@ def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: 
 def measure_pair(
     plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers
 ) -> MeasuredPair:
-    one = compare_cells(plan, cells, metric, answers)
+    comparison = compare_cells(plan, cells, metric, answers)
     line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
-    line |= {"over": " ".join(["problems", *one.axes]), "unit": "bits" if is_measure(metric) else "points"}
+    line |= {"over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points"}
     (task,) = tasks_of(plan, cells)
     line["lower_is_better"] = bool(task) and lower_is_better(str(task)) and metric == primary_metric(str(task))[0]
-    if any(trainings_of(plan, score.model) for score, _ in one.questions.needed_scores):
-        line["trainings"] = "a sample" if one.varied_axes else "these"
+    if any(trainings_of(plan, score.model) for score, _ in comparison.questions.needed_scores):
+        line["trainings"] = "a sample" if comparison.varied_axes else "these"
     try:
-        contrast, (left, right) = one.contrast(), one.values
+        contrast, (left, right) = comparison.contrast(), comparison.values
         line |= {"left_value": 100 * left, "right_value": 100 * right}
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
-    return MeasuredPair(line, metric, one.varied_axes, contrast)
+    return MeasuredPair(line, metric, comparison.varied_axes, contrast)
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:

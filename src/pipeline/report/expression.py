@@ -96,7 +96,7 @@ def reduce_sides(how: str, parts: Sequence[Sided]) -> Sided:
         return average(choosing), average(shown)
     sign = 1 if how == "max" else -1
     is_by_level = np.shape(choosing[0]) != () and np.shape(choosing[0]) != np.shape(shown[0])
-    best = largest([sign * (np.mean(one) if is_by_level else one) for one in choosing])
+    best = largest([sign * (np.mean(part) if is_by_level else part) for part in choosing])
     return picked(choosing, best), picked(shown, best)
 
 
@@ -135,5 +135,5 @@ def is_open_choice(item: Item) -> bool:
 def is_plain_mean(plan: TablePlan, cell: Cell) -> bool:
     """Whether a cell is a plain mean of its answers."""
     leaves = list(leaf_cells(plan, cell))
-    is_mean = all(how == "mean" for one in (cell, *leaves) for how, _ in one.reduce)
+    is_mean = all(how == "mean" for part in (cell, *leaves) for how, _ in part.reduce)
     return is_mean and not any(is_open_choice(item) for leaf in leaves for item in leaf.items)

@@ -94,8 +94,8 @@ def cells_note(results: Results) -> str:
 def cells_frame(results: Results) -> Frame:
     flags = flags_of(results)
     behind: dict[tuple[str, str], list[ScoreBehind]] = {}
-    for one in results.behind:
-        behind.setdefault((one.cell.row, one.cell.column), []).append(one)
+    for source in results.behind:
+        behind.setdefault((source.cell.row, source.cell.column), []).append(source)
     tds = {place: cell_td(cell, behind.get(place, []), flags)
            for place, cell in results.by_place.items()}  # fmt: skip
     rows = [[Td(row), *(tds.get((row, column), Td()) for column in results.columns)] for row in results.rows]
@@ -112,9 +112,9 @@ def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]
     runs = {run.name: run for run in results.runs}
 
     def flags(names: Iterable[str]) -> list[tuple[str, str]]:
-        found = [runs[name] for name in names if name in runs]
-        stale = [f"{run.name}: {run.stale}" for run in found if run.stale]
-        unlike = [f"{run.name}: {', '.join(run.unlike)}" for run in found if run.unlike]
+        named_runs = [runs[name] for name in names if name in runs]
+        stale = [f"{run.name}: {run.stale}" for run in named_runs if run.stale]
+        unlike = [f"{run.name}: {', '.join(run.unlike)}" for run in named_runs if run.unlike]
         return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
 
     return flags
@@ -141,12 +141,12 @@ def cell_td(cell: CellResult, behind: Sequence[ScoreBehind], flags: Any) -> Td:
 
 def lines_behind(cell: CellResult, behind: Sequence[ScoreBehind]) -> list[Line]:
     """The scores behind a cell, then its runs that have none, such as unfinished ones and trainings."""
-    lines = []
-    for _, score, row in sorted(behind, key=lambda one: [other.row.where for other in behind].index(one.row.where)):
+    lines, places = [], [row.where for _, _, row in behind]
+    for _, score, row in sorted(behind, key=lambda source: places.index(source.row.where)):
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
         value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
         lines.append(Line(axes, score.run, value or score.run))
-    scored = {one.score.run for one in behind}
+    scored = {source.score.run for source in behind}
     axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
     others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
     return lines + [Line(axes_of.get(run, ""), run, run) for run in others]
@@ -182,17 +182,18 @@ def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
         "their own unit; a claim is shown if its interval lies on its side of the threshold; p tests that threshold."
     )
     rows = []
-    for one in verdicts:
-        claim = one.claim.texts
+    for verdict in verdicts:
+        claim = verdict.claim.texts
         how = " against ".join(filter(None, [claim["left"], claim["right"]]))
-        how += (f", n = {one.n}" if one.n is not None else "") + (f", p {p_text(one.p)}" if one.p is not None else "")
+        how += f", n = {verdict.n}" if verdict.n is not None else ""
+        how += f", p {p_text(verdict.p)}" if verdict.p is not None else ""
         test = f"{claim['test']}, {claim['direction']}" + f" by {claim['threshold']}" * (claim["threshold"] != "0")
-        more = [Line(f"{how}. {one.detail}" if one.detail else how)]
+        more = [Line(f"{how}. {verdict.detail}" if verdict.detail else how)]
         rows.append([
             Td(claim["text"], small=[Small(claim["section"])]),
-            Td(one.verdict, bold=one.verdict in (SHOWN, CONTRADICTED)),
-            number_td(one.difference), range_td(one.low, one.high),
-            Td("" if one.could_see is None else format_points(one.could_see), one.could_see),
+            Td(verdict.verdict, bold=verdict.verdict in (SHOWN, CONTRADICTED)),
+            number_td(verdict.difference), range_td(verdict.low, verdict.high),
+            Td("" if verdict.could_see is None else format_points(verdict.could_see), verdict.could_see),
             Td(test, more=more),
         ])  # fmt: skip
     columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]

@@ -34,14 +34,14 @@ def suspicious_scores(results: Results) -> list[Mark]:
     marks = []
     by_text: dict[tuple, dict[str, list[str]]] = {}
     visited: set[tuple[str, str, str, str]] = set()  # one evaluation may be behind several cells of a row
-    for one in results.behind:
-        cell, score, row = one
-        if (cell.row, *one.place) in visited:
+    for source in results.behind:
+        cell, score, row = source
+        if (cell.row, *source.place) in visited:
             continue
-        visited.add((cell.row, *one.place))
+        visited.add((cell.row, *source.place))
         where = [row.where] if row.where not in cell.column.split() else []
         location = ", ".join([cell.column, *where, *(f"{axis} {value}" for axis, value in score.at.items())])
-        run_answers = results.answers.get(one.place, Answers())
+        run_answers = results.answers.get(source.place, Answers())
         marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
             place = (row.task, row.where, row.num_fewshot, run_answers.text)
@@ -76,10 +76,10 @@ def inconclusive_sentence(results: Results) -> list[str]:
     """A sentence where most generated answers were cut off, in most of the scores of a column: then these compare
     lengths."""
     by_column: dict[str, dict[Place, bool]] = {}
-    for one in results.behind:
-        found = results.answers.get(one.place, Answers())
-        if kind_of(one.row.task) in GENERATED and found.n:
-            by_column.setdefault(one.cell.column, {})[one.place] = found.cut_off > found.n / 2
+    for source in results.behind:
+        answers = results.answers.get(source.place, Answers())
+        if kind_of(source.row.task) in GENERATED and answers.n:
+            by_column.setdefault(source.cell.column, {})[source.place] = answers.cut_off > answers.n / 2
     affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
     if not affected:
         return []
@@ -137,8 +137,8 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
     """(row, column, language) -> the evaluation whose answers the page shows there, the first of the cell's."""
     shown: dict[tuple[str, str, str], Place] = {}
-    for one in behind(cells):
-        shown.setdefault((one.cell.row, one.cell.column, one.row.where), one.place)
+    for source in behind(cells):
+        shown.setdefault((source.cell.row, source.cell.column, source.row.where), source.place)
     return shown
 
 

@@ -145,16 +145,16 @@ def answer_data(
     models: dict[str, list[list[int]]] = {row: [] for row, *_ in shown}
     size = 0
     for number in range(max((len(answers[place].first) for place in shown.values() if place in answers), default=0)):
-        known, lines = len(strings), []
+        strings_before, lines = len(strings), []
         for (row, column, language), place in shown.items():
             if place in answers and number < len(answers[place].first):
                 doc, correct, prompt, target, response, extracted, scores = answers[place].first[number]
                 right = "" if correct is None else "✓ right" if correct else "✗ wrong"
                 texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
                 lines.append((row, [strings.setdefault(text, len(strings)) for text in texts]))
-        size += json_bytes([list(strings)[known:], [line for _, line in lines]])
+        size += json_bytes([list(strings)[strings_before:], [line for _, line in lines]])
         if number and size > most_bytes:
-            strings = dict(list(strings.items())[:known])
+            strings = dict(list(strings.items())[:strings_before])
             break
         for row, line in lines:
             models[row].append(line)
@@ -172,8 +172,8 @@ def json_bytes(value: Any) -> int:
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:
-    known = {True: "yes", False: "no", None: "unknown"}
-    texts = (f"{key} {known[value] if isinstance(value, bool | None) else value}" for key, value in facts.items())
+    texts_of = {True: "yes", False: "no", None: "unknown"}
+    texts = (f"{key} {texts_of[value] if isinstance(value, bool | None) else value}" for key, value in facts.items())
     return " · ".join(texts)
 
 

@@ -20,8 +20,8 @@ def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
     roots: local folders to remove from texts, also if their names contain spaces.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        kept = {item.name: getattr(value, item.name) for item in fields(value) if item.name not in UNCHANGED}
-        return replace(value, **{name: without_private(inner, roots) for name, inner in kept.items()})
+        public = {item.name: getattr(value, item.name) for item in fields(value) if item.name not in UNCHANGED}
+        return replace(value, **{name: without_private(inner, roots) for name, inner in public.items()})
     if isinstance(value, Mapping):
         return {key: without_private(inner, roots) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -96,8 +96,8 @@ class Questions:
     @cached_property
     def halved_draws(self) -> Sequence[dict[Key, np.ndarray]]:
         """Draws of the odd problems, and draws of the even ones."""
-        both = halved_means(list(self.vectors.values()), self.answers.draws)
-        return [{key: means[:, index] for index, key in enumerate(self.vectors)} for means in both]
+        means_of_halves = halved_means(list(self.vectors.values()), self.answers.draws)
+        return [{key: means[:, index] for index, key in enumerate(self.vectors)} for means in means_of_halves]
 
     @property
     def size(self) -> int:

@@ -129,8 +129,8 @@ class StoredAnswers:
         language, scale = pair or score.language, percent_factor(metric) / 100
         answers = self.answers_under(score, language)[language]
         benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
-        kept = answers.scores.get(metric, {}).values()
-        if benchmark and benchmark.of_harness and not (kept and all(isinstance(one, int | float) for one in kept)):
+        numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
+        if benchmark and benchmark.of_harness and not (numbers and all(numbers)):
             raise NoScore(f"{metric} is of all answers together, not of each")
         stored = answers.by_question(metric)
         return {key: scale * value for key, value in stored.items()}
@@ -148,9 +148,9 @@ class StoredAnswers:
 
         if not known():
             self.answers |= {place: answers_of(place, samples) for place, samples in sample_files(run.folder)}
-        if not (found := known()):
+        if not (answers := known()):
             raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
-        return found
+        return answers
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
         """doc_id -> the passage that the question is about."""

@@ -106,7 +106,7 @@ class Comparison:
 def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
     """(name, comparison) of each candidate a side, over the mean of all places or at each one: every one has to be on
     the claim's side, so that nothing is chosen. A gain has its places on the left, those of `than` on the right."""
-    claim, than, found = placed.claim, placed.than, []
+    claim, than, named = placed.claim, placed.than, []
     places = range(len(placed.places))
     lefts, rights = (list(zip(names if len(names) > 1 else [""], cells, strict=True))
                      for names, cells in ((claim.left, placed.left), (claim.right, placed.right)))  # fmt: skip
@@ -114,14 +114,14 @@ def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = Fa
     for (left_name, left), (right_name, right), group in itertools.product(lefts, rights, groups):
         weights = [mean_weights([cells[at] for at in group]) for cells in (left, right)]
         if than:
-            weights = [[*mean_weights(one.left[0]), *mean_weights(one.right[0], -1)] for one in (placed, than)]
+            weights = [[*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)] for part in (placed, than)]
         candidates = " against ".join(filter(None, [left_name, right_name]))
         name = " ".join(filter(None, [placed.places[group[0]] if by_place else "", candidates]))
         factor = 1 + claim.threshold / 100 if claim.relative else 1.0
         cells = [cell for side in weights for _, cell in side]
         questions = questions_of(placed.plan, answers, cells, claim.metric)
-        found.append((name, Comparison(questions, weights[0], weights[1], placed.axes, factor)))
-    return found
+        named.append((name, Comparison(questions, weights[0], weights[1], placed.axes, factor)))
+    return named
 
 
 def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:
@@ -168,7 +168,9 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
         return judge_every(claim, units_of(placed, answers, False))
     (_, first), *others = means = comparisons(placed, answers)
     if others:
-        verdict = judge_every(claim, [Unit(name, one.contrast(), *one.values) for name, one in means])
+        verdict = judge_every(
+            claim, [Unit(name, comparison.contrast(), *comparison.values) for name, comparison in means]
+        )
     else:
         verdict = judge_difference(claim, first.contrast(), *first.values)
     if claim.units == "count":

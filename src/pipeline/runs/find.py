@@ -57,9 +57,9 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
     of_data = knob == "data_root"
-    known = [name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data]
+    candidates = [name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data]
     kind = f"neither a folder nor a finished run of {runs_dir}" if of_data else f"not a finished run of {runs_dir}"
-    raise PipelineError(f"{knob}={reference} is {kind}{suggest_names(reference, known)}")
+    raise PipelineError(f"{knob}={reference} is {kind}{suggest_names(reference, candidates)}")
 
 
 def find_snapshot(training: Parent, step: int, knob: str) -> Parent:

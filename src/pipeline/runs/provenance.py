@@ -67,9 +67,9 @@ def machine_facts(earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         facts["threads"] = torch.get_num_threads()
         facts["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     for key in facts:
-        found = dict.fromkeys(attempt[key] for attempt in (*earlier, facts) if key in attempt)
-        if len(found) > 1:
-            facts[key] = ", then ".join(map(str, found))
+        values = dict.fromkeys(attempt[key] for attempt in (*earlier, facts) if key in attempt)
+        if len(values) > 1:
+            facts[key] = ", then ".join(map(str, values))
     return facts
 
 

@@ -167,10 +167,10 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
         names = [*expert.sources, *expert.union] if not config.data.shuffle else []
         changed = [  # read otherwise in earlier runs: slices of files whole, als_Latn as English, codes in two scripts
             name
-            for name, one in expert.sources.items()
-            if ("[" in one.split and (local or one.url or one.files))
-            or (one.rows, one.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
-            or (one.rows == "aya" and str(one.language).endswith("_latn"))
+            for name, source in expert.sources.items()
+            if ("[" in source.split and (local or source.url or source.files))
+            or (source.rows, source.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
+            or (source.rows == "aya" and str(source.language).endswith("_latn"))
         ]
         order: dict[str, Any] = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
         if not config.data.shuffle and (config.data.validation or config.data.size or expert.size):
@@ -192,8 +192,8 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
         decided |= {"limit_counts": sorted(columns)} if columns else {}  # before, it counted their parts
     if isinstance(config, EvalStage) and is_sampled(config.eval) and config.eval.answers > 1:
         decided |= {"votes": "by number"}  # before, 1800 and 1,800 were two answers
-    found = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
-    return {**decided, "packages": decided.get("packages", {}) | found} if found else decided
+    packages = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
+    return {**decided, "packages": decided.get("packages", {}) | packages} if packages else decided
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:

@@ -99,7 +99,7 @@ class Contrast:
         if isinstance(self.test, PairedScore):
             tested = self.test.variance(0.0) - self.test.experts
         most = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
-        parts = [(one, within, count) for one, (_, within, count) in zip(added, self.parts, strict=True)]
+        parts = [(variance, within, count) for variance, (_, within, count) in zip(added, self.parts, strict=True)]
         return max(least, least_detected(power_over_experts(tested, parts, level), most))
 
 

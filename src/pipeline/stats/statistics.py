@@ -49,13 +49,13 @@ def smallest_difference(questions: float, discordant: float, level: float = LEVE
         if n > 5_000:
             spread = math.sqrt(max(1e-12, share - difference**2) / n)
             return t_tail((critical * math.sqrt(share / n) - difference) / spread, math.inf)
-        found = np.arange(1, n + 1)  # discordant answers, of which more than `most_lost` wins are significant
-        most_lost = np.minimum(np.floor((found - critical * np.sqrt(found)) / 2), found)
-        logarithm = gammaln(n + 1) - gammaln(found + 1) - gammaln(n - found + 1)
+        counts = np.arange(1, n + 1)  # discordant answers, of which more than `most_lost` wins are significant
+        most_lost = np.minimum(np.floor((counts - critical * np.sqrt(counts)) / 2), counts)
+        logarithm = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logarithm += found * np.log(share) + np.where(found < n, (n - found) * np.log1p(-share), 0)
+            logarithm += counts * np.log(share) + np.where(counts < n, (n - counts) * np.log1p(-share), 0)
         lost = min(1.0, max(0.0, (1 - difference / share) / 2))
-        significant = np.where(most_lost >= 0, bdtr(np.maximum(most_lost, 0), found, lost), 0)
+        significant = np.where(most_lost >= 0, bdtr(np.maximum(most_lost, 0), counts, lost), 0)
         return float(np.sum(np.exp(logarithm) * significant))
 
     return least_detected(power)

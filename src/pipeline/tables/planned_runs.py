@@ -234,7 +234,9 @@ class Planning:
         assert isinstance(config, EvalStage)
         tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
         if len(tasks) > 1:  # the task that the evaluation is named by, if there is one
-            tasks = [one for one in tasks if config.eval.name == f"{one.task}_{one.num_fewshot}shot"]
+            tasks = [
+                eval_task for eval_task in tasks if config.eval.name == f"{eval_task.task}_{eval_task.num_fewshot}shot"
+            ]
         if len(tasks) != 1:
             names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
             problem = f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."

@@ -108,8 +108,8 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
     if empty := next((side for side, names in sides.items() if not names), None):
         raise refuse("experts", f"no expert of side {empty}: give one its side, as in {EXAMPLE}")
     for pair in product(*(sides[side] for side in SIDES)):
-        said = [name for name, side in zip(pair, SIDES, strict=True) if len(sides[side]) > 1]
-        yield " ".join([method, *said]), pair  # type: ignore[misc]
+        multiple = [name for name, side in zip(pair, SIDES, strict=True) if len(sides[side]) > 1]
+        yield " ".join([method, *multiple]), pair  # type: ignore[misc]
 
 
 def merge_words(method: str, pair: tuple[str, str], refuse: Refuse) -> Words:
@@ -117,7 +117,7 @@ def merge_words(method: str, pair: tuple[str, str], refuse: Refuse) -> Words:
     if reads_sides(method):
         return {"merge": method, "merge.math": pair[0], "merge.language": pair[1]}
     if not reads_experts(method):
-        two = [one for one in conf.options("merge") if reads_sides(one) or reads_experts(one)]
+        two = [option for option in conf.options("merge") if reads_sides(option) or reads_experts(option)]
         raise refuse("methods", f"{method} is not a merge of two experts: {suggest(method, two)}")
     return {"merge": method, "merge.experts": list(pair)}
 

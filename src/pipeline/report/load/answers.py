@@ -159,7 +159,7 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
     responses = [str(sample.get("response") or "") for sample in samples]
     digest_input = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
     lost = [sample.get("extracted") in (None, "", INVALID) for sample in samples]
-    found = Answers(
+    answers = Answers(
         file=file_of(*place),
         n=len(samples),
         unparsed=0 if kind_of(task) in ("choice", "text") else sum(lost),
@@ -170,13 +170,13 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
     )
     for sample in samples:
         for metric, value in (sample.get("scores") or {}).items():
-            found.scores.setdefault(metric, {})[sample["doc_id"]] = value
+            answers.scores.setdefault(metric, {})[sample["doc_id"]] = value
     if benchmark and benchmark.kind == "translation":
-        found.texts = {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples}
+        answers.texts = {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples}
     if benchmark and benchmark.passage:  # which samples of earlier versions have in prompts alone
-        found.groups = {sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
+        answers.groups = {sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
                         for sample in samples}  # fmt: skip
-    return found
+    return answers
 
 
 def passage_of(prompt: str) -> str:

@@ -43,7 +43,8 @@ def notes_of(results: Results) -> list[str]:
     notes += ["In percent; BLEU, chrF++, perplexities and bits on their own scale."] if sizes else []
     if sizes and not results.sampled:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
-    dtypes = sorted({one.settings["dtype"] for one in results.evaluations.values() if "dtype" in one.settings})
+    settings = [evaluation.settings for evaluation in results.evaluations.values()]
+    dtypes = sorted({used["dtype"] for used in settings if "dtype" in used})
     return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
 
 
