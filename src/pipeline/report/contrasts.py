@@ -252,7 +252,7 @@ def measure_pair(
     line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
     line |= {"over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points"}
     (task,) = tasks_of(plan, cells)
-    line["lower_is_better"] = bool(task) and lower_is_better(str(task)) and metric == primary_metric(str(task))[0]
+    line["lower_is_better"] = bool(task) and less_is_better(str(task), metric)
     if any(trainings_of(plan, score.model) for score, _ in comparison.questions.needed_scores):
         line["trainings"] = "a sample" if comparison.varied_axes else "these"
     try:
@@ -261,6 +261,11 @@ def measure_pair(
     except NoScore as error:
         return MeasuredPair(line | {"missing": str(error)}, metric)
     return MeasuredPair(line, metric, comparison.varied_axes, contrast)
+
+
+def less_is_better(task: str, metric: str) -> bool:
+    """Whether less of a metric is better; an empty one is the task's own."""
+    return lower_is_better(task) and metric in ("", primary_metric(task)[0])
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
@@ -274,7 +279,7 @@ def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResul
     best = {
         id(top)
         for (_, task, _), candidates in rivals.items()
-        if (top := best_of(plan, answers, candidates, lower_is_better(task) and not candidates[0].metric)) is not None
+        if (top := best_of(plan, answers, candidates, less_is_better(task, candidates[0].metric))) is not None
     }
     return [replace(cell, best=id(cell) in best) for cell in cells]
 
