@@ -60,14 +60,6 @@ def test_each_merge_has_its_own_key_wherever_its_sources_are(folders: list[Path]
     assert all(key(config, other, tmp_path) != one for config, one in zip(merges, keys, strict=True))
 
 
-def test_weights_that_say_the_same_in_other_words_have_one_key(folders: list[Path], tmp_path: Path) -> None:
-    mirrored = {"0": {kind: {0: 0.0, 1: 1.0, 2: 1.0} for kind in ("attention", "mlp", "norms")}}
-    soup = Soup(**TWO, weights=[1.0, 0.0], layer_weights={
-        **mirrored, "1": {kind: {0: 1.0, 1: 0.0, 2: 0.0} for kind in ("attention", "mlp", "norms")},
-    })  # fmt: skip
-    assert key(soup, folders, tmp_path) == key(LayerSwap(**SWAP, bottom_layers=1, top_layers=0), folders, tmp_path)
-
-
 def test_a_merge_that_is_one_source_has_its_key(folders: list[Path], tmp_path: Path) -> None:
     root = weights_root(digest_tensors(folders[1]))
     nothing = LayerSwap(**SWAP, bottom_layers=0, top_layers=0)

@@ -6,11 +6,10 @@ import csv
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import row_key, tensor_changes
+from pipeline.analyze.changes import Change, Pairs, row_key, tensor_changes
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -42,30 +41,34 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     for role, expert in experts.items():  # dtypes may differ between them, which the flag above allows
         check_sources({role: expert}, base, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
 
-    names, sources = by_size(base), list(experts.values())
-    limits = [fact["threshold"] for fact in facts.values()]
-    with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
-        of_each = (partial(tensor_changes, sources, base, name, limits, config.analyze.axis) for name in names)
-        tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in zip(names, of_each, strict=True)]
-        results = dict(zip(names, in_threads(lambda task: task(), tasks, config.threads), strict=True))
     labels = [fact["name"] for fact in facts.values()]
+    names, limits = by_size(base), [fact["threshold"] for fact in facts.values()]
+    with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
+
+        def measure(name: str) -> tuple[list[Change], Pairs]:
+            found = tensor_changes(list(experts.values()), base, name, limits, config.analyze.axis)
+            bar.update(base.info(name).nbytes)
+            return found
+
+        results = dict(zip(names, in_threads(measure, names, config.threads), strict=True))
     places = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
         {"expert": label, **place, **vars(results[name][0][index])}
         for index, label in enumerate(labels)
         for name, place in places.items()
     ]
-    write_csv(work / "delta.csv", rows)
     pairs = [
         {"first": labels[a], "second": labels[b], **place, **results[name][1][a, b]}
         for a, b in itertools.combinations(range(len(labels)), 2)
         for name, place in places.items()
     ]
-    if pairs:
-        write_csv(work / "pairs.csv", pairs)
-    shares, norms = ([map_of(fact, rows, key) for fact in facts.values()] for key in ("share", "relative"))
-    drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
-    for name, (maps, label, scale) in drawn.items():
+    for name, table in (("delta", rows), ("pairs", pairs)):
+        if table:
+            write_csv(work / f"{name}.csv", table)
+    for name, measured, label, scale in (
+        ("map", "relative", "change relative to the base", None), ("share", "share", "share of rows", (0.0, 1.0))
+    ):  # fmt: skip
+        maps = [map_of(fact, rows, measured) for fact in facts.values()]
         vector, picture = svg_and_png_of_maps(maps, "delta", label, scale)
         (work / f"{name}.svg").write_text(vector, encoding="utf-8")
         (work / f"{name}.png").write_bytes(picture)

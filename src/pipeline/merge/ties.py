@@ -53,8 +53,7 @@ def kth_largest(
 
     def count(bins: Sequence[int | None]) -> np.ndarray:
         """(vectors, halves): how many entries have each upper half, or each lower half in a bin of the upper."""
-        size = 2**15 if bins[0] is None else 2**16  # a magnitude has no sign
-        counts = np.zeros((len(bins), size), np.int64)
+        counts = np.zeros((len(bins), 2**16), np.int64)
 
         def add_tensor(name: str) -> None:
             own = np.zeros_like(counts)
@@ -62,15 +61,14 @@ def kth_largest(
                 for row, vector, upper in zip(own, vectors, bins, strict=True):
                     bits = np.abs(vector).view(np.uint32).reshape(-1)
                     halves = bits >> 16
-                    row += np.bincount(halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=size)
+                    row += np.bincount(halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=2**16)
             with lock:
                 np.add(counts, own, out=counts)
 
         in_threads(add_tensor, names, threads)
         return counts
 
-    number = len(next(vectors_of(names[0])))
-    uppers = count([None] * number)
+    uppers = count([None] * len(next(vectors_of(names[0]))))
     if uppers[:, _NOT_FINITE:].any():
         raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
     if k > uppers[0].sum():
@@ -101,13 +99,12 @@ def elected_mean(
     `before`. divisor: `count` of the vectors that agree, or the sum of their `weights`.
     """
     total = sum(vectors[1:], vectors[0])
-    positive = total >= 0 if majority > 0 else total > 0
+    sign = np.where(total == 0, np.float32(majority), np.sign(total))
     parts, count = [], np.zeros(total.shape, np.float32)
     for vector, number in zip(vectors, weights or [1.0] * len(vectors), strict=True):
-        agrees = np.where(positive, vector > 0, vector < 0)
-        part = vector * agrees
-        parts.append(part * np.float32(number) if weights and weigh == "after" else part)
-        count += agrees if divisor == "count" else agrees * np.float32(number)
+        agrees = vector * sign > 0
+        parts.append(vector * agrees * np.float32(number if weigh == "after" else 1))
+        count += agrees * np.float32(number if divisor == "weights" else 1)
     return add_up(parts) / np.where(count == 0, np.float32(1), count)
 
 
@@ -169,18 +166,14 @@ class TiesMerge:
 
         Entries at or above the threshold stay, ties at it included, unless exactly so many do.
         """
-        exact = self.config.ties_at_threshold == "exact"
-        masks = self.exact_masks(name) if exact else None
-        limits = None if exact else self.limits or self.find_limits([name])
+        masks = self.exact_masks(name) if self.config.ties_at_threshold == "exact" else []
+        limits = np.array([] if masks else self.limits or self.find_limits([name]), np.float32)
         counts = self.kept[name] = np.zeros(len(self.experts), np.int64)
 
         def rows(start: int, stop: int) -> tuple[np.ndarray, Vectors, Vectors]:
             origin, vectors = task_vectors(self.experts, self.base, name, start, stop)
-            if masks is not None:
-                kept = [mask[start:stop] for mask in masks]
-            else:
-                assert limits is not None
-                kept = [np.abs(vector) >= np.float32(limit) for vector, limit in zip(vectors, limits, strict=True)]
+            kept = [mask[start:stop] for mask in masks]
+            kept = kept or [np.abs(vector) >= limit for vector, limit in zip(vectors, limits, strict=True)]
             for index, (vector, mask) in enumerate(zip(vectors, kept, strict=True)):
                 vector *= mask
                 counts[index] += np.count_nonzero(vector != 0)  # of bools: seven times as fast as of floats
@@ -225,11 +218,7 @@ class TiesMerge:
         the sum, to the signs of zeros."""
         if self.weights:
             return elected_mean(vectors, self.majority, self.weights, self.config.weigh, self.config.divisor)
-        several, seen = np.zeros_like(kept[0]), np.zeros_like(kept[0])
-        for mask in kept:
-            several |= seen & mask
-            seen |= mask
-        places = np.flatnonzero(several)
+        places = np.flatnonzero(add_up([mask.astype(np.uint8) for mask in kept]) > 1)
         elected = elected_mean([vector.reshape(-1)[places] for vector in vectors], self.majority)
         total = add_up(vectors)
         total.reshape(-1)[places] = elected

@@ -13,7 +13,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge.weights import Weights
 from pipeline.models.anatomy import OUTSIDE, Site, anatomy, num_layers
-from pipeline.models.partition import resolve_partition, side_of
+from pipeline.models.partition import refuse_outside, resolve_partition, side_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,18 +49,20 @@ class Reset(Merge):
         return self.threshold is None
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        given = [key for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
+        given = [f"merge.{key}" for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
         if len(given) != 1:
-            names = " and ".join(f"merge.{key}" for key in given) or "none"
-            raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {names}")
+            raise PipelineError(
+                "merge=reset needs one of merge.side, merge.layers and merge.threshold, got "
+                f"{' and '.join(given) or 'none'}"
+            )
         if self.side is not None and partition is None:
             raise PipelineError(f"merge.side={self.side} needs a partition: give partition=A, B, C or Z")
-        if self.side is None and partition is not None:
-            raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
-        if partition is not None and partition.outside != "frozen":
-            raise PipelineError(f"partition.outside={partition.outside} is of training: a reset reads merge.outside")
-        if partition is not None and layers is not None:
-            resolve_partition(partition, layers)
+        if partition is not None:
+            if self.side is None:
+                raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
+            refuse_outside(partition, "a reset reads merge.outside")
+            if layers is not None:
+                resolve_partition(partition, layers)
         if self.layers and layers is not None and max(self.layers) >= layers:
             raise PipelineError(f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}")
 
