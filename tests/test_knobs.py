@@ -146,7 +146,7 @@ def result(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith("tasks/") and name not in ("manifest.json", "README.md", "plan.json"):
+        if path.is_file() and not name.startswith("tasks/") and name not in ("manifest.json", "README.md"):
             content = path.read_bytes()
             if name == "scores.json":
                 content = json.dumps([json.loads(content)[key] for key in ("rows", "beside")]).encode()

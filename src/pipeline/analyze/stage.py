@@ -30,7 +30,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     """Results of the analyze stage. Writes delta.csv, pairs.csv where there are two experts or more, and two maps:
     `map`, of the norm of each change over the base's, which reads at any size of update, and `share`, the published
     figure."""
-    from pipeline.analyze.heatmaps import map_of, svg_and_png_of_maps
+    from pipeline.analyze.heatmaps import map_of, svg_of_maps
 
     config, of_base = run.config, run.parents["base"].folder
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
@@ -39,7 +39,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     if not config.analyze.compare_unlike:
         refuse_unlike(facts)
     for role, expert in experts.items():  # dtypes may differ between them, which the flag above allows
-        check_sources({role: expert}, base, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
+        check_sources({role: expert, "base": base}, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
 
     labels = [fact["name"] for fact in facts.values()]
     names, limits = by_size(base), [fact["threshold"] for fact in facts.values()]
@@ -69,9 +69,8 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         ("map", "relative", "change relative to the base", None), ("share", "share", "share of rows", (0.0, 1.0))
     ):  # fmt: skip
         maps = [map_of(fact, rows, measured) for fact in facts.values()]
-        vector, picture = svg_and_png_of_maps(maps, "delta", label, scale)
-        (work / f"{name}.svg").write_text(vector, encoding="utf-8")
-        (work / f"{name}.png").write_bytes(picture)
+        drawn = svg_of_maps(maps, "delta", label, scale, work / f"{name}.png")
+        (work / f"{name}.svg").write_text(drawn, encoding="utf-8")
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}

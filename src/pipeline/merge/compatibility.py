@@ -26,24 +26,21 @@ def key_of(role: str) -> str:
 
 
 def check_sources(
-    sources: Mapping[str, Source],
-    base: Source | None,
-    key_for: Callable[[str], str] = key_of,
-    vocabulary: str | None = None,
+    sources: Mapping[str, Source], key_for: Callable[[str], str] = key_of, vocabulary: str | None = None
 ) -> None:
-    """Raise PipelineError for incompatible sources, and for experts equal to `base` or not descended from it.
+    """Raise PipelineError for sources that do not fit, and for experts equal to the source `base`, or of another base.
 
     vocabulary: see `same_tokenizer`.
     """
-    (role, first), *further = sources.items()
-    for other_role, source in [*sources.items(), *([("base", base)] if base else [])]:
+    for role, source in sources.items():
         if quantized := source.config.get("quantization_config"):
             quantization = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
             raise PipelineError(
-                f"{key_for(other_role)}: config.json of {source.folder} has quantization_config ({quantization}), "
+                f"{key_for(role)}: config.json of {source.folder} has quantization_config ({quantization}), "
                 "so its tensors are not the weights that it computes with: "
                 "name the model before it was quantized, or dequantize it"
             )
+    (role, first), *further = [(role, source) for role, source in sources.items() if role != "base"]
     for name, info in first.infos.items():
         if info.dtype not in DTYPES.values():
             raise PipelineError(f"{first.folder}: {name} is stored as {info.dtype}, not as a float")
@@ -51,10 +48,10 @@ def check_sources(
         keys = key_for(role), key_for(other_role)
         same_architecture(first, source, keys)
         same_tokenizer(first, source, keys, vocabulary)
-    if base is not None:
-        same_architecture(first, base, (key_for(role), key_for("base")), dtypes=False)
-        for other_role, source in sources.items():
-            check_descent(source, base, key_for(other_role))
+    if "base" in sources:
+        same_architecture(first, sources["base"], (key_for(role), key_for("base")), dtypes=False)
+        for other_role, source in [(role, first), *further]:
+            check_descent(source, sources["base"], key_for(other_role))
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:

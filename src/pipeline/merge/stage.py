@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.summary import plan_text, recipe_text, row_cells
+from pipeline.merge.summary import plan_text, recipe_text
 from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
 from pipeline.models.partition import resolve_partition
@@ -37,8 +36,6 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     free = shutil.disk_usage(work).free
     if free < size["written"]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
-    tracker.table("merge_plan", ["where", "what", "weights"], [row_cells(row, run.parents) for row in rows])
-    (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     write_card(run, merge, plan, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
     key = sources.key()

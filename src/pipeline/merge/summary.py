@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
-SIZES = {"copied": "copied", "read": "read to compute", "written": "written"}
 
 
 def group_weights(weights: Weights) -> list[Row]:
@@ -54,7 +53,7 @@ def plan_text(config: Merge, parents: Mapping[str, Parent], rows: list[Row], siz
     roles = [role for role in (*config.references(), "base") if role in parents]
     names = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
     lines = ["  {:<14} {:<24} {}".format(*row_cells(row, parents)) for row in rows]
-    sizes = [f"{size[key] / 1e6:,.1f} MB {done}" for key, done in SIZES.items()]
+    sizes = [f"{count / 1e6:,.1f} MB {done}" for done, count in size.items()]
     return "\n".join([f"merge {config.method}: {names}", *lines, f"  {', '.join(sizes)}"])
 
 
