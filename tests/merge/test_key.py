@@ -14,7 +14,7 @@ from test_adapters import lora  # noqa: F401
 
 from pipeline.config.compose import compose
 from pipeline.evaluate.store import merge_key, model_key
-from pipeline.merge.digests import SourceDigests
+from pipeline.merge.digests import known_digests, weights_key
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.slerp import Slerp
@@ -42,7 +42,7 @@ def key(config: Any, folders: list[Path], runs_dir: Path) -> str:
     merge = open_merge(
         config, dict(zip(config.references(), experts, strict=True)), base if config.needs_base() else None
     )
-    return SourceDigests(merge, runs_dir).key()
+    return weights_key(merge, known_digests(merge, runs_dir))
 
 
 def test_each_merge_has_its_own_key_wherever_its_sources_are(folders: list[Path], tmp_path: Path) -> None:

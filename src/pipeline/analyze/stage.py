@@ -84,32 +84,24 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
         manifest = read_manifest(parent.folder.parent / training)
     config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
-    threshold = knobs.threshold
+    published = {"math": knobs.threshold_math, "language": knobs.threshold_language}
+    threshold = published.get(str(side)) if knobs.threshold is None else knobs.threshold
     if threshold is None:
-        if side not in ("math", "language"):
-            raise PipelineError(f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5")
-        threshold = knobs.threshold_math if side == "math" else knobs.threshold_language
-    dtypes = sorted({expert.info(name).dtype for name in expert.names})
+        raise PipelineError(f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5")
+    dtype = "+".join(sorted({info.dtype for info in expert.infos.values()}))
     optimizer = (config.get("sft") or {}).get("optimizer") or "unknown"
-    return {
-        "name": parent.name,
-        "side": side,
-        "threshold": threshold,
-        "dtype": "+".join(dtypes),
-        "optimizer": optimizer,
-    }
+    return {"name": parent.name, "side": side, "threshold": threshold, "dtype": dtype, "optimizer": optimizer}
 
 
 def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise PipelineError unless experts share dtype and optimizer: rounding noise makes one scale misleading."""
-    (first, *further) = facts.values()
-    for other_facts in further:
-        for key in ("dtype", "optimizer"):
-            if first[key] != other_facts[key]:
-                raise PipelineError(
-                    f"{first['name']} has {key} {first[key]}, {other_facts['name']} has {other_facts[key]}: "
-                    "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
-                )
+    first, *further = facts.values()
+    for other, key in itertools.product(further, ("dtype", "optimizer")):
+        if first[key] != other[key]:
+            raise PipelineError(
+                f"{first['name']} has {key} {first[key]}, {other['name']} has {other[key]}: "
+                "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
+            )
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

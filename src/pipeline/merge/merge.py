@@ -6,6 +6,7 @@ memory, and nothing here imports torch: a layer swap is over before torch would 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -170,8 +171,18 @@ class Merging:
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
         prepare, self.method.prepare = self.method.prepare, None
-        if prepare:
-            prepare(threads)
+        with self._naming_what_is_not_finite(self.names):
+            if prepare:
+                prepare(threads)
+
+    @contextlib.contextmanager
+    def _naming_what_is_not_finite(self, names: Sequence[str]) -> Iterator[None]:
+        """Where merging these tensors fails and one of a source is not finite, the error names its file."""
+        try:
+            yield
+        except PipelineError:
+            refuse_not_finite(self.sources.values(), names)
+            raise
 
     def _rows(self, name: str) -> Rows:
         """The rows of a tensor of the result that all sources have, in float32."""
@@ -216,15 +227,12 @@ class Merging:
             source = self.sources[copied[0]]
             yield from (source.stored_rows(name, *piece) for piece in arrays.pieces(info.shape, copied_entries))
             return
-        for values in self._values(name):
-            try:
+        with self._naming_what_is_not_finite([name]):
+            for values in self._values(name):
                 stored = arrays.narrow(values, dtype, name)
-            except PipelineError:
-                refuse_not_finite(self.sources.values(), [name])
-                raise
-            if dtype not in ("F32", info.dtype):
-                lost += squared_norm(stored.astype(np.float32) - values), squared_norm(values)
-            yield stored
+                if dtype not in ("F32", info.dtype):
+                    lost += squared_norm(stored.astype(np.float32) - values), squared_norm(values)
+                yield stored
         self.lost[name] = lost
 
     def cast(self) -> dict[str, Any]:

@@ -22,11 +22,9 @@ from pipeline.merge.formulas import (
     add_up,
     by_size,
     onto,
-    refuse_not_finite,
     task_vectors,
     vector_pieces,
 )
-from pipeline.merge.weights import expert_weights
 from pipeline.models.arrays import in_threads, matrix, pieces
 
 Vectors = list[np.ndarray]
@@ -35,8 +33,6 @@ _NOT_FINITE = 0x7F80  # the upper half of the bits of infinity; those of NaNs ar
 
 def kept_count(density: float, size: int) -> int:
     """k = floor(density x size), at least 1. The decimal as typed counts: 0.29 of 100 is 29, not 28."""
-    if not 0 < density <= 1:
-        raise PipelineError(f"merge.density must be in (0, 1], got {density}")
     return max(1, int(Fraction(str(density)) * size))
 
 
@@ -46,8 +42,8 @@ def kth_largest(
     """The k-th largest magnitude of each vector over the named tensors, exactly, in two passes.
 
     Magnitudes sort like the bits of float32: one pass counts them by their upper 16 bits, a second those in the bin of
-    the k-th by their lower 16. vectors_of(name) gives the pieces of each vector. Raises PipelineError for NaN, for
-    infinite entries, and where there are fewer than k.
+    the k-th by their lower 16. vectors_of(name) gives the pieces of each vector. Raises PipelineError for NaN and for
+    infinite entries.
     """
     lock = threading.Lock()
 
@@ -71,8 +67,6 @@ def kth_largest(
     uppers = count([None] * len(next(vectors_of(names[0]))))
     if uppers[:, _NOT_FINITE:].any():
         raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
-    if k > uppers[0].sum():
-        raise PipelineError(f"asked for the {k}-th largest of {uppers[0].sum()} entries")
     found = [_descend(row, k) for row in uppers]
     lowers = count([upper for upper, _ in found])
     bits = [upper << 16 | _descend(row, rest)[0] for row, (upper, rest) in zip(lowers, found, strict=True)]
@@ -134,7 +128,7 @@ class TiesMerge:
 
     def __init__(self, config: Any, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
-        self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
+        self.weights = config.weights
         self.limits: list[float] | None = None
         self.majority = 1.0
         self.kept: dict[str, np.ndarray] = {}
@@ -152,11 +146,7 @@ class TiesMerge:
         size = sum(math.prod(self.base.info(name).shape) for name in names)
         if not size:
             return [0.0] * len(self.experts)
-        try:
-            return kth_largest(self.vectors_of, names, kept_count(self.config.density, size), threads)
-        except PipelineError:
-            refuse_not_finite([self.base, *self.experts], names)
-            raise
+        return kth_largest(self.vectors_of, names, kept_count(self.config.density, size), threads)
 
     def vectors_of(self, name: str) -> Iterator[Vectors]:
         return (vectors for *_, vectors in vector_pieces(self.experts, self.base, name))
@@ -191,8 +181,6 @@ class TiesMerge:
                 parts = [np.abs(vector).reshape(-1) for *_, (vector,) in vector_pieces([expert], self.base, name)]
                 magnitudes = np.concatenate([np.empty(0, np.float32), *parts])
                 del parts
-                if not np.isfinite(magnitudes).all():
-                    refuse_not_finite([self.base, expert], [name])
                 masks.append(exactly_kept(magnitudes, self.config.density).reshape(matrix(self.base.info(name).shape)))
             return masks
 

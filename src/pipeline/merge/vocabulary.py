@@ -71,14 +71,12 @@ def align_vocabularies(
 def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
     """The embedding and the head, if they have other numbers of rows, all of them alike, and are else the same."""
     names = [name for name in next(iter(sources.values())).names if decoder_name(name) in (EMBEDDING, HEAD)]
-    shapes = [
-        {role: source.infos[name].shape for role, source in sources.items() if name in source.infos} for name in names
-    ]
-    fits = all(
-        of_name == shapes[0] and len(of_name) == len(sources) and len({shape[1:] for shape in of_name.values()}) == 1
-        for of_name in shapes
-    )
-    return tuple(names) if shapes and fits and len(set(shapes[0].values())) > 1 else ()
+    shapes = [[source.infos[name].shape for source in sources.values() if name in source.infos] for name in names]
+    rows = {tuple(shape[0] for shape in of_name) for of_name in shapes}
+    if len(rows) != 1 or any(len({shape[1:] for shape in of_name}) > 1 for of_name in shapes):
+        return ()
+    (counts,) = rows
+    return tuple(names) if len(counts) == len(sources) and len(set(counts)) > 1 else ()
 
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
