@@ -95,10 +95,6 @@ class Merge(Knobs):
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
         """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
 
-    def unread(self, partition: Partition | None) -> Sequence[str]:
-        """Knobs without effect in this merge, which its model card omits."""
-        return ()
-
     def label(self, partition: Partition | None) -> str:
         """The beginning of its runs' names; the experts' labels follow."""
         return self.method

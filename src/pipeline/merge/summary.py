@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,9 @@ Row = dict[str, Any]
 
 def group_weights(weights: Weights) -> list[Row]:
     """The weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
-    places: dict[int | str, dict[str, set[str]]] = {}  # layer, or kind outside the layers -> weights -> kinds
+    places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))  # place -> weights -> kinds
     for name, site in anatomy(weights).items():
-        place = places.setdefault(site.kind if site.layer is None else site.layer, {})
-        place.setdefault(json.dumps(weights[name]), set()).add(site.kind)
+        places[site.kind if site.layer is None else site.layer][json.dumps(weights[name])].add(site.kind)
     tables = {
         place: sorted(("all" if len(of) == 1 else ", ".join(sorted(kinds)), row) for row, kinds in of.items())
         for place, of in places.items()
@@ -60,9 +60,8 @@ def plan_text(config: Merge, parents: Mapping[str, Parent], rows: list[Row], siz
 def recipe_text(config: Merge, plan: str, partition: Partition | None = None) -> str:
     """Section of a merge's model card: the settings that were read, and the plan with the parents."""
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
-    settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}
-    settings |= {"package": config.package} if config.package else {}
-    settings |= {"partition": partition.name} if partition else {}  # the plan has its layers
-    lines = [f"| {key} | {value} |" for key, value in settings.items()]
+    settings = {f"merge.{key}": getattr(config, key) for key in knobs}
+    settings |= {"package": config.package or None, "partition": partition.name if partition else None}
+    lines = [f"| {key} | {value} |" for key, value in settings.items() if value is not None]
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|", *lines]
     return "\n".join([*lines, "", "```text", plan, "```", ""])

@@ -97,9 +97,6 @@ class LayerSwap(Merge):
         if layers is not None:
             resolve_partition(partition, layers) if partition else self.counts_in(layers)
 
-    def unread(self, partition: Partition | None) -> Sequence[str]:
-        return (*COUNTS, "scale_to_depth", "zones") if partition else ()
-
     def label(self, partition: Partition | None) -> str:
         b, u, *_ = self.counts()
         return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
