@@ -196,23 +196,18 @@ def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
 def _read_factors(
     adapter: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str], settings: dict[str, Any]
 ) -> Factors:
-    if len(pair) < 2:
+    if set(pair) != {"A", "B"}:
         raise PipelineError(f"{adapter.folder} holds one factor of {name} without the other: copy it again")
-    (b_rows, rank), a_shape, shape = (
-        adapter.infos[pair["B"]].shape,
-        adapter.infos[pair["A"]].shape,
-        base.info(name).shape,
-    )
-    if (rank, b_rows, *a_shape[1:]) != (a_shape[0], *shape):
+    a, b = adapter.infos[pair["A"]], adapter.infos[pair["B"]]
+    if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != base.info(name).shape:
         raise PipelineError(
-            f"{adapter.folder}: factors of {name} are {[b_rows, rank]} and {list(a_shape)}, its base's is "
-            f"{list(shape)}: {OTHER_BASE}"
+            f"{adapter.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
+            f"its base's is {list(base.info(name).shape)}: {OTHER_BASE}"
         )
-    alpha = _pattern_value(
-        settings.get("alpha_pattern") or {}, name.removesuffix(".weight"), settings.get("lora_alpha", rank)
-    )
+    rank, module = a.shape[0], name.removesuffix(".weight")
+    alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape[1], scale)
+    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, a.shape[1], scale)
 
 
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:

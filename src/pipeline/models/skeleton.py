@@ -55,13 +55,14 @@ def build_skeleton(folder: Path, key: str) -> Any:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-    problems = [
-        f"{verb} {first}{f' and {len(more)} more tensors' if more else ''}, which its config.json {reason}"
-        for verb, kind, reason in (("lacks", "missing", "asks for"), ("holds", "unexpected", "has no place for"))
-        for first, *more in [sorted(loading_info[f"{kind}_keys"]) or [None]] if first
-    ]  # fmt: skip
-    for name, found, expected in loading_info["mismatched_keys"]:
-        problems.append(f"holds {name} of shape {list(found)}, its config.json asks for {list(expected)}")
-    if problems:
-        raise PipelineError(f"{key}={folder} {problems[0]}: copy it again, or correct its config.json")
+    remedy = "copy it again, or correct its config.json"
+    for verb, kind, reason in (("lacks", "missing", "asks for"), ("holds", "unexpected", "has no place for")):
+        if names := sorted(loading_info[f"{kind}_keys"]):
+            more = f" and {len(names) - 1} more tensors" if names[1:] else ""
+            raise PipelineError(f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}")
+    for name, *shapes in loading_info["mismatched_keys"]:
+        found, expected = (list(shape) for shape in shapes)
+        raise PipelineError(
+            f"{key}={folder} holds {name} of shape {found}, its config.json asks for {expected}: {remedy}"
+        )
     return model
