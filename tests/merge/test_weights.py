@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.merge.methods.layer_swap import LayerSwap, layer_swap_weights
-from pipeline.merge.methods.soup import Soup, soup_weights
+from pipeline.merge.methods.soup import Soup
 from pipeline.models.anatomy import Site, anatomy
 
 MATH, LANGUAGE, AVERAGE = {"math": 1.0}, {"language": 1.0}, {"math": 0.5, "language": 0.5}
@@ -87,14 +87,11 @@ def test_swaps_that_are_refused(settings, words):
 
 
 def test_soups():
-    assert soup_weights(Soup(experts=["a", "b"]), ["x", "y"]) == {
-        "x": {"0": 0.5, "1": 0.5},
-        "y": {"0": 0.5, "1": 0.5},
-    }
-    assert soup_weights(Soup(experts=["a", "b"], weights=[0.25, 0.75]), ["x"]) == {"x": {"0": 0.25, "1": 0.75}}
-    assert soup_weights(Soup(experts=["a", "b"], weights=[0, 1]), ["x"]) == {"x": {"1": 1.0}}
-    thirds = soup_weights(Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]), ["x"])
-    assert sum(thirds["x"].values()) == pytest.approx(1, abs=1e-6)
+    assert Soup(experts=["a", "b"]).shares() == {"0": 0.5, "1": 0.5}
+    assert Soup(experts=["a", "b"], weights=[0.25, 0.75]).shares() == {"0": 0.25, "1": 0.75}
+    assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
+    thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
+    assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +105,4 @@ def test_soups():
 )
 def test_soups_that_are_refused(settings, words):
     with pytest.raises(PipelineError, match=words):
-        soup_weights(Soup(**settings), ["x"])
+        Soup(**settings).refuse(None, None)

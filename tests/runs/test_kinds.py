@@ -13,7 +13,7 @@ from pipeline import files
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints
-from pipeline.merge.digests import SourceDigests
+from pipeline.merge.digests import known_digests
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
@@ -69,7 +69,7 @@ def test_a_merge_of_old_and_new_has_digests_of_one_kind(finished, tmp_path, monk
     experts = {"math": finished("math", "sha256"), "language": finished("language", "blake3", seed=1)}
     merge = open_merge(settings, {role: Checkpoint.open(one.folder) for role, one in experts.items()})
     (tmp_path / "out").mkdir()
-    sources = SourceDigests(merge, tmp_path)
-    assert all(one.startswith("blake3:") for known in sources.known.values() for one in known.values())
-    digests = merge.write(tmp_path / "out", recorded=sources.known)
+    found = known_digests(merge, tmp_path)
+    assert all(one.startswith("blake3:") for known in found.values() for one in known.values())
+    digests = merge.write(tmp_path / "out", recorded=found)
     assert digests == digest_tensors(tmp_path / "out") and all(one.startswith("blake3:") for one in digests.values())

@@ -23,7 +23,7 @@ from pipeline.models.checkpoint import Checkpoint, digest_tensors
 from pipeline.runs.manifest import read_manifest
 
 Call = Callable[..., SimpleNamespace]
-NEVER = ("manifest.json", "log.jsonl", "plan.json", "wandb", "snapshots", "trainer")
+NEVER = ("manifest.json", "log.jsonl", "wandb", "snapshots", "trainer")
 
 
 def logits(folder: Path, text: str = "2 + 3 = ?") -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, vector_pieces
+from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, squared_norm, vector_pieces
 from pipeline.models.anatomy import Site
 
 COLUMNS = {  # a parameter of a layer -> its column in the published figures
@@ -50,46 +50,33 @@ def tensor_changes(
     """
     shape = base.info(name).shape
     count, length = rows_in(shape, axis)
-    sums, squares = np.zeros((len(experts), count)), np.zeros(len(experts))
-    same, size = np.zeros(len(experts)), 0.0
-    dots = np.zeros((len(experts), len(experts)))
-    conflicts = np.zeros((len(experts), len(experts)))
+    number = len(experts)
+    sums, same, size = np.zeros((number, count)), np.zeros(number), 0.0
+    dots, conflicts = np.zeros((2, number, number))
     for start, stop, origin, vectors in vector_pieces(experts, base, name):
         size += squared_norm(origin)
-        for index, vector in enumerate(vectors):
-            add_to_rows(sums[index], np.abs(vector), start, stop, axis, shape)
-            same[index] += np.count_nonzero(vector == 0)
-            squares[index] += squared_norm(vector)
-            for earlier, other in enumerate(vectors[:index]):
-                dots[earlier, index] += float(np.vdot(other.astype(np.float64), vector.astype(np.float64)))
-                conflicts[earlier, index] += np.count_nonzero(np.sign(other) * np.sign(vector) < 0)
-    if not np.isfinite(squares).all():
+        for own, vector in zip(sums, vectors, strict=True):
+            add_to_rows(own, np.abs(vector), start, stop, axis, shape)
+        flat = np.reshape(vectors, (number, -1)).astype(np.float64)
+        signs = np.sign(flat)
+        same += (signs == 0).sum(axis=1)
+        dots += flat @ flat.T
+        conflicts += (np.abs(signs) @ np.abs(signs).T - signs @ signs.T) / 2
+    if not np.isfinite(dots).all():
         refuse_not_finite([base, *experts], [name])
-    entries = max(1, count * length)
-    means = sums / max(1, length)
-    by_expert = [
-        Change(
-            float(means[index].mean()) if count else 0.0,
-            float((means[index] > limit).mean()) if count else 0.0,
-            math.sqrt(squares[index]),
-            math.sqrt(squares[index] / size) if size else math.nan,
-            float(same[index] / entries),
-        )
-        for index, limit in enumerate(limits)
-    ]
-    pairs = {}
-    for a, b in itertools.combinations(range(len(experts)), 2):
-        norms = math.sqrt(squares[a] * squares[b])
-        pairs[a, b] = {
-            "cosine": dots[a, b] / norms if norms else math.nan,
-            "sign_conflicts": conflicts[a, b] / entries,
+    means, norms, entries = sums / max(1, length), np.sqrt(np.diag(dots)), max(1, count * length)
+    above = means > np.reshape(limits, (-1, 1))
+    relative = norms / (math.sqrt(size) or math.nan)
+    measures = means.sum(axis=1) / max(1, count), above.sum(axis=1) / max(1, count), norms, relative, same / entries
+    both = np.outer(norms, norms)
+    pairs = {
+        (a, b): {
+            "cosine": float(dots[a, b] / (both[a, b] or math.nan)),
+            "sign_conflicts": float(conflicts[a, b] / entries),
         }
-    return by_expert, pairs
-
-
-def squared_norm(values: np.ndarray) -> float:
-    exact = values.astype(np.float64)
-    return float(np.vdot(exact, exact))
+        for a, b in itertools.combinations(range(number), 2)
+    }
+    return [Change(*map(float, one)) for one in np.transpose(measures)], pairs
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:

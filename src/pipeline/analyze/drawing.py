@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ COLOURS = {
     "third": "#8a6bb0",
 }
 
-SVG = {
+SVG: dict[str, Any] = {
     "format": "svg", "transparent": True, "metadata": dict.fromkeys(("Date", "Creator", "Format", "Type")),
 }  # fmt: skip
-PNG = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
+PNG: dict[str, Any] = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pipeline",
@@ -53,20 +54,23 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    """The drawing as SVG. name: the prefix of its ids; label: the text for screen readers."""
-    return _embed_in_page(_save_figure(draw, SVG)[0], name, label)
+def draw_svg(draw: Callable[[], Figure], name: str, label: str, png: Path | None = None) -> str:
+    """The drawing as SVG to be embedded in a page, with the page's CSS variables for colours; written as `png` too.
 
+    name: the prefix of its ids; label: the text for screen readers.
+    """
+    import matplotlib
 
-def svg_and_png(draw: Callable[[], Figure], name: str, label: str) -> tuple[str, bytes]:
-    """One drawing as SVG and PNG: the layout, which dominates the cost, is computed once."""
-    vector, picture = _save_figure(draw, SVG, PNG)
-    return _embed_in_page(vector, name, label), picture
-
-
-def _embed_in_page(vector: bytes, name: str, label: str) -> str:
-    """The SVG made embeddable: its ids prefixed, its colours replaced by the page's CSS variables."""
-    text = vector.decode()
+    stream = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
+        matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
+        matplotlib.rcParams.update(STYLE)
+        figure = draw()
+        figure.savefig(stream, **SVG)
+        if png:
+            figure.savefig(png, **PNG)
+    text = stream.getvalue().decode()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
@@ -74,19 +78,3 @@ def _embed_in_page(vector: bytes, name: str, label: str) -> str:
         text = text.replace(value, f"var(--{variable}, {value})")
     text = re.sub(r"(font: [\d.]+px) '[^;\"]*", r"\1 var(--sans, sans-serif)", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
-
-
-def _save_figure(draw: Callable[[], Figure], *formats: Mapping[str, Any]) -> list[bytes]:
-    import matplotlib
-
-    files = []
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
-        matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
-        matplotlib.rcParams.update(STYLE)
-        figure = draw()
-        for options in formats:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, **options)
-            files.append(buffer.getvalue())
-    return files

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.changes import COLUMNS
-from pipeline.analyze.drawing import COLOURS, draw_svg, svg_and_png
+from pipeline.analyze.drawing import COLOURS, draw_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,46 +32,40 @@ class Map:
     best: tuple[int, int] | None = None
 
 
-def svg_of_maps(maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)) -> str:
-    """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone."""
-    return draw_svg(lambda: draw_maps(maps, scale), name, label)
-
-
-def svg_and_png_of_maps(
-    maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)
-) -> tuple[str, bytes]:
-    return svg_and_png(lambda: draw_maps(maps, scale), name, label)
+def svg_of_maps(
+    maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0), png: Path | None = None
+) -> str:
+    """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone; written
+    as `png` too."""
+    return draw_svg(lambda: draw_maps(maps, scale), name, label, png)
 
 
 def draw_maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
+    import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Rectangle
 
-    values = [value for heatmap in maps for row in heatmap.values for value in row if value is not None]
-    numbers = [value for value in values if math.isfinite(value)]
-    low, high = scale or (min(numbers, default=0.0), max(numbers, default=1.0))
+    grids = [np.array(heatmap.values, dtype=float) for heatmap in maps]  # None is NaN
+    finite = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
+    low, high = scale or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
     high = high if high > low else low + 1
+    rows, wide = np.max([grid.shape for grid in grids], axis=0)
     across = min(2, len(maps))
     down = math.ceil(len(maps) / across)
-    tallest = max(len(heatmap.rows) for heatmap in maps)
-    width = max(2.2 + 0.78 * max(len(heatmap.columns) for heatmap in maps), 4.5)
-    figure = Figure(figsize=(width * across, down * (1.5 + 0.26 * tallest)), layout=ConstrainedLayoutEngine())
+    size = max(2.2 + 0.78 * wide, 4.5) * across, down * (1.5 + 0.26 * rows)
+    figure = Figure(figsize=size, layout="constrained")
     colours = LinearSegmentedColormap.from_list("greens", GREENS)
-    for index, heatmap in enumerate(maps):
+    for index, (heatmap, grid) in enumerate(zip(maps, grids, strict=True)):
         axes = figure.add_subplot(down, across, index + 1)
-        cells = [[math.nan if value is None else value for value in row] for row in heatmap.values]
-        axes.imshow(cells, cmap=colours, vmin=low, vmax=high, aspect="auto")
-        for y, row in enumerate(heatmap.values):
-            for x, value in enumerate(row):
-                dark = value is not None and (value - low) / (high - low) > 0.55
-                text = "–" if value is None else format_value(value, scale)
-                axes.text(x, y, text, ha="center", va="center", fontsize=7, color="#ffffff" if dark else INK)
+        axes.imshow(grid, cmap=colours, vmin=low, vmax=high, aspect="auto")
+        for (y, x), value in np.ndenumerate(grid):
+            text = "–" if math.isnan(value) else format_value(value, scale)
+            colour = "#ffffff" if (value - low) / (high - low) > 0.55 else INK
+            axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour)
         if heatmap.best is not None:
-            frame = Rectangle(
-                (heatmap.best[1] - 0.5, heatmap.best[0] - 0.5), 1, 1, fill=False, edgecolor=COLOURS["warn"], lw=1.6
-            )
+            y, x = heatmap.best
+            frame = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=COLOURS["warn"], lw=1.6)
             axes.add_patch(frame)
         axes.set_title(heatmap.title)
         columns = heatmap.columns

@@ -6,11 +6,10 @@ import csv
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import row_key, tensor_changes
+from pipeline.analyze.changes import Change, Pairs, row_key, tensor_changes
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -31,7 +30,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     """Results of the analyze stage. Writes delta.csv, pairs.csv where there are two experts or more, and two maps:
     `map`, of the norm of each change over the base's, which reads at any size of update, and `share`, the published
     figure."""
-    from pipeline.analyze.heatmaps import map_of, svg_and_png_of_maps
+    from pipeline.analyze.heatmaps import map_of, svg_of_maps
 
     config, of_base = run.config, run.parents["base"].folder
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
@@ -40,35 +39,38 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     if not config.analyze.compare_unlike:
         refuse_unlike(facts)
     for role, expert in experts.items():  # dtypes may differ between them, which the flag above allows
-        check_sources({role: expert}, base, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
+        check_sources({role: expert, "base": base}, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
 
-    names, sources = by_size(base), list(experts.values())
-    limits = [fact["threshold"] for fact in facts.values()]
-    with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
-        of_each = (partial(tensor_changes, sources, base, name, limits, config.analyze.axis) for name in names)
-        tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in zip(names, of_each, strict=True)]
-        results = dict(zip(names, in_threads(lambda task: task(), tasks, config.threads), strict=True))
     labels = [fact["name"] for fact in facts.values()]
+    names, limits = by_size(base), [fact["threshold"] for fact in facts.values()]
+    with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
+
+        def measure(name: str) -> tuple[list[Change], Pairs]:
+            found = tensor_changes(list(experts.values()), base, name, limits, config.analyze.axis)
+            bar.update(base.info(name).nbytes)
+            return found
+
+        results = dict(zip(names, in_threads(measure, names, config.threads), strict=True))
     places = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
         {"expert": label, **place, **vars(results[name][0][index])}
         for index, label in enumerate(labels)
         for name, place in places.items()
     ]
-    write_csv(work / "delta.csv", rows)
     pairs = [
         {"first": labels[a], "second": labels[b], **place, **results[name][1][a, b]}
         for a, b in itertools.combinations(range(len(labels)), 2)
         for name, place in places.items()
     ]
-    if pairs:
-        write_csv(work / "pairs.csv", pairs)
-    shares, norms = ([map_of(fact, rows, key) for fact in facts.values()] for key in ("share", "relative"))
-    drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
-    for name, (maps, label, scale) in drawn.items():
-        vector, picture = svg_and_png_of_maps(maps, "delta", label, scale)
-        (work / f"{name}.svg").write_text(vector, encoding="utf-8")
-        (work / f"{name}.png").write_bytes(picture)
+    for name, table in (("delta", rows), ("pairs", pairs)):
+        if table:
+            write_csv(work / f"{name}.csv", table)
+    for name, measured, label, scale in (
+        ("map", "relative", "change relative to the base", None), ("share", "share", "share of rows", (0.0, 1.0))
+    ):  # fmt: skip
+        maps = [map_of(fact, rows, measured) for fact in facts.values()]
+        drawn = svg_of_maps(maps, "delta", label, scale, work / f"{name}.png")
+        (work / f"{name}.svg").write_text(drawn, encoding="utf-8")
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}
@@ -82,32 +84,24 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
         manifest = read_manifest(parent.folder.parent / training)
     config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
-    threshold = knobs.threshold
+    published = {"math": knobs.threshold_math, "language": knobs.threshold_language}
+    threshold = published.get(str(side)) if knobs.threshold is None else knobs.threshold
     if threshold is None:
-        if side not in ("math", "language"):
-            raise PipelineError(f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5")
-        threshold = knobs.threshold_math if side == "math" else knobs.threshold_language
-    dtypes = sorted({expert.info(name).dtype for name in expert.names})
+        raise PipelineError(f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5")
+    dtype = "+".join(sorted({info.dtype for info in expert.infos.values()}))
     optimizer = (config.get("sft") or {}).get("optimizer") or "unknown"
-    return {
-        "name": parent.name,
-        "side": side,
-        "threshold": threshold,
-        "dtype": "+".join(dtypes),
-        "optimizer": optimizer,
-    }
+    return {"name": parent.name, "side": side, "threshold": threshold, "dtype": dtype, "optimizer": optimizer}
 
 
 def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise PipelineError unless experts share dtype and optimizer: rounding noise makes one scale misleading."""
-    (first, *further) = facts.values()
-    for other_facts in further:
-        for key in ("dtype", "optimizer"):
-            if first[key] != other_facts[key]:
-                raise PipelineError(
-                    f"{first['name']} has {key} {first[key]}, {other_facts['name']} has {other_facts[key]}: "
-                    "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
-                )
+    first, *further = facts.values()
+    for other, key in itertools.product(further, ("dtype", "optimizer")):
+        if first[key] != other[key]:
+            raise PipelineError(
+                f"{first['name']} has {key} {first[key]}, {other['name']} has {other[key]}: "
+                "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
+            )
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -152,7 +152,7 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
 def open_as_merge(model: Parent, config: ExportStage) -> Merging:
     """The model as a merge of one source, in the requested dtype: copied if it is the model's own, else cast once."""
     source = open_source(model.folder)
-    check_sources({"0": source}, None, lambda _: "checkpoint")
+    check_sources({"0": source}, lambda _: "checkpoint")
     return open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
 
 

@@ -43,8 +43,8 @@ class Merge(Knobs):
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def decide(self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None) -> Any:
-        """The merge, a merge.merge.Merging, of sources that were opened and fit each other: `linear_merge` of weights a
-        parameter, or a `Merging` with a formula of its own. Reads headers alone, but for weights by magnitude."""
+        """What becomes of each parameter, of opened sources that fit each other: `Linear` weights or a `Computed`
+        formula of merge/merge.py. Reads headers alone, but for weights by magnitude."""
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def needs_base(self) -> bool:
@@ -94,10 +94,6 @@ class Merge(Knobs):
 
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
         """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
-
-    def unread(self, partition: Partition | None) -> Sequence[str]:
-        """Knobs without effect in this merge, which its model card omits."""
-        return ()
 
     def label(self, partition: Partition | None) -> str:
         """The beginning of its runs' names; the experts' labels follow."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pipeline.files import sha256
 from pipeline.hub.models import local_folder
 from pipeline.merge.adapters import recorded_key, write_adapter
-from pipeline.merge.digests import SourceDigests
+from pipeline.merge.digests import known_digests, weights_key
 from pipeline.merge.write import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
@@ -57,7 +57,8 @@ def merge_key(merge: Merging, runs_dir: Path) -> Key:
             write_adapter(merge.adapter, Path(folder))
         copy_files(merge.giver, Path(folder), merge.dtype, bool(merge.adapter))
         base = root_of(merge.adapter.base.folder) if merge.adapter else None
-        return {"root": SourceDigests(merge, runs_dir).key(), "base": base, "files": deciding_files(Path(folder))}
+        root = weights_key(merge, known_digests(merge, runs_dir))
+        return {"root": root, "base": base, "files": deciding_files(Path(folder))}
 
 
 def root_of(folder: Path) -> str:

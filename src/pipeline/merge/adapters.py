@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -28,7 +29,7 @@ from pipeline.models.checkpoint import (
     HEAD,
     Checkpoint,
     TensorInfo,
-    digests_in,
+    digest_tensors,
     read_header,
     weights_root,
     with_rows,
@@ -138,38 +139,39 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     refuse_other_arithmetic(folder, settings)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
-    full = Checkpoint.open(base)
-    adapter, pairs = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS)), dict[str, dict[str, str]]()
-    whole: dict[str, TensorInfo] = {}
-    config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
+    full, adapter = Checkpoint.open(base), Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
+    pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
     for stored, info in adapter.infos.items():
         name = plain_name(stored).replace(".modules_to_save.", ".")
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
+        resized = decoder_name(name) in (EMBEDDING, HEAD)  # a vocabulary may have grown in training
+        problem = ""
         if "lora_" in stored and not part:
-            raise PipelineError(f"{folder}: {stored} is no factor of a linear layer: {MERGE_FIRST}")
-        if name not in full.infos and name.endswith("lm_head.weight") and full.tied_head:
-            raise PipelineError(f"{folder}: {stored} is of an output head, and {base} has a tied one: {MERGE_FIRST}")
-        if name not in full.infos:
-            raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: {OTHER_BASE}")
+            problem = f"is no factor of a linear layer: {MERGE_FIRST}"
+        elif name not in full.infos and name.endswith("lm_head.weight") and full.tied_head:
+            problem = f"is of an output head, and {base} has a tied one: {MERGE_FIRST}"
+        elif name not in full.infos:
+            problem = f"changes no parameter of {base}: {OTHER_BASE}"
+        elif not part and info.shape[resized:] != full.infos[name].shape[resized:]:
+            problem = f"is {list(info.shape)}, its base's is {list(full.infos[name].shape)}: {OTHER_BASE}"
+        if problem:
+            raise PipelineError(f"{folder}: {stored} {problem}")
         if part:
-            pairs.setdefault(name, {})[part[1]] = stored
-            continue
-        shape, resized = full.info(name).shape, decoder_name(name) in (EMBEDDING, HEAD)
-        if info.shape[resized:] != shape[resized:]:  # a vocabulary may have grown in training
-            raise PipelineError(f"{folder}: {stored} is {list(info.shape)}, its base's is {list(shape)}: {OTHER_BASE}")
-        whole[name] = info
-        if decoder_name(name) == EMBEDDING:
-            config = with_rows(config, info.shape[0])
+            pairs[name][part[1]] = stored
+        else:
+            whole[name] = info
     if full.tied_head and any("embed" in name for name in whole) and not settings.get("ensure_weight_tying"):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
-    shapes = {name: whole.get(name, info).shape for name, info in full.infos.items()}
+    config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
+    for name, info in whole.items():
+        config = with_rows(config, info.shape[0]) if decoder_name(name) == EMBEDDING else config
     infos = {
-        name: replace(info, dtype="F32", shape=shapes[name], nbytes=4 * math.prod(shapes[name]))
-        for name, info in full.infos.items()
-    }
+        name: replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
+        for name, info in full.infos.items() for shape in [whole.get(name, info).shape]
+    }  # fmt: skip
     factors = {name: _read_factors(adapter, full, name, pair, settings) for name, pair in pairs.items()}
     return Adapted(
         folder, config, infos, base=full, factors=factors, replaced=Checkpoint(folder, {}, whole), settings=settings
@@ -221,7 +223,7 @@ def recorded_key(folder: Path) -> str | None:
 
 def adapter_root(source: Adapted) -> str:
     """The root over an adapter's own tensors, as recorded, else hashed."""
-    return recorded_key(source.folder) or weights_root(digests_in(source.folder / ADAPTER_WEIGHTS))
+    return recorded_key(source.folder) or weights_root(digest_tensors(source.folder / ADAPTER_WEIGHTS))
 
 
 def content_of(source: Source) -> str:
@@ -243,8 +245,8 @@ def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mappin
     first = next(iter(adapted.values()))
     factors = {}
     for name, weights in changes.items():
-        chosen = [(weight, adapted[role].factors.get(name)) for role, weight in weights.items() if role in adapted]
-        parts = [(weight, part) for weight, part in chosen if weight and part]
+        found = ((weight, adapted[role].factors.get(name)) for role, weight in weights.items() if role in adapted)
+        parts = [(weight, part) for weight, part in found if weight and part]
         if [weight for weight, _ in parts] == [1]:
             (_, only) = parts[0]
             factors[name] = replace(only, scale=only.scale * only.rank / only.rank)  # rounded as on disk: alpha / rank
@@ -295,7 +297,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         **_target_settings(adapter),
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-    return digests_in(folder / ADAPTER_WEIGHTS)
+    return digest_tensors(folder / ADAPTER_WEIGHTS)
 
 
 def _target_settings(adapter: Adapted) -> dict[str, Any]:

@@ -17,53 +17,59 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
 
 
-class SourceDigests:
-    """Digests of a merge's sources. `known`: source -> tensor -> digest; of an adapter its base's, for what it leaves
-    alone. Tensors that are not finite have none."""
+Known = dict[str, dict[str, str]]  # source -> tensor -> digest
 
-    def __init__(self, merge: Merging, runs_dir: Path) -> None:
-        self.merge, self.runs_dir = merge, runs_dir
-        self.sources = merge.sources | (merge.vocabulary.whole if merge.vocabulary else {})
-        self.known = {role: self._digests(source) for role, source in self.sources.items()}
-        self.root = cache(self._root)
 
-    def _digests(self, source: Source) -> dict[str, str]:
-        """Those that a run recorded; of other files all tensors are read once."""
-        manifest = read_manifest(source.model.folder)
-        recorded = manifest.weights.get("digests", {}) if manifest else {}
-        known = {name: digest for name, digest in recorded.items() if digest.startswith(KIND)}
-        for file, names in source.files.items():
-            if not known.keys() >= set(names):
-                known |= file_digests(file, self.runs_dir)["tensors"]
-        return known
+def known_digests(merge: Merging, runs_dir: Path) -> Known:
+    """Digests of a merge's sources, of an adapter its base's, for what it leaves alone: those that a run recorded, of
+    other files all tensors are read once. Tensors that are not finite have none."""
+    return {role: _digests(source, runs_dir) for role, source in _sources(merge).items()}
 
-    def _root(self, role: str) -> str:
-        """The root over a source's tensors, of an adapter over its base's and its own."""
-        source = self.sources[role]
-        root = weights_root({name: self._digest(role, name) for name in source.names})
-        return f"{root} {adapter_root(source)}" if isinstance(source, Adapted) else root
 
-    def _digest(self, role: str, name: str) -> str:
-        """Raises PipelineError, naming it, for a tensor that is not finite."""
-        return self.known[role].get(name) or self.sources[role].model.info(name).digest()
+def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
+    manifest = read_manifest(source.model.folder)
+    recorded = manifest.weights.get("digests", {}) if manifest else {}
+    known = {name: digest for name, digest in recorded.items() if digest.startswith(KIND)}
+    for file, names in source.files.items():
+        if not known.keys() >= set(names):
+            known |= file_digests(file, runs_dir)["tensors"]
+    return known
 
-    def identity(self, role: str, name: str | None) -> Any:
-        """The digest of a source's tensor, with an adapter's own root where it is one; without a name its root."""
+
+def _sources(merge: Merging) -> dict[str, Source]:
+    return merge.sources | (merge.vocabulary.whole if merge.vocabulary else {})
+
+
+def weights_key(merge: Merging, known: Known) -> str:
+    """What a merge's weights are known by before and after they are computed: `merge:...`, over what each tensor is
+    made of; where all are one source's unchanged, the key of that source.
+
+    Of a linear merge that is {tensor: ([(digest of the source's tensor, share)], dtype)}, else knobs and roots. Raises
+    PipelineError, naming it, for a tensor that is not finite.
+    """
+    sources = _sources(merge)
+
+    def digest_of(role: str, name: str) -> str:
+        return known[role].get(name) or sources[role].model.info(name).digest()
+
+    @cache
+    def own_root(role: str) -> list[str]:
+        """The root over an adapter's own tensors; empty for a whole model."""
+        source = sources[role]
+        return [adapter_root(source)] if isinstance(source, Adapted) else []
+
+    @cache
+    def identity(role: str, name: str | None) -> Any:
+        """The digest of a source's tensor, or the root over all, and an adapter's own root."""
         if name is None:
-            return self.root(role)
-        source, digest = self.sources[role], self._digest(role, name)
-        return [digest, adapter_root(source)] if isinstance(source, Adapted) else digest
+            return " ".join(
+                [weights_root({each: digest_of(role, each) for each in sources[role].names}), *own_root(role)]
+            )
+        found = [digest_of(role, name), *own_root(role)]
+        return found if found[1:] else found[0]
 
-    def key(self) -> str:
-        """What the merge's weights are known by before and after they are computed: `merge:...`, over what each tensor
-        is made of; where all are one source's unchanged, the key of that source.
-
-        Of a linear merge that is {tensor: ([(digest of the source's tensor, share)], dtype)}, else knobs and roots.
-        """
-        if role := self.merge.sole_source():
-            source = self.sources[role]
-            own = adapter_root(source) if isinstance(source, Adapted) else self.root(role)
-            return recorded_key(source.folder) or own
-        tensors = {name: self.merge.decided_by(name, self.identity) for name in self.merge.names}
-        text = json.dumps([tensors, "adapter" if self.merge.adapter else "dense"], sort_keys=True, default=str)
-        return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"
+    if role := merge.sole_source():
+        return recorded_key(sources[role].folder) or (own_root(role) or [identity(role, None)])[0]
+    tensors = {name: merge.decided_by(name, identity) for name in merge.names}
+    text = json.dumps([tensors, "adapter" if merge.adapter else "dense"], sort_keys=True, default=str)
+    return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"

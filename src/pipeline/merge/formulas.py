@@ -60,6 +60,11 @@ def vector_pieces(
         yield *piece, *task_vectors(experts, base, name, *piece)
 
 
+def squared_norm(values: np.ndarray) -> float:
+    exact = values.astype(np.float64)
+    return float(np.vdot(exact, exact))
+
+
 def add_up(vectors: Sequence[np.ndarray]) -> np.ndarray:
     """Their sum, from the left, in the first of them."""
     total = vectors[0]

@@ -72,12 +72,12 @@ class Live:
         Raises PipelineError where the model has other parameters than the merge.
         """
         held = {name_in_memory(name): parameter.data for name, parameter in self.model.named_parameters()}
-        buffers = {name_in_memory(name): buffer for name, buffer in self.model.named_buffers()}
+        places = {name_in_memory(name): buffer for name, buffer in self.model.named_buffers()} | held
         names = {name_in_memory(name): name for name in merge.names}
-        absent = names.keys() - held.keys() - buffers.keys() - set(map(name_in_memory, towers(merge.names)))
+        absent = names.keys() - places.keys() - set(map(name_in_memory, towers(merge.names)))
         if different := sorted(absent | held.keys() - names.keys()):
             raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {different[0]}")
-        return {name: (buffers | held)[plain] for plain, name in names.items() if plain in held or plain in buffers}
+        return {name: places[plain] for plain, name in names.items() if plain in places}
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor) -> None:
@@ -118,9 +118,9 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
 
 def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
     """What models in memory must share for one to become the other: all but their weights."""
-    config = dict(giver.config)
-    dtypes = [config.pop(key, None) for key in ("dtype", "torch_dtype")]
-    settings = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+    dtypes = [giver.config.get(key) for key in ("dtype", "torch_dtype")]
+    unread = ("dtype", "torch_dtype", "_name_or_path", "transformers_version")
+    settings = {key: value for key, value in giver.config.items() if key not in unread}
     as_stored = (stored, dtypes, isinstance(giver, Adapted)) if dtype == "auto" else None
     texts = tokenizer_folder(giver)
     places = [(texts if name != "generation_config.json" else giver.folder) / name for name in BESIDE_WEIGHTS[1:]]
@@ -145,8 +145,6 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
         parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
     model.to(device)
     model.tie_weights()
-    holds = {}
-    if not isinstance(giver, Adapted):
-        whole = Merging(merge.config, {"0": giver}, Linear({name: {"0": 1.0} for name in giver.names}))
-        holds = {name: whole.signature(name) for name in giver.names}
+    whole = Merging(merge.config, {"0": giver}, Linear({name: {"0": 1.0} for name in giver.names}))
+    holds = {} if isinstance(giver, Adapted) else {name: whole.signature(name) for name in giver.names}
     return Live(model, tokenizer, folder, holds=holds)

@@ -6,6 +6,7 @@ memory, and nothing here imports torch: a layer swap is over before torch would 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -21,7 +22,7 @@ from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
 from pipeline.merge.compatibility import check_sources
-from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, weighted_sum
+from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
 from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
 from pipeline.merge.weights import Weights
@@ -170,8 +171,18 @@ class Merging:
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
         prepare, self.method.prepare = self.method.prepare, None
-        if prepare:
-            prepare(threads)
+        with self._naming_what_is_not_finite(self.names):
+            if prepare:
+                prepare(threads)
+
+    @contextlib.contextmanager
+    def _naming_what_is_not_finite(self, names: Sequence[str]) -> Iterator[None]:
+        """Where merging these tensors fails and one of a source is not finite, the error names its file."""
+        try:
+            yield
+        except PipelineError:
+            refuse_not_finite(self.sources.values(), names)
+            raise
 
     def _rows(self, name: str) -> Rows:
         """The rows of a tensor of the result that all sources have, in float32."""
@@ -183,12 +194,15 @@ class Merging:
             return method.formula(name)
         place = f"merge={self.config.method} of package {package}"
         computed = guarded(guarded(method.formula, place)(name), place)
+        columns = arrays.matrix(self.layout.info(name).shape)[1]
 
         def checked(start: int, stop: int) -> np.ndarray:
-            values, expected = computed(start, stop), (stop - start, arrays.matrix(self.layout.info(name).shape)[1])
-            if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (expected, np.float32):
-                got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-                raise PipelineError(f"{place}: {name} became {got}, not float32 {expected}: report it to its authors")
+            values = computed(start, stop)
+            got, expected = (getattr(values, "dtype", type(values).__name__), np.shape(values)), (stop - start, columns)
+            if not isinstance(values, np.ndarray) or got != (np.float32, expected):
+                raise PipelineError(
+                    f"{place}: {name} became {got[0]} {got[1]}, not float32 {expected}: report it to its authors"
+                )
             return values
 
         return checked
@@ -213,16 +227,12 @@ class Merging:
             source = self.sources[copied[0]]
             yield from (source.stored_rows(name, *piece) for piece in arrays.pieces(info.shape, copied_entries))
             return
-        for values in self._values(name):
-            try:
+        with self._naming_what_is_not_finite([name]):
+            for values in self._values(name):
                 stored = arrays.narrow(values, dtype, name)
-            except PipelineError:
-                refuse_not_finite(self.sources.values(), [name])
-                raise
-            if dtype not in ("F32", info.dtype):
-                error = stored.astype(np.float32) - values
-                lost += np.vdot(error, error), np.vdot(values, values)
-            yield stored
+                if dtype not in ("F32", info.dtype):
+                    lost += squared_norm(stored.astype(np.float32) - values), squared_norm(values)
+                yield stored
         self.lost[name] = lost
 
     def cast(self) -> dict[str, Any]:
@@ -231,17 +241,12 @@ class Merging:
         return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}} if error else {}
 
     def bytes(self) -> dict[str, int]:
-        """Bytes to copy as they are, to read for what is computed, and to write."""
+        """Bytes that are copied from a source as they are, and that are written."""
         if self.adapter:
-            entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
-            return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
-        computed = [name for name in self.names if not self.copied_from(name)]
-        read = (
-            self.sources[role].info(name).nbytes
-            for name in computed for role in self.method.weights.get(name, self.sources)
-        )  # fmt: skip
-        written = sum(map(self.bytes_of, self.names))
-        return {"copied": written - sum(map(self.bytes_of, computed)), "read": sum(read), "written": written}
+            factors = self.adapter.factors.items()
+            return {"copied": 0, "written": sum(4 * part.rank * sum(self.layout.info(n).shape) for n, part in factors)}
+        copied = filter(self.copied_from, self.names)
+        return {"copied": sum(map(self.bytes_of, copied)), "written": sum(map(self.bytes_of, self.names))}
 
     def write(
         self,
@@ -278,20 +283,18 @@ def open_merge(
 
     `sources` by role: see `Merge.references`. Raises PipelineError where sources do not fit each other or the method.
     """
-    roles = list(config.references())
-    if set(sources) != set(roles):
-        raise PipelineError(f"merge={config.method} needs the sources {roles}, got {list(sources)}")
-    sources = {role: sources[role] for role in roles}
+    experts = {role: sources[role] for role in config.references()}
     if base is None:
-        base = next((source.base for source in sources.values() if isinstance(source, Adapted)), None)
+        base = next((source.base for source in experts.values() if isinstance(source, Adapted)), None)
     if base is None and (config.needs_base() or config.control):
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
-    vocabulary = None
+    opened, vocabulary = experts | ({"base": base} if base else {}), None
     if config.merges_vocabularies:
-        sources, base, vocabulary = align_vocabularies(sources, base, config.vocabulary, config.files_from)
-    check_sources(sources, base, vocabulary=config.vocabulary)
+        opened, vocabulary = align_vocabularies(opened, config.vocabulary, config.files_from)
+    check_sources(opened, vocabulary=config.vocabulary)
+    sources, base = {role: opened[role] for role in experts}, opened.get("base")
     method: Linear | Computed = config.decide(sources, base, partition, threads)
     if controlled := config.controlled_roles():
         assert base is not None
@@ -328,9 +331,8 @@ def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
 def why_dense(merge: Merging) -> str | None:
     """Why a merge is not an adapter of the base; None where it is one exactly."""
     experts = [source for role, source in merge.sources.items() if role != "base"]
-    for expert in experts:
-        if not isinstance(expert, Adapted):
-            return f"{expert.folder.name} is a whole model, not an adapter"
+    if whole := [expert for expert in experts if not isinstance(expert, Adapted)]:
+        return f"{whole[0].folder.name} is a whole model, not an adapter"
     if merge.method.changes is None:
         return f"merge={merge.config.method} does not give a weighted sum of adapters"
     for expert in experts:

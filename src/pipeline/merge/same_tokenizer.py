@@ -15,14 +15,13 @@ READING = (  # keys of tokenizer_config.json that change what text is read as
     "strip_accents", "tokenize_chinese_chars",
 )  # fmt: skip
 PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat differently
-    "", " ", "  ", "\n", "\n\n\n", "\t", "a", " a", "a ", "  a  b   c    d", "line\nline\n\nline", "\r\nline",
-    "Hello, World!", "HELLO hello HeLLo", "don't we're I'LL it's", "e-mail@example.org", "snake_case camelCase",
-    "x=1;y[2]=3", "    return x", "0", "7", "42", "123", "1234567890", "3.14159", "1,250.50", "$5.00 + 10%",
-    "1/2 × 3 = 1.5", "٣٤٥ ১২৩ ౧౨౩ ๑๒๓ １２３", "é ü ñ ç å", "e\u0301 u\u0308 n\u0303", "ﬁ ﬀ Ⅳ ² ½", "ß ẞ İ ı",
-    "“quotes” ‘single’ «guillemets» — …", "a\u00a0b\u200bc\ufeffd", "Mji mkuu wa Kenya ni upi?",
-    "¿Cuánto cuesta? ¡Ocho!", "L'élève a mangé.", "Wie groß ist die Straße?", "Сколько стоит хлеб?",
-    "ケニアの首都はどこですか。", "肯尼亚的首都是哪里？", "케냐의 수도는 어디입니까?", "কেনিয়ার রাজধানী কোথায়?",
-    "కెన్యా రాజధాని ఏది?", "เมืองหลวงของเคนยาคืออะไร", "ما هي عاصمة كينيا؟", "מהי בירת קניה?", "😀👍🏽 👩‍👩‍👧", "𝒳𝒴 𠀀",
+    "", " ", "a", " a", "a ", "  a  b   c    d", "\n", "\n\n\n", "line\nline\n\nline \r\n\tline",
+    "Hello, World! HELLO hello HeLLo e-mail@example.org snake_case camelCase x=1;y[2]=3", "don't we're I'LL it's",
+    "0 7 42 123 1234567890 3.14159 1,250.50 $5.00 + 10% 1/2 × 3 = 1.5 ٣٤٥ ১২৩ ౧౨౩ ๑๒๓ １２３",
+    "é ü ñ ç å e\u0301 u\u0308 n\u0303 ﬁ ﬀ Ⅳ ² ½ ß ẞ İ ı “quotes” ‘single’ «guillemets» — … a\u00a0b\u200bc\ufeffd",
+    "Mji mkuu wa Kenya ni upi? ¿Cuánto cuesta? ¡Ocho! L'élève a mangé. Wie groß ist die Straße? Сколько стоит хлеб?",
+    "ケニアの首都はどこですか。肯尼亚的首都是哪里？케냐의 수도는 어디입니까? কেনিয়ার রাজধানী কোথায়? కెన్యా రాజధాని ఏది?",
+    "เมืองหลวงของเคนยาคืออะไร ما هي عاصمة كينيا؟ מהי בירת קניה? 😀👍🏽 👩‍👩‍👧 𝒳𝒴 𠀀",
 )  # fmt: skip
 
 
@@ -40,43 +39,37 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabul
     what becomes of them, and so must the tokens of PROBES. A tokenizer that only one has is no obstacle; formats that
     differ between library versions are none either.
     """
+
+    def refuse(difference: str, remedy: str = "mergekit-tokensurgeon transplants a vocabulary") -> None:
+        raise PipelineError(f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; {remedy}")
+
     folders = [tokenizer_folder(source) for source in (first, second)]
     pairs = ([folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model"))
     files = next((pair for pair in pairs if all(map(Path.is_file, pair))), None)
     if files is None:
         return
-    difference, remedy = None, "they must be alike; mergekit-tokensurgeon transplants a vocabulary"
-    same_file = len({file.read_bytes() for file in files}) == 1
+    same_file = files[0].read_bytes() == files[1].read_bytes()
     if not same_file:
-        read = list(map(_read_vocabulary, files)) if files[0].suffix == ".json" else []
-        added = [one.pop("added") for one in read]
-        if not read or read[0] != read[1] or not _extends(*added):
-            difference = "another tokenizer"
-        elif added[0] != added[1] and vocabulary is None:
-            token = min(dict(added[0].items() ^ added[1].items()))
-            difference = f"other added tokens ({token})"
+        if files[0].suffix != ".json":
+            refuse("another tokenizer")
+        (model, added), (other_model, other_added) = map(_read_vocabulary, files)
+        ours, theirs = added.items(), other_added.items()
+        if model != other_model or not (ours <= theirs or theirs <= ours):
+            refuse("another tokenizer")
+        if ours != theirs and vocabulary is None:
             remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
+            refuse(f"other added tokens ({min(dict(ours ^ theirs))})", remedy)
     same_settings = _settings_of(folders[0]) == _settings_of(folders[1])  # which transformers applies
-    if not difference and not (same_file and same_settings):
-        read_as = map(_tokens_of, files if same_settings else folders)
-        texts = (text for text, a, b in zip(PROBES, *read_as, strict=True) if a != b)
-        difference = next(
-            (f"a tokenizer of the same vocabulary that reads {text!r} as other tokens" for text in texts), ""
-        )
-    if difference:
-        raise PipelineError(f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; {remedy}")
-
-
-def _extends(first: dict[str, int], second: dict[str, int]) -> bool:
-    """Whether one has all added tokens of the other, at the same places."""
-    return first.items() <= second.items() or second.items() <= first.items()
+    if not (same_file and same_settings):
+        for text, *tokens in zip(PROBES, *map(_tokens_of, files if same_settings else folders), strict=True):
+            if tokens[0] != tokens[1]:
+                refuse(f"a tokenizer of the same vocabulary that reads {text!r} as other tokens")
 
 
 def added_tokens(source: Source) -> dict[str, int]:
     """The tokens added to a source's vocabulary, token -> place; empty without a tokenizer.json."""
     file = tokenizer_folder(source) / "tokenizer.json"
-    added: dict[str, int] = _read_vocabulary(file)["added"] if file.is_file() else {}
-    return added
+    return _read_vocabulary(file)[1] if file.is_file() else {}
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
@@ -100,12 +93,13 @@ def _tokens_of(place: Path) -> list[list[int]]:
         raise PipelineError(f"the tokenizer of {place} cannot be read ({first_line(error)}): copy it again") from error
 
 
-def _read_vocabulary(file: Path) -> dict[str, Any]:
+def _read_vocabulary(file: Path) -> tuple[Any, dict[str, int]]:
+    """The vocabulary with its merges, in one format, and the added tokens."""
     content = read_json(file)
     try:
         model = content.get("model") or {}
         merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
         added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
-        return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+        return [model.get("vocab"), merges], added
     except (AttributeError, KeyError, TypeError) as error:
         raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error

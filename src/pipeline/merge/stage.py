@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
-from pipeline.merge.digests import SourceDigests
+from pipeline.merge.digests import known_digests, weights_key
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.summary import plan_text, recipe_text, row_cells
-from pipeline.models.anatomy import anatomy, num_layers
+from pipeline.merge.summary import plan_text, recipe_text
 from pipeline.models.checkpoint import weights_root
-from pipeline.models.partition import resolve_partition
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
 from pipeline.runs.model_card import render_card as model_card
 from pipeline.runs.run import decided_beyond_knobs
@@ -34,15 +30,10 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     rows, size = merge.method.rows, merge.bytes()
     plan = plan_text(merge.config, run.parents, rows, size)
     print(plan, file=sys.stderr)
-    free = shutil.disk_usage(work).free
-    if free < size["written"]:
-        raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
-    tracker.table("merge_plan", ["where", "what", "weights"], [row_cells(row, run.parents) for row in rows])
-    (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     write_card(run, merge, plan, work)
-    sources = SourceDigests(merge, Path(run.config.runs_dir))
-    key = sources.key()
-    digests = merge.write(work, sources.known, run.config.threads)
+    known = known_digests(merge, Path(run.config.runs_dir))
+    key = weights_key(merge, known)
+    digests = merge.write(work, known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts = measure_merge(merge, key, run.config.threads)
     return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **facts}
@@ -64,9 +55,8 @@ def measure_merge(merge: Merging, key: str, threads: int | None) -> dict[str, fl
 def write_card(run: Run[MergeStage], merge: Merging, plan: str, work: Path) -> None:
     """The model card: the settings, the plan and the parents."""
     config = run.config
-    split = resolve_partition(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
     made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, Path(config.runs_dir))
-    body = f"{recipe_text(merge.config, plan, split)}\n{data_section(made_of)}"
+    body = f"{recipe_text(merge.config, plan, config.partition)}\n{data_section(made_of)}"
     relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
     text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)
     (work / CARD).write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,13 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
-SIZES = {"copied": "copied", "read": "read to compute", "written": "written"}
 
 
 def group_weights(weights: Weights) -> list[Row]:
     """The weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
-    places: dict[int | str, dict[str, set[str]]] = {}  # layer, or kind outside the layers -> weights -> kinds
+    places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))  # place -> weights -> kinds
     for name, site in anatomy(weights).items():
-        place = places.setdefault(site.kind if site.layer is None else site.layer, {})
-        place.setdefault(json.dumps(weights[name]), set()).add(site.kind)
+        places[site.kind if site.layer is None else site.layer][json.dumps(weights[name])].add(site.kind)
     tables = {
         place: sorted(("all" if len(of) == 1 else ", ".join(sorted(kinds)), row) for row, kinds in of.items())
         for place, of in places.items()
@@ -42,33 +41,27 @@ def group_weights(weights: Weights) -> list[Row]:
     return rows
 
 
-def row_cells(row: Row, parents: Mapping[str, Parent]) -> list[str]:
-    """(where, what, weights); experts that have no role but their number by the names of their runs."""
-    names = {role: parent.name for role, parent in parents.items() if role.isdigit()}
-    sum_ = " + ".join(f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items())
-    return [row["where"], row["what"], row.get("formula", sum_)]
-
-
 def plan_text(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
-    """The sources in the order of the merge, what becomes of which parameters, and what is read and written."""
+    """The sources in the order of the merge, what becomes of which parameters, and what is copied and written.
+
+    Experts that have no role but their number are shown by the names of their runs.
+    """
     roles = [role for role in (*config.references(), "base") if role in parents]
-    names = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
-    lines = ["  {:<14} {:<24} {}".format(*row_cells(row, parents)) for row in rows]
-    sizes = [f"{size[key] / 1e6:,.1f} MB {done}" for key, done in SIZES.items()]
-    return "\n".join([f"merge {config.method}: {names}", *lines, f"  {', '.join(sizes)}"])
+    names = {role: parent.name for role, parent in parents.items() if role.isdigit()}
+    lines = []
+    for row in rows:
+        sum_ = " + ".join(f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items())
+        lines.append(f"  {row['where']:<14} {row['what']:<24} {row.get('formula', sum_)}")
+    given = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
+    sizes = ", ".join(f"{count / 1e6:,.1f} MB {done}" for done, count in size.items())
+    return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}"])
 
 
 def recipe_text(config: Merge, plan: str, partition: Partition | None = None) -> str:
-    """Section of a merge's model card: the settings that were read, and the plan with the parents.
-
-    partition: as resolved by `resolve_partition` for the depth of the model.
-    """
+    """Section of a merge's model card: the settings that were read, and the plan with the parents."""
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
-    settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}
-    settings |= {"package": config.package} if config.package else {}
-    if partition is not None:
-        keys = ("bottom_layers", "top_layers", "all_attention", "all_mlp", "inverse")
-        settings |= {"partition": partition.name} | {f"partition.{key}": getattr(partition, key) for key in keys}
-    lines = [f"| {key} | {value} |" for key, value in settings.items()]
+    settings = {f"merge.{key}": getattr(config, key) for key in knobs}
+    settings |= {"package": config.package or None, "partition": partition.name if partition else None}
+    lines = [f"| {key} | {value} |" for key, value in settings.items() if value is not None]
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|", *lines]
     return "\n".join([*lines, "", "```text", plan, "```", ""])

@@ -6,7 +6,7 @@ Reading the base and the experts, dtypes and writing are done here and by the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,15 @@ class TaskVectors(Merge):
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         expert_weights(self.weights, len(self.experts))
 
+    def numbers(self, roles: Sequence[str]) -> dict[str, float]:
+        """Role -> its number in `weights`."""
+        return dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
+
     def formula(self, roles: Sequence[str]) -> str:
         """What is added to the base, in words, for the printed plan. Of a method of another package: its name."""
         if not type(self).__module__.startswith("pipeline."):
             return f"{self.method}({', '.join(f'task vector {role}' for role in roles)})"
-        return sum_text(dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True)))
+        return f"({' + '.join(f'{number:g} task vector {role}' for role, number in self.numbers(roles).items())})"
 
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
         """The change of the base, before `scale`, of the rows from `start` on of the parameter `name`.
@@ -56,27 +60,18 @@ class TaskVectors(Merge):
         """
         raise NotImplementedError(f"merge={self.method} defines no change()")
 
-    def weighted_sum(self, vectors: Sequence[np.ndarray], numbers: Sequence[float] | None = None) -> np.ndarray:
-        """w1 x t1 + w2 x t2 + ..., from the left, with `weights` or the numbers given."""
+    def weighted_sum(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        """w1 x t1 + w2 x t2 + ..., from the left, with `weights`."""
         import numpy as np
 
         from pipeline.merge.formulas import add_up
 
-        numbers = numbers or expert_weights(self.weights, len(vectors))
+        numbers = expert_weights(self.weights, len(vectors))
         return add_up([vector * np.float32(number) for vector, number in zip(vectors, numbers, strict=True)])
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Computed:
-        return self.computed(sources, base, self.change)
-
-    def computed(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        change: Callable[[list[np.ndarray], str, int], np.ndarray],
-    ) -> Computed:
-        """The merge whose change from the base, before `scale`, is that function."""
         from pipeline.merge.formulas import onto, task_vectors
         from pipeline.merge.merge import Computed
 
@@ -86,13 +81,8 @@ class TaskVectors(Merge):
         def formula(name: str) -> Rows:
             def rows(start: int, stop: int) -> np.ndarray:
                 origin, vectors = task_vectors(experts, base, name, start, stop)
-                return onto(origin, change(vectors, name, start), self.scale)
+                return onto(origin, self.change(vectors, name, start), self.scale)
 
             return rows
 
         return Computed(formula, f"base + {self.scale:g} x {self.formula(list(sources))}")
-
-
-def sum_text(numbers: Mapping[str, float]) -> str:
-    """A weighted sum of task vectors in words: role -> weight."""
-    return f"({' + '.join(f'{number:g} task vector {role}' for role, number in numbers.items())})"

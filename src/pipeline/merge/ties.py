@@ -22,11 +22,9 @@ from pipeline.merge.formulas import (
     add_up,
     by_size,
     onto,
-    refuse_not_finite,
     task_vectors,
     vector_pieces,
 )
-from pipeline.merge.weights import expert_weights
 from pipeline.models.arrays import in_threads, matrix, pieces
 
 Vectors = list[np.ndarray]
@@ -35,8 +33,6 @@ _NOT_FINITE = 0x7F80  # the upper half of the bits of infinity; those of NaNs ar
 
 def kept_count(density: float, size: int) -> int:
     """k = floor(density x size), at least 1. The decimal as typed counts: 0.29 of 100 is 29, not 28."""
-    if not 0 < density <= 1:
-        raise PipelineError(f"merge.density must be in (0, 1], got {density}")
     return max(1, int(Fraction(str(density)) * size))
 
 
@@ -46,15 +42,14 @@ def kth_largest(
     """The k-th largest magnitude of each vector over the named tensors, exactly, in two passes.
 
     Magnitudes sort like the bits of float32: one pass counts them by their upper 16 bits, a second those in the bin of
-    the k-th by their lower 16. vectors_of(name) gives the pieces of each vector. Raises PipelineError for NaN, for
-    infinite entries, and where there are fewer than k.
+    the k-th by their lower 16. vectors_of(name) gives the pieces of each vector. Raises PipelineError for NaN and for
+    infinite entries.
     """
     lock = threading.Lock()
 
     def count(bins: Sequence[int | None]) -> np.ndarray:
         """(vectors, halves): how many entries have each upper half, or each lower half in a bin of the upper."""
-        size = 2**15 if bins[0] is None else 2**16  # a magnitude has no sign
-        counts = np.zeros((len(bins), size), np.int64)
+        counts = np.zeros((len(bins), 2**16), np.int64)
 
         def add_tensor(name: str) -> None:
             own = np.zeros_like(counts)
@@ -62,19 +57,16 @@ def kth_largest(
                 for row, vector, upper in zip(own, vectors, bins, strict=True):
                     bits = np.abs(vector).view(np.uint32).reshape(-1)
                     halves = bits >> 16
-                    row += np.bincount(halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=size)
+                    row += np.bincount(halves if upper is None else bits[halves == upper] & 0xFFFF, minlength=2**16)
             with lock:
                 np.add(counts, own, out=counts)
 
         in_threads(add_tensor, names, threads)
         return counts
 
-    number = len(next(vectors_of(names[0])))
-    uppers = count([None] * number)
+    uppers = count([None] * len(next(vectors_of(names[0]))))
     if uppers[:, _NOT_FINITE:].any():
         raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
-    if k > uppers[0].sum():
-        raise PipelineError(f"asked for the {k}-th largest of {uppers[0].sum()} entries")
     found = [_descend(row, k) for row in uppers]
     lowers = count([upper for upper, _ in found])
     bits = [upper << 16 | _descend(row, rest)[0] for row, (upper, rest) in zip(lowers, found, strict=True)]
@@ -101,13 +93,12 @@ def elected_mean(
     `before`. divisor: `count` of the vectors that agree, or the sum of their `weights`.
     """
     total = sum(vectors[1:], vectors[0])
-    positive = total >= 0 if majority > 0 else total > 0
+    sign = np.where(total == 0, np.float32(majority), np.sign(total))
     parts, count = [], np.zeros(total.shape, np.float32)
     for vector, number in zip(vectors, weights or [1.0] * len(vectors), strict=True):
-        agrees = np.where(positive, vector > 0, vector < 0)
-        part = vector * agrees
-        parts.append(part * np.float32(number) if weights and weigh == "after" else part)
-        count += agrees if divisor == "count" else agrees * np.float32(number)
+        agrees = vector * sign > 0
+        parts.append(vector * agrees * np.float32(number if weigh == "after" else 1))
+        count += agrees * np.float32(number if divisor == "weights" else 1)
     return add_up(parts) / np.where(count == 0, np.float32(1), count)
 
 
@@ -137,7 +128,7 @@ class TiesMerge:
 
     def __init__(self, config: Any, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
-        self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
+        self.weights = config.weights
         self.limits: list[float] | None = None
         self.majority = 1.0
         self.kept: dict[str, np.ndarray] = {}
@@ -155,11 +146,7 @@ class TiesMerge:
         size = sum(math.prod(self.base.info(name).shape) for name in names)
         if not size:
             return [0.0] * len(self.experts)
-        try:
-            return kth_largest(self.vectors_of, names, kept_count(self.config.density, size), threads)
-        except PipelineError:
-            refuse_not_finite([self.base, *self.experts], names)
-            raise
+        return kth_largest(self.vectors_of, names, kept_count(self.config.density, size), threads)
 
     def vectors_of(self, name: str) -> Iterator[Vectors]:
         return (vectors for *_, vectors in vector_pieces(self.experts, self.base, name))
@@ -169,18 +156,14 @@ class TiesMerge:
 
         Entries at or above the threshold stay, ties at it included, unless exactly so many do.
         """
-        exact = self.config.ties_at_threshold == "exact"
-        masks = self.exact_masks(name) if exact else None
-        limits = None if exact else self.limits or self.find_limits([name])
+        masks = self.exact_masks(name) if self.config.ties_at_threshold == "exact" else []
+        limits = np.array([] if masks else self.limits or self.find_limits([name]), np.float32)
         counts = self.kept[name] = np.zeros(len(self.experts), np.int64)
 
         def rows(start: int, stop: int) -> tuple[np.ndarray, Vectors, Vectors]:
             origin, vectors = task_vectors(self.experts, self.base, name, start, stop)
-            if masks is not None:
-                kept = [mask[start:stop] for mask in masks]
-            else:
-                assert limits is not None
-                kept = [np.abs(vector) >= np.float32(limit) for vector, limit in zip(vectors, limits, strict=True)]
+            kept = [mask[start:stop] for mask in masks]
+            kept = kept or [np.abs(vector) >= limit for vector, limit in zip(vectors, limits, strict=True)]
             for index, (vector, mask) in enumerate(zip(vectors, kept, strict=True)):
                 vector *= mask
                 counts[index] += np.count_nonzero(vector != 0)  # of bools: seven times as fast as of floats
@@ -198,8 +181,6 @@ class TiesMerge:
                 parts = [np.abs(vector).reshape(-1) for *_, (vector,) in vector_pieces([expert], self.base, name)]
                 magnitudes = np.concatenate([np.empty(0, np.float32), *parts])
                 del parts
-                if not np.isfinite(magnitudes).all():
-                    refuse_not_finite([self.base, expert], [name])
                 masks.append(exactly_kept(magnitudes, self.config.density).reshape(matrix(self.base.info(name).shape)))
             return masks
 
@@ -225,11 +206,7 @@ class TiesMerge:
         the sum, to the signs of zeros."""
         if self.weights:
             return elected_mean(vectors, self.majority, self.weights, self.config.weigh, self.config.divisor)
-        several, seen = np.zeros_like(kept[0]), np.zeros_like(kept[0])
-        for mask in kept:
-            several |= seen & mask
-            seen |= mask
-        places = np.flatnonzero(several)
+        places = np.flatnonzero(add_up([mask.astype(np.uint8) for mask in kept]) > 1)
         elected = elected_mean([vector.reshape(-1)[places] for vector in vectors], self.majority)
         total = add_up(vectors)
         total.reshape(-1)[places] = elected

@@ -39,48 +39,44 @@ class Vocabulary:
 
 
 def align_vocabularies(
-    sources: Mapping[str, Source], base: Source | None, wanted: str | None, files_from: str | None = None
-) -> tuple[dict[str, Source], Source | None, Vocabulary | None]:
-    """The sources and the base with the rows that all have, and how the vocabularies are merged; None where all have
-    as many rows.
+    sources: Mapping[str, Source], wanted: str | None, files_from: str | None = None
+) -> tuple[dict[str, Source], Vocabulary | None]:
+    """The sources, the base among them, with the rows that all have, and how the vocabularies are merged; None where
+    all have as many rows.
 
-    wanted: `union` takes the tokenizer and the number of rows of the source with the most tokens, `common` of that with
+    wanted: `union` takes the tokenizer and the number of rows of the expert with the most tokens, `common` of that with
     the fewest; None: there are no other tokens, and the most rows are taken. Raises PipelineError where files_from
     names a source of another number of rows.
     """
-    everyone = {**sources, **({"base": base} if base else {})}
-    names = differing_rows(everyone)
+    names = differing_rows(sources)
     if not names and wanted is None:
-        return dict(sources), base, None
+        return dict(sources), None
     rows = {role: source.info(names[0]).shape[0] if names else 0 for role, source in sources.items()}
-    order = {role: (len(added_tokens(source)), rows[role]) for role, source in sources.items()}
+    order = {role: (len(added_tokens(source)), rows[role]) for role, source in sources.items() if role != "base"}
     if wanted and len(set(order.values())) == 1:
         raise PipelineError(f"merge.vocabulary={wanted}: the experts have one vocabulary: leave it out")
     role = (min if wanted == "common" else max)(order, key=order.__getitem__)
     if not names:
-        return dict(sources), base, Vocabulary(0, role, (), everyone)
-    if files_from is not None and rows.get(files_from, rows[role]) != rows[role]:
+        return dict(sources), Vocabulary(0, role, (), dict(sources))
+    if files_from in order and rows[files_from] != rows[role]:
         raise PipelineError(
             f"merge.files_from={files_from}: its vocabulary has {rows[files_from]} rows, the merge {rows[role]}: leave "
             "it out"
         )
-    common = min(source.info(names[0]).shape[0] for source in everyone.values())
-    clipped = {role: _clip(source, names, common) for role, source in everyone.items()}
-    in_base = clipped.pop("base", None) if base else None
-    return clipped, in_base, Vocabulary(common, role, names, everyone)
+    common = min(rows.values())
+    clipped = {role: _clip(source, names, common) for role, source in sources.items()}
+    return clipped, Vocabulary(common, role, names, dict(sources))
 
 
 def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
     """The embedding and the head, if they have other numbers of rows, all of them alike, and are else the same."""
     names = [name for name in next(iter(sources.values())).names if decoder_name(name) in (EMBEDDING, HEAD)]
-    shapes = [
-        {role: source.infos[name].shape for role, source in sources.items() if name in source.infos} for name in names
-    ]
-    fits = all(
-        of_name == shapes[0] and len(of_name) == len(sources) and len({shape[1:] for shape in of_name.values()}) == 1
-        for of_name in shapes
-    )
-    return tuple(names) if shapes and fits and len(set(shapes[0].values())) > 1 else ()
+    shapes = [[source.infos[name].shape for source in sources.values() if name in source.infos] for name in names]
+    rows = {tuple(shape[0] for shape in of_name) for of_name in shapes}
+    if len(rows) != 1 or any(len({shape[1:] for shape in of_name}) > 1 for of_name in shapes):
+        return ()
+    (counts,) = rows
+    return tuple(names) if len(counts) == len(sources) and len(set(counts)) > 1 else ()
 
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:

@@ -11,8 +11,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +26,6 @@ from pipeline.progress import Bar
 
 Merging = Any  # merge/merge.py, which imports this module
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
-Digest = tuple[str, str]  # tensor, digest
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # the system cannot; others fail
 
 
@@ -37,32 +35,33 @@ def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | 
     A copied tensor inherits the digest on record, which also says that it is finite; one without a record passes
     through memory, and is hashed and checked on its way. Raises PipelineError for values that are not finite.
     """
-    tasks: list[tuple[int, Callable[[], list[Digest]]]] = []  # size, what is to be done
     with contextlib.ExitStack() as streams:
+        tasks = []
         for file, names in merge.layout.files.items():
             target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
             target.write(header_bytes({name: (merge.stored_dtype(name), merge.shape(name)) for name in names}))
-            place, copies = target.tell(), list[tuple[str, int]]()
+            place = target.tell()
             for name in names:
-                size, copied = merge.bytes_of(name), merge.copied_from(name)
-                if copied and name in recorded.get(copied[0], {}):
-                    copies.append((name, place))
-                else:
-                    tasks.append((size, partial(_put_tensor, merge, name, target, place)))
-                place += size
+                tasks.append((merge.bytes_of(name), name, target, place))
+                place += merge.bytes_of(name)
             target.truncate(place)
-            copied_bytes = sum(merge.bytes_of(name) for name, _ in copies)
-            # one task: threads that write one file wait at its lock
-            tasks.append((copied_bytes, partial(_copy_tensors, merge, recorded, target, copies)))
         tasks.sort(key=lambda task: -task[0])  # largest first
-        with Bar("merge", sum(size for size, _ in tasks), "byte") as bar:
-            counting = [bar.count_when_done(task, size) for size, task in tasks]
-            digests = in_threads(lambda task: task(), counting, threads)
-    return dict(sorted(digest for each in digests for digest in each))
+        with Bar("merge", sum(size for size, *_ in tasks), "byte") as bar:
+
+            def write_tensor(task: tuple[int, str, BinaryIO, int]) -> tuple[str, str]:
+                size, name, target, place = task
+                digest = _put_tensor(merge, recorded, name, target, place)
+                bar.update(size)
+                return name, digest
+
+            return dict(sorted(in_threads(write_tensor, tasks, threads)))
 
 
-def _put_tensor(merge: Merging, name: str, target: BinaryIO, place: int) -> list[Digest]:
-    """One tensor to its place, read as it is or computed; its digest, taken while a piece is in the cache."""
+def _put_tensor(merge: Merging, recorded: Known, name: str, target: BinaryIO, place: int) -> str:
+    """One tensor to its place; its digest, on record or taken while a piece is in the cache."""
+    role, info = merge.copied_from(name) or ("", None)
+    if info and name in recorded.get(role, {}) and _copy_in_kernel(info, target, place):
+        return recorded[role][name]
 
     def written() -> Iterator[memoryview]:
         begin = place
@@ -72,20 +71,8 @@ def _put_tensor(merge: Merging, name: str, target: BinaryIO, place: int) -> list
             begin += len(piece)
             yield piece
 
-    copied = merge.copied_from(name)
-    label = f"{copied[1].file}: {name}" if copied else name
-    return [(name, digest_tensor(merge.stored_dtype(name), merge.shape(name), written(), label))]
-
-
-def _copy_tensors(merge: Merging, recorded: Known, target: BinaryIO, copies: list[tuple[str, int]]) -> list[Digest]:
-    """Tensors to their places as their sources store them; their digests on record."""
-    digests = []
-    for name, place in copies:
-        role, info = merge.copied_from(name)
-        if not _copy_in_kernel(info, target, place):
-            _put_tensor(merge, name, target, place)
-        digests.append((name, recorded[role][name]))
-    return digests
+    label = f"{info.file}: {name}" if info else name
+    return digest_tensor(merge.stored_dtype(name), merge.shape(name), written(), label)
 
 
 def _copy_in_kernel(info: TensorInfo, target: BinaryIO, place: int) -> bool:

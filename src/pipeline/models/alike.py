@@ -26,8 +26,8 @@ HARMLESS = {  # two models that differ here alone compute the same
     # judged on its own: its default is the class's, or what the weights hold
     "tie_word_embeddings",
 }
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
-_FIRST_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotary embedding that know the length before scaling
+_WINDOW = ("sliding_window", "max_window_layers", "layer_types")
+_ROPE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 
 
 def same_architecture(
@@ -47,62 +47,42 @@ def same_architecture(
 
 def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Iterator[tuple[str, str]]:
     """For each difference, a description of the first model's value and of the second's."""
-    headers = (first, second)
-    depths = [text_settings(header.config).get("num_hidden_layers") for header in headers]
-    if depths[0] != depths[1]:
-        yield f"{depths[0]} layers", f"{depths[1]} layers"
-    settings = [arithmetic_settings(header.config) for header in headers]
-    common = settings[0].keys() & settings[1].keys()
-    for key in sorted(common, key=lambda key: (key != "model_type", key)):
-        a, b = (values[key] for values in settings)
+    one, other = _facts(first, dtypes), _facts(second, dtypes)
+    for text, a in one.items():
+        b = other.get(text, a)
         if a != b:  # as JSON where both print the same: the string "1e-06" and the number 1e-06
-            a_text, b_text = (json.dumps(value) if str(a) == str(b) else value for value in (a, b))
-            yield f"{key} {a_text}", f"{key} {b_text}"
-    if first.tied_head != second.tied_head:
-        a_text, b_text = ("a tied head" if header.tied_head else "a head of its own" for header in headers)
-        yield a_text, b_text
-    for name in sorted(first.infos.keys() | second.infos.keys()):
-        if name not in first.infos or name not in second.infos:
-            a_text, b_text = (f"{'a' if name in header.infos else 'no'} {name}" for header in headers)
-            yield a_text, b_text
-            continue
-        x, y = first.infos[name], second.infos[name]
-        if x.shape != y.shape:
-            yield f"{name} of shape {list(x.shape)}", f"{name} of shape {list(y.shape)}"
-        if dtypes and x.dtype != y.dtype:
-            yield f"{name} as {x.dtype}", f"{name} as {y.dtype}"
+            a, b = (json.dumps(value) if str(a) == str(b) else value for value in (a, b))
+            yield text.format(a), text.format(b)
+    for name in sorted(first.infos.keys() ^ second.infos.keys()):
+        absent = f"no {name}", f"a {name}"
+        yield absent if name in second.infos else absent[::-1]  # type: ignore[misc]
+
+
+def _facts(model: Checkpoint, dtypes: bool) -> dict[str, Any]:
+    """A text with a place for the value -> the value, of all that two models must share where both have it."""
+    settings = arithmetic_settings(model.config)
+    order = sorted(settings, key=lambda key: (key != "num_hidden_layers", key != "model_type", key))
+    facts = {f"{key} {{}}" if key != "num_hidden_layers" else "{} layers": settings[key] for key in order}
+    facts["tie_word_embeddings {}"] = model.tied_head
+    for name, info in sorted(model.infos.items()):
+        facts[f"{name} of shape {{}}"] = list(info.shape)
+        facts |= {f"{name} as {{}}": info.dtype} if dtypes else {}
+    return facts
 
 
 def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json that decide what the model computes, flat and in the spelling of transformers 5.
 
-    Sizes of heads have their defaults, windows that are not used are left out, and both spellings of the rotary
-    embedding (rope_theta and rope_scaling of transformers 4, rope_parameters of 5) are one.
+    Windows that are not used are left out, and both spellings of the rotary embedding (rope_theta and rope_scaling of
+    transformers 4, rope_parameters of 5) are one, as in modeling_rope_utils.standardize_rope_params.
     """
     flat = {**config, **text_settings(config)}
     settings = {key: value for key, value in flat.items() if value is not None or key == "sliding_window"}
-    heads, width = settings.get("num_attention_heads"), settings.get("hidden_size")
-    if heads is not None:
-        settings.setdefault("num_key_value_heads", heads)
-    if isinstance(heads, int) and isinstance(width, int) and heads:
-        settings.setdefault("head_dim", width // heads)
     if settings.pop("use_sliding_window", None) is False:
-        for key in ("sliding_window", "max_window_layers", "layer_types"):
-            settings.pop(key, None)
-    settings |= _rope_settings(settings)
-    return {key: value for key, value in settings.items() if key not in HARMLESS and key not in _ROPE}
-
-
-def _rope_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding, as transformers 5 reads either spelling (modeling_rope_utils.standardize_rope_params)."""
-    stated = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+        settings = {key: value for key, value in settings.items() if key not in _WINDOW}
+    stated = settings.pop("rope_scaling", None) or {}
     stated = stated if isinstance(stated, Mapping) else {"rope_type": stated}
-    rope = {key: value for key, value in stated.items() if key != "type"}
-    rope.setdefault("rope_type", stated.get("type", "default"))
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if settings.get(key) is not None:
-            rope.setdefault(key, settings[key])
-    if rope["rope_type"] in _FIRST_LENGTH:
-        first = settings.get("original_max_position_embeddings") or settings.get("max_position_embeddings")
-        rope |= {"original_max_position_embeddings": first} | rope if first else {}
-    return {f"rope_parameters.{key}": value for key, value in rope.items()}
+    rope = {key: settings.pop(key) for key in _ROPE if key in settings} | settings.pop("rope_parameters", {}) | stated
+    rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type", "default")
+    settings |= {f"rope_parameters.{key}": value for key, value in rope.items()}
+    return {key: value for key, value in settings.items() if key not in HARMLESS}

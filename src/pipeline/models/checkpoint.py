@@ -297,14 +297,13 @@ def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryvie
     return value
 
 
-def digest_tensors(folder: str | Path) -> dict[str, str]:
-    """The digest of every tensor of a checkpoint, by name. Raises PipelineError for NaN and infinite values."""
-    return {name: info.digest() for name, info in sorted(Checkpoint.open(folder).infos.items())}
+def digest_tensors(place: str | Path) -> dict[str, str]:
+    """The digest of every tensor of a checkpoint, or of one safetensors file, by name.
 
-
-def digests_in(file: Path) -> dict[str, str]:
-    """The digest of every tensor of one safetensors file, by name. Raises PipelineError for NaN and infinite values."""
-    return {name: info.digest() for name, info in sorted(read_header(file).items())}
+    Raises PipelineError for NaN and infinite values.
+    """
+    infos = Checkpoint.open(place).infos if Path(place).is_dir() else read_header(Path(place))
+    return {name: info.digest() for name, info in sorted(infos.items())}
 
 
 def weights_root(digests: Mapping[str, str]) -> str:

@@ -34,13 +34,12 @@ def file_digests(path: Path, runs_dir: Path | None = None) -> dict[str, Any]:
 
     state, begun = FileState.now(path), time.time_ns()
     if KIND not in cached_digests(state, runs_dir):
-        infos = [*read_header(path).values()] if path.suffix == ".safetensors" else []
-        infos.sort(key=lambda info: -info.nbytes)  # the longest tasks first
-        of_each = in_threads(lambda info: hash_tensor(info.dtype, info.shape, info.pieces()), infos)
-        hashed = sorted(zip(infos, of_each, strict=True), key=lambda one: (one[0].offset, one[0].nbytes))
+        infos = list(read_header(path).values()) if path.suffix == ".safetensors" else []
+        infos.sort(key=lambda info: (info.offset, info.nbytes))
+        hashed = in_threads(lambda info: hash_tensor(info.dtype, info.shape, info.pieces()), infos)
         with open(path, "rb") as file:
-            head = file.read(hashed[0][0].offset if hashed else -1)
-        whole = blake3(head + "".join(digest for _, (digest, _) in hashed).encode()).hexdigest()
-        tensors = {info.key: digest for info, (digest, finite) in hashed if finite}
+            head = file.read(infos[0].offset if infos else -1)
+        whole = blake3(head + "".join(digest for digest, _ in hashed).encode()).hexdigest()
+        tensors = {info.key: digest for info, (digest, finite) in zip(infos, hashed, strict=True) if finite}
         cache_digests(state, begun, runs_dir, **{KIND: f"{KIND}:{whole}", "tensors": tensors})
     return cached_digests(state)

@@ -47,22 +47,23 @@ def resolve_partition(partition: Partition, num_layers: int) -> Partition:
     Raises PipelineError where one side has no part of any layer: a partition must split the layers.
     """
     bottom, top = layer_counts(partition, num_layers)
-    outer, inner = bottom + top > 0, bottom + top < num_layers
-    language = outer or partition.all_attention or partition.all_mlp
-    math = inner and not (partition.all_attention and partition.all_mlp)
-    if not (language and math):
-        chosen_side, other_side = ("language", "math") if language != partition.inverse else ("math", "language")
-        all_layers = partition.all_attention and partition.all_mlp  # layer counts cannot help then
-        remedy = (
-            "set partition.all_attention=false or partition.all_mlp=false"
-            if all_layers
-            else "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
-        )
+    all_layers = partition.all_attention and partition.all_mlp  # layer counts cannot help then
+    language = bottom + top > 0 or partition.all_attention or partition.all_mlp
+    if all_layers or not language or bottom + top == num_layers:
+        sides = ("language", "math") if language != partition.inverse else ("math", "language")
+        remedy = "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
+        if all_layers:
+            remedy = "set partition.all_attention=false or partition.all_mlp=false"
         raise PipelineError(
-            f"partition {partition.name} gives all {num_layers} layers to {chosen_side} "
-            f"and none to {other_side}: {remedy}"
+            f"partition {partition.name} gives all {num_layers} layers to {sides[0]} and none to {sides[1]}: {remedy}"
         )
     return replace(partition, bottom_layers=bottom, top_layers=top, scale_to_depth=False)
+
+
+def refuse_outside(partition: Partition, read: str) -> None:
+    """Raise PipelineError for partition.outside, which is of training. read: which keys a merge reads instead."""
+    if partition.outside != "frozen":
+        raise PipelineError(f"partition.outside={partition.outside} is of training: {read}")
 
 
 def side_of(partition: Partition, site: Site, num_layers: int) -> Side:

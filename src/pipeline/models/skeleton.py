@@ -55,25 +55,14 @@ def build_skeleton(folder: Path, key: str) -> Any:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-    refuse = "copy it again, or correct its config.json"
-    if loading_info["missing_keys"]:
-        raise PipelineError(
-            f"{key}={folder} lacks {name_first(loading_info['missing_keys'])}, which its config.json asks for: {refuse}"
-        )
-    if loading_info["unexpected_keys"]:
-        raise PipelineError(
-            f"{key}={folder} holds {name_first(loading_info['unexpected_keys'])}, "
-            f"which its config.json has no place for: {refuse}"
-        )
+    remedy = "copy it again, or correct its config.json"
+    for verb, kind, reason in (("lacks", "missing", "asks for"), ("holds", "unexpected", "has no place for")):
+        if names := sorted(loading_info[f"{kind}_keys"]):
+            more = f" and {len(names) - 1} more tensors" if names[1:] else ""
+            raise PipelineError(f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}")
     for name, *shapes in loading_info["mismatched_keys"]:
-        stored_shape, expected = (list(shape) for shape in shapes)
+        found, expected = (list(shape) for shape in shapes)
         raise PipelineError(
-            f"{key}={folder} holds {name} of shape {stored_shape}, its config.json asks for {expected}: {refuse}"
+            f"{key}={folder} holds {name} of shape {found}, its config.json asks for {expected}: {remedy}"
         )
     return model
-
-
-def name_first(names: set[str]) -> str:
-    """The first name, and the number of further names."""
-    first, *rest_of_names = sorted(names)
-    return f"{first} and {len(rest_of_names)} more tensors" if rest_of_names else first

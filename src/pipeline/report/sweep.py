@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
+from pipeline.analyze.heatmaps import Map, svg_of_maps
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean
@@ -36,9 +36,9 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         sizes = [len(task_scores) for task_scores in next(iter(scores.values()))]
         tasks = f" in {len(sizes)} tasks, the score is the mean over tasks" if len(sizes) > 1 else ""
         context["note"] += f" In percent, on {sum(sizes)} questions{tasks}. The best point is framed."
-        context["picture"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
+        label = f"score over configuration: {title}"
+        context["picture"] = svg_of_maps(maps, "sweep", label, scale, folder / "map.png")
         context["sentences"] = split_half_summary(points, scores, means, best)
-        (folder / "map.png").write_bytes(picture)
     columns = [*points[0], "score", "run"]
     rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
     if scores:

@@ -112,12 +112,12 @@ def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | No
     from pipeline.merge.compatibility import check_sources
     from pipeline.merge.vocabulary import align_vocabularies
 
-    sources = {role: open_source(expert.folder) for role, expert in experts.items() if has_full_weights(expert)}
-    if sources:
-        opened = open_source(base.folder) if base and has_full_weights(base) else None
+    named = {**experts, **({"base": base} if base else {})}
+    sources = {role: open_source(parent.folder) for role, parent in named.items() if has_full_weights(parent)}
+    if sources.keys() - {"base"}:
         if merge.merges_vocabularies:
-            sources, opened, _ = align_vocabularies(sources, opened, merge.vocabulary)
-        check_sources(sources, opened, vocabulary=merge.vocabulary)
+            sources, _ = align_vocabularies(sources, merge.vocabulary)
+        check_sources(sources, vocabulary=merge.vocabulary)
 
 
 def has_full_weights(expert: Parent) -> bool:

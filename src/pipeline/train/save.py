@@ -13,7 +13,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import name_in_memory
 from pipeline.models.arrays import matrix
-from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, read_header, torch_dtype, weights_root
+from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
@@ -56,7 +56,7 @@ def save_model(
     for path in folder.iterdir():
         if path.is_file():
             path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
-    digests = digests_in(folder / ADAPTER_WEIGHTS) if adapters else digest_tensors(folder)
+    digests = digest_tensors(folder / ADAPTER_WEIGHTS if adapters else folder)
     facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
     if is_cast:
         facts["cast"] = {"to": dtype}

@@ -11,26 +11,18 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from pipeline.config.knob import Knobs, knob
-from pipeline.config.merging import Merge, check_method
-from pipeline.errors import PipelineError
+from pipeline.config.merging import Merge
 
 NOT_SWEPT = ("method", "form", "files_from", "vocabulary")  # nor is a RUN
 
 
-def method_in(module: ModuleType) -> type[Merge]:
-    """The method that a file holds. Raises PipelineError where it is none, or lacks what `Merge` requires."""
-    name = module.__name__.rpartition(".")[2]
-    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
-    merges = [kind for kind in classes if issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)]
-    if len(merges) != 1:
-        raise PipelineError(f"merge/methods/{name}.py must hold one dataclass of Merge, it holds {len(merges)}")
-    (merge,) = merges
-    check_method(merge, name, f"merge/methods/{name}.py")
-    return merge
+def method_of(name: str) -> type[Merge]:
+    """The class of merge/methods/<name>.py whose `method` is that name."""
+    kinds = vars(import_module(f"{__name__}.{name}")).values()
+    return next(kind for kind in kinds if isinstance(kind, type) and getattr(kind, "method", None) == name)
 
 
 def sweep_of(methods: Mapping[str, type[Merge]]) -> Any:
@@ -42,6 +34,4 @@ def sweep_of(methods: Mapping[str, type[Merge]]) -> Any:
     return make_dataclass("Sweep", [*lists, shard], bases=(Knobs,), namespace={"__doc__": remedy})
 
 
-METHODS = {
-    one.name: method_in(import_module(f"{__name__}.{one.name}")) for one in pkgutil.iter_modules(__path__)
-}  # in the order of their names
+METHODS = {one.name: method_of(one.name) for one in pkgutil.iter_modules(__path__)}  # in the order of their names

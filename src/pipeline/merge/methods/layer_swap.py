@@ -12,7 +12,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge.weights import Weights, inverse_weights
 from pipeline.models.anatomy import NORMS, Site, anatomy, num_layers
-from pipeline.models.partition import is_outer, resolve_partition, scaled_count, side_of
+from pipeline.models.partition import is_outer, refuse_outside, resolve_partition, scaled_count, side_of
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -87,12 +87,15 @@ class LayerSwap(Merge):
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         if partition is not None:
-            refuse_counts(self, partition)
+            for key in (*COUNTS, "scale_to_depth"):
+                if (value := getattr(self, key)) is not None and value is not False:
+                    raise PipelineError(
+                        f"merge.{key}={value} beside partition={partition.name}: give layer counts or a partition, not "
+                        "both"
+                    )
+            refuse_outside(partition, "a merge reads merge.embeddings, merge.final_norm and merge.head")
         if layers is not None:
-            resolve_partition(partition, layers) if partition else swapped_counts(self, layers)
-
-    def unread(self, partition: Partition | None) -> Sequence[str]:
-        return (*COUNTS, "scale_to_depth", "zones") if partition else ()
+            resolve_partition(partition, layers) if partition else self.counts_in(layers)
 
     def label(self, partition: Partition | None) -> str:
         b, u, *_ = self.counts()
@@ -100,8 +103,16 @@ class LayerSwap(Merge):
 
     def counts(self) -> list[int]:
         """b, u, t_b and t_u, as they are given, or by default."""
-        values = [getattr(self, key) for key in COUNTS]
-        return [default if value is None else value for value, default in zip(values, COUNTS.values(), strict=True)]
+        return [default if getattr(self, key) is None else getattr(self, key) for key, default in COUNTS.items()]
+
+    def counts_in(self, layers: int) -> list[int]:
+        """b, u, t_b and t_u for a model of this depth. Raises PipelineError where together they exceed it."""
+        counts = [scaled_count(count, layers) if self.scale_to_depth else count for count in self.counts()]
+        if sum(counts) > layers:
+            given = ", ".join(f"merge.{key}={count}" for key, count in zip(COUNTS, counts, strict=True))
+            remedy = "" if self.scale_to_depth else ", or set merge.scale_to_depth=true"
+            raise PipelineError(f"{given} are {sum(counts)} layers, but the model has {layers}: lower them{remedy}")
+        return counts
 
     def settled(self, partition: Partition | None) -> LayerSwap:
         given: dict[str, Any] = {} if partition else dict(zip(COUNTS, self.counts(), strict=True))
@@ -113,21 +124,19 @@ class LayerSwap(Merge):
         from pipeline.merge.formulas import mean_change
         from pipeline.merge.merge import Linear
 
-        sites = anatomy(next(iter(sources.values())).names)
-        self.refuse(partition, num_layers(sites))  # before it reads
-        magnitudes = {}
-        for side in SIDES if self.needs_base() else ():
+        def measure(roles: Sequence[str]) -> float:
             assert base is not None
-            experts = [source for role, source in sources.items() if role.partition(".")[0] == side]
-            magnitudes[side] = mean_change([(1 / len(experts), source) for source in experts], base, threads)
-        return Linear(layer_swap_weights(self, sites, partition, magnitudes))
+            return mean_change([(1 / len(roles), sources[role]) for role in roles], base, threads)
+
+        sites = anatomy(next(iter(sources.values())).names)
+        return Linear(layer_swap_weights(self, sites, partition, measure))
 
 
 def layer_swap_weights(
     config: LayerSwap,
     sites: Mapping[str, Site],
     partition: Partition | None = None,
-    magnitudes: Mapping[str, float] | None = None,
+    measure: Callable[[Sequence[str]], float] | None = None,
 ) -> Weights:
     """Layer swapping, Algorithm 1 of `layer_swapping`: outer layers from language, the middle from math.
 
@@ -136,17 +145,17 @@ def layer_swap_weights(
     item 6); layer norms go with their layer, or follow `merge.layer_norms` (line 2 averages them). A tied head is the
     embedding. With a partition its sides stand in place of the counts; what it leaves to neither is math's.
 
-    Sources are those of `references`: a side that is a list is the uniform soup of its experts. `magnitudes`: the mean
-    absolute change of each side, for the choices that are weighted by it. Raises PipelineError where zones overlap or
-    exceed the model.
+    Sources are those of `references`: a side that is a list is the uniform soup of its experts. `measure`: the mean
+    absolute change of a side's experts, for the choices that are weighted by it. Raises PipelineError where zones
+    overlap or exceed the model.
     """
     layers = num_layers(sites)
     config.refuse(partition, layers)
     shares = {"math": {"math": 1.0}, "language": {"language": 1.0}, "average": dict.fromkeys(SIDES, 0.5)}
-    if magnitudes:
-        shares["magnitude"] = inverse_weights(magnitudes)
     roles = {side: [role for role in config.references() if role.partition(".")[0] == side] for side in SIDES}
-    b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
+    if measure and config.needs_base():
+        shares["magnitude"] = inverse_weights({side: measure(roles[side]) for side in SIDES})
+    b, u, t_b, t_u = [0] * 4 if partition else config.counts_in(layers)
 
     def owner(site: Site) -> str:
         if site.layer is None:
@@ -163,31 +172,3 @@ def layer_swap_weights(
         return {role: part / len(roles[side]) for side, part in share.items() for role in roles[side]}
 
     return {name: spread(shares[owner(site)]) for name, site in sites.items()}
-
-
-def refuse_counts(config: LayerSwap, partition: Partition) -> None:
-    """Raise PipelineError for layer counts given together with a partition, which would ignore them."""
-    for key in (*COUNTS, "scale_to_depth"):
-        value = getattr(config, key)
-        if value != type(config).__dataclass_fields__[key].default:
-            raise PipelineError(
-                f"merge.{key}={value} beside partition={partition.name}: give layer counts or a partition, not both"
-            )
-    if partition.outside != "frozen":
-        raise PipelineError(
-            f"partition.outside={partition.outside} is of training: a merge reads merge.embeddings, merge.final_norm "
-            "and merge.head"
-        )
-
-
-def swapped_counts(config: LayerSwap, layers: int) -> tuple[int, int, int, int]:
-    """(b, u, t_b, t_u) for a model of this depth. Raises PipelineError where together they exceed it."""
-    counts = config.counts()
-    b, u, t_b, t_u = [scaled_count(count, layers) for count in counts] if config.scale_to_depth else counts
-    if b + t_b + t_u + u > layers:
-        raise PipelineError(
-            f"merge.bottom_layers={b}, merge.bottom_transition={t_b}, merge.top_transition={t_u} and "
-            f"merge.top_layers={u} are {b + t_b + t_u + u} layers, but the model has {layers}: lower them"
-            + ("" if config.scale_to_depth else ", or set merge.scale_to_depth=true")
-        )
-    return b, u, t_b, t_u

@@ -13,7 +13,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge.weights import Weights
 from pipeline.models.anatomy import OUTSIDE, Site, anatomy, num_layers
-from pipeline.models.partition import resolve_partition, side_of
+from pipeline.models.partition import refuse_outside, resolve_partition, side_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,18 +49,20 @@ class Reset(Merge):
         return self.threshold is None
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        given = [key for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
+        given = [f"merge.{key}" for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
         if len(given) != 1:
-            names = " and ".join(f"merge.{key}" for key in given) or "none"
-            raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {names}")
+            raise PipelineError(
+                "merge=reset needs one of merge.side, merge.layers and merge.threshold, got "
+                f"{' and '.join(given) or 'none'}"
+            )
         if self.side is not None and partition is None:
             raise PipelineError(f"merge.side={self.side} needs a partition: give partition=A, B, C or Z")
-        if self.side is None and partition is not None:
-            raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
-        if partition is not None and partition.outside != "frozen":
-            raise PipelineError(f"partition.outside={partition.outside} is of training: a reset reads merge.outside")
-        if partition is not None and layers is not None:
-            resolve_partition(partition, layers)
+        if partition is not None:
+            if self.side is None:
+                raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
+            refuse_outside(partition, "a reset reads merge.outside")
+            if layers is not None:
+                resolve_partition(partition, layers)
         if self.layers and layers is not None and max(self.layers) >= layers:
             raise PipelineError(f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}")
 
@@ -70,18 +72,51 @@ class Reset(Merge):
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Linear | Computed:
+        import numpy as np
+
+        from pipeline.merge.formulas import by_size, row_changes, rows_in
         from pipeline.merge.merge import Computed, Linear
         from pipeline.merge.summary import group_weights
+        from pipeline.models.arrays import in_threads
 
         assert base is not None
-        weights = reset_weights(self, anatomy(base.names), partition)
-        by_row = RowReset(self, sources["expert"], base, weights)
-        if self.threshold is None:
-            return Linear(weights, by_row.kept_shares)
+        expert, origin, sites = sources["expert"], base, anatomy(base.names)
+        weights, threshold = reset_weights(self, sites, partition), self.threshold
+
+        @functools.cache  # the formula needs them, and what is measured
+        def kept_rows(name: str) -> np.ndarray:
+            """Which rows of a tensor stay the expert's: those that changed by more than the threshold in the mean."""
+            changes: np.ndarray = row_changes(expert, origin, name, self.axis)
+            return changes > threshold
+
+        def formula(name: str) -> Rows:
+            kept = kept_rows(name)
+            columns = self.axis == "input" or len(origin.info(name).shape) < 2
+
+            def rows(start: int, stop: int) -> np.ndarray:
+                mask = kept if columns else kept[start:stop, None]
+                return np.where(mask, expert.rows(name, start, stop), origin.rows(name, start, stop))
+
+            return rows
+
+        def rows_and_parameters(name: str) -> list[int]:  # kept, of
+            count, length = rows_in(origin.info(name).shape, self.axis)
+            kept = count * ("expert" in weights[name]) if name in weights else int(kept_rows(name).sum())
+            return [kept, count, kept * length, count * length]
+
+        def kept_shares(threads: int | None) -> dict[str, float]:
+            """How much of the layers stays the expert's, in percent: of their rows (as `rows_in` has them, a vector is
+            one) and of their parameters. `layer_swapping` 3.3: 70 to 80 % of the parameters are needed."""
+            names = [name for name in by_size(origin) if sites[name].layer is not None]
+            counts = np.sum(in_threads(rows_and_parameters, names, threads), axis=0)
+            return {"rows_kept": 100 * counts[0] / counts[1], "parameters_kept": 100 * counts[2] / counts[3]}
+
+        if threshold is None:
+            return Linear(weights, kept_shares)
         rows = group_weights(weights)
-        text = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
+        text = f"expert, but base in rows ({self.axis} features) that changed by {threshold:g} or less"
         rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": text})
-        return Computed(by_row.formula, rows, weights, measured=by_row.kept_shares)
+        return Computed(formula, rows, weights, measured=kept_shares)
 
 
 def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition | None = None) -> Weights:
@@ -106,49 +141,3 @@ def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition
     by_row = config.threshold is not None
     judged = {name: site for name, site in sites.items() if not (by_row and site.layer is not None)}
     return {name: {"base" if is_reset(site) else "expert": 1.0} for name, site in judged.items()}
-
-
-class RowReset:
-    """Rows that changed by the threshold or less in the mean are the base's."""
-
-    def __init__(self, config: Reset, expert: Source, base: Source, weights: Weights) -> None:
-        self.config, self.expert, self.base, self.weights = config, expert, base, weights
-        self.kept_rows = functools.cache(self._kept_rows)  # the formula needs them, and what is measured
-
-    def _kept_rows(self, name: str) -> np.ndarray:
-        """Which rows of a tensor stay the expert's."""
-        from pipeline.merge.formulas import row_changes
-
-        changes: np.ndarray = row_changes(self.expert, self.base, name, self.config.axis)
-        return changes > (self.config.threshold or 0.0)
-
-    def formula(self, name: str) -> Rows:
-        import numpy as np
-
-        kept = self.kept_rows(name)
-        columns = self.config.axis == "input" or len(self.base.info(name).shape) < 2
-
-        def rows(start: int, stop: int) -> np.ndarray:
-            mask = kept if columns else kept[start:stop, None]
-            return np.where(mask, self.expert.rows(name, start, stop), self.base.rows(name, start, stop))
-
-        return rows
-
-    def kept_shares(self, threads: int | None) -> dict[str, float]:
-        """How much of the layers stays the expert's, in percent: of their rows (as `rows_in` has them, a vector is one)
-        and of their parameters. `layer_swapping` 3.3: 70 to 80 % of the parameters are needed."""
-        import numpy as np
-
-        from pipeline.merge.formulas import by_size, rows_in
-        from pipeline.models.arrays import in_threads
-
-        def rows_and_parameters(name: str) -> list[int]:  # kept, of
-            count, length = rows_in(self.base.info(name).shape, self.config.axis)
-            judged = name not in self.weights
-            kept = int(self.kept_rows(name).sum()) if judged else count * ("expert" in self.weights[name])
-            return [kept, count, kept * length, count * length]
-
-        sites = anatomy(self.base.names)
-        names = [name for name in by_size(self.base) if sites[name].layer is not None]
-        rows_kept, rows, kept, parameters = np.sum(in_threads(rows_and_parameters, names, threads), axis=0).tolist()
-        return {"rows_kept": 100 * rows_kept / rows, "parameters_kept": 100 * kept / parameters}

@@ -48,14 +48,15 @@ class Slerp(Merge):
         first, second = sources.values()
 
         def formula(name: str) -> Rows:
-            a, b = shares_on_the_arc(*angle_between(first, second, name), self.t)
+            a, b = shares_on_the_arc(first, second, name, self.t)
             return lambda start, stop: weighted_sum([(a, first), (b, second)], name, start, stop)
 
         return Computed(formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}")
 
 
-def angle_between(first: Source, second: Source, name: str) -> tuple[float, bool]:
-    """The angle between two tensors as vectors, in radians, and whether it is too near 0 or pi to be divided by."""
+def shares_on_the_arc(first: Source, second: Source, name: str, t: float) -> tuple[float, float]:
+    """How much of each tensor goes in, as vectors: sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta), of
+    the angle theta between them; where it is too near 0 or pi to be divided by, 1 - t and t."""
     import numpy as np
 
     from pipeline.models.arrays import pieces
@@ -66,11 +67,7 @@ def angle_between(first: Source, second: Source, name: str) -> tuple[float, bool
         sums += [np.vdot(a, a), np.vdot(b, b), np.vdot(a, b)]
     norms = [norm if norm > EPS else 1.0 for norm in np.sqrt(sums[:2])]
     cosine = min(1.0, max(-1.0, float(sums[2] / norms[0] / norms[1])))
-    return math.acos(cosine), abs(cosine) > NEARLY_COLINEAR
-
-
-def shares_on_the_arc(theta: float, colinear: bool, t: float) -> tuple[float, float]:
-    """How much of each vector goes in: sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta)."""
-    if colinear:
+    if abs(cosine) > NEARLY_COLINEAR:
         return 1 - t, t
+    theta = math.acos(cosine)
     return math.sin((1 - t) * theta) / math.sin(theta), math.sin(t * theta) / math.sin(theta)
