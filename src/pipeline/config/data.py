@@ -36,7 +36,7 @@ class Source(Knobs):
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
     stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
-    candidates: int | None = knob(None, low=1)  # rows that are considered; null: all, at most 10 million
+    candidates: int | None = knob(None, low=1)  # rows that are considered of a stream; null: all
     count: int | None = knob(None, low=1)
     share: float | None = knob(None, above=0)
 

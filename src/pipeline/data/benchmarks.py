@@ -193,7 +193,7 @@ def of_hub(lock: Lock | None, only: Container[str] | None = None) -> Iterator[tu
         try:
             source, files = lock.source(source) if lock else (source, None)
             with readable_errors(label, source):
-                for row in open_rows(label, source, None, 0, files).rows:
+                for row in open_rows(label, source, None, 0, files)[0]:
                     yield from texts_of(name, row)
         except PipelineError as error:
             raise PipelineError(f"{error}; or give data.benchmarks, a folder with the benchmark files") from error
