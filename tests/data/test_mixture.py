@@ -217,7 +217,7 @@ ROW = {"question": "q", "answer": "a"}
         ([{**ROW, "answer": ["one"]}] * 2, {"rows": "gsm8k"}, Data(), "source a: none of its 2 rows can be used"),
         ([{"text": "plain"}], {"rows": "text"}, Data(), "mixes plain text with prompts"),
         ([ENGLISH], {"rows": "alpaca", "language": "te"}, Data(), "0 of 1 rows hold a letter of the script"),
-        ([{**ROW, "answer": "\ud83d"}], {"rows": "gsm8k"}, Data(), "row 0 of the set holds half a character"),
+        ([{**ROW, "answer": "\ud83d"}], {"rows": "gsm8k"}, Data(), r"a row holds half a character \(.*ud83d"),
         ([ROW], {"rows": "gsm8k"}, Data(validation=9, allow_fewer=True), "leaves no row for training"),
         ([ROW], {"rows": "gsm8k", "without": ["squad"]}, Data(), "without=squad is no benchmark"),
     ],
