@@ -230,7 +230,7 @@ def test_what_is_no_training_set(rows: list[Any], source: dict[str, Any], data: 
         make_training_set(stage(data, **sources), tmp_path, tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------ counts and shares
+# ------------------------------------------------------------------------------------------------ shares
 
 
 def numbered(root: Path, sizes: dict[str, int]) -> None:
@@ -246,17 +246,16 @@ def taken(folder: Path, split: str = "train") -> Counter[str]:
     return Counter(row["prompt"].split()[0] for row in read_jsonl(folder / f"{split}.jsonl"))
 
 
-def test_counts_first_then_the_whole_ones_then_shares(tmp_path: Path):
-    numbered(tmp_path, {"counted": 50, "whole": 7, "one": 100, "three": 100})
+def test_the_whole_ones_first_then_shares(tmp_path: Path):
+    numbered(tmp_path, {"whole": 27, "one": 100, "three": 100})
     sources = {
-        "counted": of("counted", count=20),
         "whole": of("whole"),
         "one": of("one", share=1),
         "three": of("three", share=3),
     }
     make_training_set(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
     both = taken(tmp_path) + taken(tmp_path, "validation")
-    assert both == {"counted": 20, "whole": 7, "one": 20, "three": 60}
+    assert both == {"whole": 27, "one": 20, "three": 60}
     assert taken(tmp_path, "validation").total() == 17
     first = read_jsonl(tmp_path / "train.jsonl")
     make_training_set(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
@@ -269,11 +268,10 @@ def test_counts_first_then_the_whole_ones_then_shares(tmp_path: Path):
     ("size", "sources", "expected"),
     [
         (None, {"a": {"share": 1}}, "has shares (a) of no size: give data.size, or mixture=layer_swapping"),
-        (20, {"a": {"count": 50}}, "data.size=20: the sources without a share (a) give 50 rows, more than 20"),
-        (50, {"a": {"count": 50}}, "expert=e: a has 30 rows of 50 asked: ask for fewer, or take those with data.allow"),
+        (20, {"a": {}, "b": {"share": 1}}, "data.size=20: the sources without a share (a) give 30 rows, more than 20"),
+        (99, {"a": {"share": 1}}, "expert=e: a has 30 rows of 99 asked: ask for fewer, or take those with data.allow"),
         (99, {"a": {"share": 2}, "b": {"share": 1}}, "a has 30 rows of 66 asked; b has 30 rows of 33 asked"),
-        (50, {"a": {"count": 20}, "b": {}}, None),
-        (70, {"a": {"count": 20}, "b": {}}, "ask for 70 rows of a, b, which give 50: ask for fewer"),
+        (50, {"a": {"share": 2}, "b": {}}, None),
     ],
 )
 def test_what_sources_cannot_give(size: int | None, sources: dict[str, Any], expected: str | None, tmp_path: Path):

@@ -17,7 +17,8 @@ from pipeline.config.evaluation import Eval
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate.code_eval import check_confinement
-from pipeline.evaluate.tasks import LeftOut, task_definitions
+from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, read_json
 from pipeline.runs.lineage import is_adapter
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
-def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
+def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root

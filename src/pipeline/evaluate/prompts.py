@@ -16,6 +16,7 @@ from datasets.exceptions import DatasetGenerationError
 from lm_eval.api import task as harness_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 
@@ -103,7 +104,7 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
     """What the harness will ask for, of each sampled answer to each question.
 
     Raises:
-        PipelineError: the model's chat template cannot render the prompts.
+        PipelineError: the model's chat template cannot render the prompts, or answers would differ each time.
     """
     templated = settings.chat_template
     how = prompt_settings(settings)
@@ -122,6 +123,12 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
         for request in task.instances if templated else ():
             refuse_empty_prompt(request, definition, task, lm.tokenizer)
         requests += task.instances
+    kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
+    if any(DRAW not in each and normalize_gen_kwargs(each)["do_sample"] for each in kwargs):
+        raise PipelineError(
+            f"{definition.name} draws its answers by itself (do_sample in its task file), others each time: give "
+            "eval.temperature, or leave the task out"
+        )
     return requests
 
 

@@ -13,7 +13,6 @@ from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
-from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import hash_string
 
 from pipeline.benchmarks import benchmark_of, primary_metric
@@ -21,7 +20,7 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.evaluate.before import too_long
-from pipeline.evaluate.model import Answering, is_reproducible
+from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
     harness_tamed,
@@ -156,7 +155,7 @@ def key_of(request: Instance) -> tuple[Any, ...]:
 
 
 def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
-    """Answer the requests that are not stored, each kind together, but for those that have another answer each time."""
+    """Answer the requests that are not stored, each kind together."""
     each = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
     if isinstance(lm, Answering):
         set_sharing(lm, asked.definition, settings)
@@ -167,21 +166,16 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
 
     lm.ended = ended
     for kind in dict.fromkeys(request.request_type for request in asked.left):
-        alike = [request for request in asked.left if request.request_type == kind and has_one_answer(request)]
-        if alike:
-            for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
-                ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
+        alike = [request for request in asked.left if request.request_type == kind]
+        for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
+            ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
     if asked.answers.together and not was_halved(lm, settings):
         asked.answers.write(asked.answers.found.items())
     asked.answers.close()
 
 
-def has_one_answer(request: Instance) -> bool:
-    return request.request_type != "generate_until" or is_reproducible(normalize_gen_kwargs(request.args[1]))
-
-
 class Answered(LM):
-    """Gives the harness the answers that are there; what has another answer each time is put to the model."""
+    """Gives the harness the answers that are there."""
 
     def __init__(self, lm: Any, answers: Answers, think_end: str | None) -> None:
         super().__init__()
@@ -195,8 +189,7 @@ class Answered(LM):
         return str(self.lm.apply_chat_template(chat_history, add_generation_prompt))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        found = [self.answers.look_up(key_of(request)) for request in requests]
-        texts = [text for text, _ in found] if all(found) else self.lm.generate_until(requests, disable_tqdm=True)
+        texts = (self.answers.look_up(key_of(request))[0] for request in requests)
         return [split_thoughts(text, self.think_end)[1] for text in texts]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -234,7 +227,6 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
     as scoring a small task does.
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
-    lm.ended = lambda kind, arguments, answer: asked.answers.add((kind, *arguments), answer)
     prepare(asked.task, definition, settings, number)
     how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
     output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))
