@@ -93,17 +93,11 @@ def has_chat_template(folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def too_long(name: str, needed: Mapping[int, int], max_length: int, allowed: int) -> set[int]:
-    """The rows of a task whose prompts and answers do not fit a model that takes `max_length` tokens. needed: row ->
-    tokens.
-
-    Raises:
-        PipelineError: more than `allowed` (eval.too_long) do not, or none does.
-    """
-    rows = {row for row, tokens in needed.items() if tokens > max_length}
-    if len(rows) > allowed or (rows and len(rows) == len(needed)):
+def refuse_too_long(name: str, needed: Mapping[int, int], max_length: int) -> None:
+    """Raise PipelineError for a task with prompts and answers that do not fit a model that takes `max_length` tokens.
+    needed: question -> tokens."""
+    if too_long := sum(tokens > max_length for tokens in needed.values()):
         raise PipelineError(
-            f"{name}: {len(rows)} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
+            f"{name}: {too_long} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
             f"with its answer, the model {max_length}: ask for fewer exemplars or shorter answers (eval.max_gen_toks)"
         )
-    return rows

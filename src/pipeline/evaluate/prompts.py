@@ -180,8 +180,8 @@ def set_template_date(lm: Any, settings: Eval) -> None:
     lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
 
-def tokens_needed(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> dict[int, int]:
-    """Row -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
+def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
+    """Question -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
     after it, or the room for an answer."""
     room = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
@@ -195,7 +195,7 @@ def tokens_needed(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) ->
     needed: dict[int, int] = {}
     for (doc_id, prompt), after in put.items():
         tokens = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
-        needed[rows[doc_id]] = max(needed.get(rows[doc_id], 0), tokens + room)
+        needed[doc_id] = max(needed.get(doc_id, 0), tokens + room)
     return needed
 
 
@@ -217,7 +217,7 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[dict
                 f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
                 "or its generation_config.json do not allow other batches"
             )
-        return tokens_needed(lm, requests, rows), lm.max_length
+        return tokens_needed(lm, requests), lm.max_length
 
 
 def template_problem(problem: str) -> str:

@@ -19,7 +19,7 @@ from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.config.extensions import BACKENDS, outside_core
-from pipeline.evaluate.before import too_long
+from pipeline.evaluate.before import refuse_too_long
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
@@ -38,8 +38,8 @@ from pipeline.runs.provenance import processor_model
 
 @dataclass
 class Asked:
-    """A task put to a model: the rows that fit it, the requests of all answers to them, the answers that are there, and
-    the requests that are left."""
+    """A task put to a model: its rows, the requests of all answers to them, the answers that are there, and the
+    requests that are left."""
 
     definition: Definition
     task: Task
@@ -47,7 +47,6 @@ class Asked:
     requests: list[Instance]
     answers: Answers
     left: list[Instance]
-    too_long: int = 0  # prompts that did not fit and were skipped
 
     @property
     def name(self) -> str:
@@ -87,7 +86,6 @@ def score_tasks(
         "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
         "found_again": [one.name for one in asked if not one.left],
         **({"halved_batch_size": lm.batch_size} if was_halved(lm, settings) else {}),
-        "too_long": {one.name: one.too_long for one in asked if one.too_long},
     }
     rows = [row for result in results.values() for row in result.rows]
     return EvaluationResult(rows, {name: result.samples for name, result in results.items()}, harness)
@@ -118,28 +116,13 @@ def decided_by(settings: Eval) -> dict[str, Any]:
 
 
 def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
-    """The requests of a task and what is stored of their answers. What is stored fitted the model; else prompts are
-    measured, and those that do not fit are skipped.
+    """The requests of a task and what is stored of their answers. Below float32 an answer depends on those computed
+    together with it: there all of them are stored, or none.
 
     Raises:
-        PipelineError: more than eval.too_long do not fit.
+        PipelineError: prompts do not fit the model. What is stored did.
     """
     rows = rows_asked(definition, task, settings)
-    asked = stored(lm, definition, task, rows, settings, store)
-    if asked.left and hasattr(lm, "max_length"):
-        needed = tokens_needed(lm, asked.requests, rows)
-        if excluded := too_long(definition.name, needed, lm.max_length, settings.too_long):
-            say(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score")
-            fitting = [row for row in rows if row not in excluded]
-            asked = stored(lm, definition, task, fitting, settings, store)
-            asked.too_long = len(excluded)
-    return asked
-
-
-def stored(
-    lm: Any, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, store: Store | None
-) -> Asked:
-    """Below float32 an answer depends on those computed together with it: there all of them are stored, or none."""
     requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
     if store:
         together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
@@ -147,6 +130,8 @@ def stored(
     left = [request for request in requests if answers.look_up(key_of(request)) is None]
     if left and answers.together:
         answers.found, left = {}, requests
+    if left and hasattr(lm, "max_length"):
+        refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
     return Asked(definition, task, rows, requests, answers, left)
 
 
