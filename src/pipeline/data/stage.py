@@ -56,8 +56,8 @@ def make_training_set(
     """Read, judge, draw, write. The order of rows is a function of the seed.
 
     Rows that cannot be used and exact duplicates go; rows that share an n-gram with a benchmark and, of language sets,
-    word problems go too unless they are only to be counted; then each source gives the rows that its count or share
-    asks for, and validation rows are kept apart.
+    word problems go too unless they are only to be counted; then each source gives the rows that its share
+    asks for, or all, and validation rows are kept apart.
     """
     opened = open_sources(config, data_root, lock)
     known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
