@@ -95,7 +95,7 @@ def assert_same_answers(report: dict[str, Any], folder: Path, stock: dict[str, A
         if row["stderr"] is not None:
             assert abs(row["stderr"] - theirs[f"{row['metric']}_stderr,{row['filter']}"]) < 1e-12
     assert scored == set(samples)
-    parts = [report["harness"]] if "task_hashes" in report["harness"] else report["harness"].values()
+    parts = report["harness"].get("parts", {"": report["harness"]}).values()
     hashes = {name: digest for part in parts for name, digest in part["task_hashes"].items()}
     for name, of_task in samples.items():
         assert hashes[name] == stock["task_hashes"][name]

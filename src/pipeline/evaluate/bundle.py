@@ -71,7 +71,10 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
         [ScoreRow(**row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
     )
     averages = over_languages([*rows, *further])
-    harness = {role: scores["harness"] for role, scores in written.items()}
+    parts: dict[str, dict[str, Any]] = {role: scores["harness"] for role, scores in written.items()}
+    first, *others = parts.values()
+    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in others)}
+    harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
     (work / "samples").mkdir()
