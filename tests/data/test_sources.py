@@ -132,12 +132,13 @@ def turns(cell: Any) -> list[tuple[str, str]] | str:
 
 
 def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
-    system = {"role": "system", "content": "Be kind."}
+    system, tool = {"role": "system", "content": "Be kind."}, {"role": "tool", "content": "4", "tool_call_id": "1"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
     ask, answer = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
     more, last = {"role": "user", "content": "And 3?"}, {"role": "assistant", "content": "7."}
     talks = [
-        [ask, answer], [system, ask, answer, more, last, more], [answer, ask, answer], [system, more],
-        [["2 + 2?", "4."], ["And 3?", "7."]],
+        [ask, answer], [system, ask, answer, more, last, more], [answer, ask, answer], [ask, calls, tool, answer],
+        [system, more], [["2 + 2?", "4."], ["And 3?", "7."]],
     ]  # fmt: skip
     (tmp_path / "a.json").write_text(json.dumps([{"talk": talk} for talk in talks]))
     flat = {"prompt": "2 + 2?\n\n4.\n\nAnd 3?", "completion": "7."}
@@ -149,13 +150,12 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
 
     whole = {**flat, "messages": [system, ask, answer, more, last]}
     untold = {**flat, "messages": [ask, answer, more, last]}
-    assert of() == [asked, whole, asked, "empty", untold]
+    assert of() == [asked, whole, asked, "tool_turns", "empty", untold]
     first = {**asked, "messages": [system, ask, answer]}
-    assert of(turns=1) == [asked, first, asked, "empty", asked]
-    for turn in ({"from": "bing", "value": "4."}, {"role": "tool", "content": "4.", "tool_call_id": "1"}):
-        (tmp_path / "a.json").write_text(json.dumps([{"talk": [ask, turn]}]))
-        with pytest.raises(PipelineError, match=r"a conversation has a turn of '(bing|tool)': name its speakers user"):
-            of()
+    assert of(turns=1) == [asked, first, asked, "tool_turns", "empty", asked]
+    (tmp_path / "a.json").write_text(json.dumps([{"talk": [{"from": "bing", "value": "4."}]}]))
+    with pytest.raises(PipelineError, match="a conversation has a turn of 'bing': name its speakers user, human"):
+        of()
 
 
 def test_turns_in_each_form() -> None:

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.benchmarks import benchmark_of
 from pipeline.config import harness_tasks
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import harness_index, include, merge_includes
+from pipeline.config.harness_tasks import harness_index, include, members, merge_includes
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
@@ -51,6 +51,13 @@ def gsm8k(number: int) -> dict[str, Any]:
     return {"question": f"What is {number} and 1?", "answer": f"<<{number}+1={number + 1}>>\n#### {number % 4}"}
 
 
+def mmlu_prox(number: int) -> dict[str, Any]:
+    subject = members("mmlu_prox_sw")[number % 14].removeprefix("mmlu_prox_sw_").replace("_", " ")
+    options = {f"option_{place}": f"{number + place}" if place < 3 else None for place in range(10)}
+    thoughts = {"cot_content": f"Jibu: {number}. Jibu ni (A)."}
+    return {"question": f"Ni {number}?", "category": subject, "answer": LETTERS[number % 3], **options, **thoughts}
+
+
 ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, and what makes a row
     "arc_easy": ({"test": 7, "train": 3, "validation": 2}, arc),
     "gsm8k": ({"test": 6, "train": 6}, gsm8k),
@@ -75,9 +82,10 @@ ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, a
         {"test": 6},
         lambda number: {"prompt": f"Ni {number}", "solution0": "moja", "solution1": "mbili zaidi", "label": number % 2},
     ),
+    "mmlu_prox_sw": ({"test": 42, "validation": 42}, mmlu_prox),
 }
-FAMILIES = {  # family -> its Swahili task
-    **{"xcopa": "xcopa_sw", "afrimgsm": "afrimgsm_swa_prompt_1"},
+FAMILIES = {  # family -> its Swahili task or group
+    **{"xcopa": "xcopa_sw", "afrimgsm": "afrimgsm_swa_prompt_1", "mmlu_prox": "mmlu_prox_sw"},
     "global_piqa": "global_piqa_nonparallel_cloze_swh_latn",
 }
 
@@ -113,11 +121,16 @@ def stock_scores(
     absent["wikitext"] |= {"validation_split": None}
     absent["lambada_openai"] = absent["wikitext"]
     folder.mkdir()
-    stock = merge_includes(harness_index().tasks[task])
-    body = {"include": str(harness_index().tasks[task]), "task": f"{task}_here", **here, **absent.get(task, {})}
-    if stock["output_type"] == "generate_until":
-        body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
-    (folder / f"{task}.yaml").write_text(yaml.safe_dump(body))
+    for part in members(task):
+        stock = merge_includes(harness_index().tasks[part])
+        body = {"include": str(harness_index().tasks[part]), "task": f"{part}_here", **here, **absent.get(task, {})}
+        if stock["output_type"] == "generate_until":
+            body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
+        (folder / f"{part}.yaml").write_text(yaml.safe_dump(body))
+    if task in harness_index().groups:
+        group = merge_includes(harness_index().groups[task])
+        group |= {"group": f"{task}_here", "task": [f"{part}_here" for part in members(task)]}
+        (folder / "group.yaml").write_text(yaml.safe_dump(group))
     lm = stock_model(checkpoint)
     manager = TaskManager(include_defaults=False, include_path=str(folder))
     tasks: Any = [f"{task}_here"]
@@ -126,7 +139,9 @@ def stock_scores(
     numbers = found["results"][f"{task}_here"]
     scores = {name: value for name, value in numbers.items() if "," in name and "_stderr" not in name}
     questions = {
-        one["doc_id"]: (one["arguments"][0][0], one["resps"][0][0]) for one in found["samples"][f"{task}_here"]
+        (place, one["doc_id"]): (one["arguments"][0][0], one["resps"][0][0])
+        for place, part in enumerate(members(task))
+        for one in found["samples"][f"{part}_here"]
     }
     return scores, [questions[key] for key in sorted(questions)]
 
@@ -135,7 +150,7 @@ def stock_scores(
     ("task", "shots"),
     [
         *[("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)],
-        *[("xcopa", 2), ("afrimgsm", 0), ("global_piqa", 0)],
+        *[("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
     ],
 )
 def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
@@ -159,6 +174,45 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     if first["metric"] == "exact_match":
         assert [line["response"] for line in lines] == [response for _, response in questions]
     assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, tmp_path: Path, tiny: Path) -> None:
+    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are the group's."""
+    own, files = tmp_path / "own", {}
+    own.mkdir()
+    for name, count in (("small", 3), ("large", 7)):
+        files[name] = tmp_path / f"rows/harness/sums_{name}/test.jsonl"
+        write_rows(files[name], [{"text": f"{number} and", "label": number % 2} for number in range(count)])
+        body = {
+            **{"task": f"sums_{name}", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test"},
+            **{"doc_to_text": "text", "doc_to_target": "label", "doc_to_choice": ["one", "three"]},
+            **{"dataset_kwargs": {"data_files": {"test": str(files[name])}}, "metric_list": [{"metric": "acc"}]},
+        }
+        (own / f"{name}.yaml").write_text(yaml.safe_dump(body))
+    aggregate = {"metric": "acc", "aggregation": "mean", "weight_by_size": by_size}
+    group = {"group": "sums", "task": ["sums_small", "sums_large"], "aggregate_metric_list": [aggregate]}
+    (own / "sums.yaml").write_text(yaml.safe_dump(group))
+    include(str(own))
+    work = tmp_path / "work"
+    work.mkdir()
+    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("sums", 0), dtype="float32", languages=["en"])
+    facts = make(run, work, Notes())  # type: ignore[arg-type]
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=["sums"], bootstrap_iters=2,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False, include_path=str(own)),
+    )  # fmt: skip
+    assert stock is not None
+    rows = json.loads((work / "scores.json").read_text())["rows"]
+    assert [(row["subject"], row["n"]) for row in rows] == [(None, 10), ("sums_small", 3), ("sums_large", 7)]
+    expected = stock["groups"]["sums"]
+    assert rows[0]["value"] == facts["scores"]["sums/en/acc"] == pytest.approx(expected["acc,none"])
+    assert rows[0]["stderr"] == pytest.approx(expected["acc_stderr,none"])
+    for row in rows[1:]:
+        assert row["value"] == pytest.approx(stock["results"][row["subject"]]["acc,none"])
+    questions = read_jsonl(work / "samples/sums.en.jsonl")
+    assert len({question["doc_id"] for question in questions}) == 10
+    assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(expected["acc,none"])
 
 
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
@@ -190,7 +244,6 @@ def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
         ("humaneval", 0, {}, "humaneval runs the model's programs without a sandbox: score mbpp"),
         ("arc_easy", 0, {"split": "dev"}, "eval.split=dev: arc_easy scores the harness' split: leave it out"),
         ("arc_esy", 0, {}, "unknown task 'arc_esy': did you mean arc_easy?"),
-        ("mmlu_prox_sw", 5, {}, r"mmlu_prox_sw is a group of the harness: list its tasks, which .*\.yaml names"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
@@ -202,7 +255,7 @@ def test_what_cannot_be_scored_is_refused(
 
 
 def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
-    """Each language's task of the families."""
+    """Each language's task of the four families, and the rows of a group's tasks from one file."""
     for family, folder in FAMILIES.items():
         for split in ("test", "validation"):
             write_rows(tmp_path / f"rows/harness/{folder}/{split}.jsonl", [{"question": "?"}])
@@ -211,7 +264,9 @@ def test_families_have_a_task_for_each_language(tmp_path: Path) -> None:
         definitions = task_definitions(choice(task), ["sw"], tmp_path / "rows", tmp_path / "tasks")
         assert {definition.task for definition in definitions} == {family}
         stock = yaml.load(definitions[0].file.read_text(), yaml.SafeLoader)["include"][0]
-        assert stock == str(harness_index().tasks[folder]) and len(definitions) == 1
+        assert stock == str(harness_index().tasks[members(folder)[0]])
+        assert len(definitions) == (14 if family == "mmlu_prox" else 1)
+        assert len({definition.name for definition in definitions}) == len(definitions)
         assert benchmark_of(family).files(tmp_path / "rows", "sw")
     with pytest.raises(PipelineError, match=r"the harness has no xcopa in Telugu: leave te out of languages"):
         task_definitions(choice(asked("xcopa", 0)), ["te"], tmp_path / "rows", tmp_path / "tasks")

@@ -67,9 +67,7 @@ def benchmark_of(task: str) -> Benchmark:
         return benchmark
     tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
     known = harness_index()
-    if task in known.groups:
-        raise PipelineError(f"{task} is a group of the harness: list its tasks, which {known.groups[task]} names")
-    near = close_matches(task, [*tasks, *known.tasks])
+    near = close_matches(task, [*tasks, *known.tasks, *known.groups])
     hint = f"did you mean {near[0]}? " if near else ""
     raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness")
 

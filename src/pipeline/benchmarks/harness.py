@@ -1,4 +1,4 @@
-"""Any task of the evaluation harness, as its own file defines it: prompts, metrics, filters, splits, repeats.
+"""Any task or group of the evaluation harness, as its own files define it: prompts, metrics, filters, splits, repeats.
 
 A task is one test set, whatever language is asked for: `languages` and a table's `in` are the name under which its
 scores are reported. FAMILIES have a task for each language. Training rows are not compared with these tasks.
@@ -18,11 +18,13 @@ from pipeline.config.harness_tasks import (
     harness_index,
     included_folder,
     included_state,
+    members,
     merge_includes,
     outside_metric,
     python_in,
 )
 from pipeline.errors import PipelineError
+from pipeline.languages import Language
 
 # Output type -> kind, and the metric of tasks that name none
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -34,14 +36,16 @@ KINDS: dict[str, tuple[Kind, str]] = {
 # Metrics of the harness that are no shares of 1, and those of which less is better, unless a task says otherwise
 NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter")
 LOWER = (*NO_SHARES, "brier_score")
+MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
 FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
     "afrimgsm": "afrimgsm_{three}_prompt_1",
     "global_piqa": "global_piqa_nonparallel_cloze_{script}",
+    "mmlu_prox": "mmlu_prox_{code}",
     "xcopa": "xcopa_{code}",
 }
-TITLES = {"afrimgsm": "AfriMGSM", "global_piqa": "Global PIQA", "xcopa": "XCOPA"}
+TITLES = {"afrimgsm": "AfriMGSM", "global_piqa": "Global PIQA", "mmlu_prox": "MMLU-ProX", "xcopa": "XCOPA"}
 THREE = {"swh": "swa", "gaz": "orm"}  # FLORES' code -> AfriMGSM's
 SCRIPTS = {  # FLORES' code -> Global PIQA's, of the variety that is nearest
     "fra_latn": "fra_latn_fran", "por_latn": "por_latn_braz", "spa_latn": "spa_latn_spai", "zho_hans": "cmn_hans",
@@ -50,35 +54,42 @@ SCRIPTS = {  # FLORES' code -> Global PIQA's, of the variety that is nearest
 
 
 def harness_benchmark(task: str) -> Benchmark | None:
-    """The benchmark of a task of the harness, or of a family; None where there is none of this name. The first metric
-    and the first filter of the file are the primary ones."""
+    """The benchmark of a task or group of the harness, or of a family; None where there is none of this name. The first
+    metric and the first filter of the file are the primary ones."""
     return _benchmark(task, included_state())
 
 
 @cache
 def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
-    known = harness_index().tasks
+    known = harness_index()
     if task in FAMILIES:
         english = task_of_family(task, "en", "eng_Latn")
-        example = english if english in known else FAMILIES[task].format(code="sw")
+        example = english if english in known.tasks or english in known.groups else FAMILIES[task].format(code="sw")
         pattern = FAMILIES[task].format(code="{code}", three="*", script="*").rstrip("*")
         found = harness_benchmark(example)
         return found and replace(
             found, name=task, title=TITLES[task], one_set=False, built_from=(f"harness/{pattern}*/*.jsonl",)
         )
-    if task not in known:
+    if task not in known.tasks and task not in known.groups:
         return None
-    body = merge_includes(known[task])
+    parts = members(task)
+    if not parts:
+        raise PipelineError(f"the group {task} has no tasks: leave it out")
+    body = merge_includes(known.tasks[parts[0]])
     kind, metric = KINDS[body.get("output_type", "generate_until")]
     names = [one["metric"] if isinstance(one["metric"], str) else "" for one in body.get("metric_list") or []]
     metric = metric if metric in names or not names else names[0]
     said = [one.get("higher_is_better") for one in body.get("metric_list") or [] if one["metric"] == metric]
     lower = metric in LOWER if said in ([], [None]) else said[0] is False
     filters = [one["name"] for one in body.get("filter_list") or []]
+    if task in known.groups and (aggregates := group_metrics(task)):
+        metric = aggregates[0]["metric"]
+        filters = [*(aggregates[0].get("filter_list") or []), *filters]
+    files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
     return Benchmark(
         name=task, title=task, kind=kind, metric=metric, define=define, filter=filters[0] if filters else "none",
-        texts=lambda row: [], sources=lambda language: [], questions=ASSUMED_QUESTIONS, tokens=ASSUMED_TOKENS,
-        built_from=(f"harness/{task}/*.jsonl",), of_harness=True, one_set=True, lower_is_better=lower,
+        texts=lambda row: [], sources=lambda language: [], questions=ASSUMED_QUESTIONS * len(parts),
+        tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True, lower_is_better=lower,
     )  # fmt: skip
 
 
@@ -87,21 +98,60 @@ def task_of_family(family: str, code: str, flores: str) -> str:
     return FAMILIES[family].format(code=code, three=THREE.get(three, three), script=SCRIPTS.get(script, script))
 
 
+def group_metrics(group: str) -> list[Row]:
+    """The metrics that the harness aggregates over the tasks of a group: `metric`, `filter_list` (None: all) and
+    `weight_by_size`."""
+    listed = merge_includes(harness_index().groups[group]).get("aggregate_metric_list") or []
+    found = []
+    for one in [listed] if isinstance(listed, dict) else listed:
+        filters = one.get("filter_list")
+        found.append({"weight_by_size": True, **one, "filter_list": [filters] if isinstance(filters, str) else filters})
+    return found
+
+
 def define(ask: Ask) -> list[Definition]:
-    """The task's file with the number of exemplars asked for, and with rows of data_root where it is given; a
+    """The task's file with the number of exemplars asked for, and with rows of data_root where it is given; of a group
+    a file for each of its tasks."""
+    task, known = ask.task, harness_index()
+    if task in FAMILIES:
+        task = task_of_family(task, ask.language.code, ask.language.flores)
+        if task not in known.tasks and task not in known.groups:
+            raise Missing(missing_language(ask.task, ask.language))
+    if ask.split != "test":
+        raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
+    if task in known.tasks:
+        return [write_task(ask, task_body(ask, task, task))]
+    check_group(task)
+    return [write_task(ask, task_body(ask, part, task), group=task, part=part) for part in members(task)]
+
+
+def missing_language(family: str, spoken: Language) -> str:
+    return f"the harness has no {family} in {spoken.name}: leave {spoken.code} out of languages"
+
+
+def check_group(group: str) -> None:
+    """Raise PipelineError for a group that has no score of its own."""
+    parts = members(group)
+    bodies = [merge_includes(harness_index().tasks[part]) for part in parts]
+    remedy = f"list its tasks, eval.tasks=[{','.join(parts[:MOST_NAMED])}{',...' if len(parts) > MOST_NAMED else ''}]"
+    metrics = group_metrics(group)
+    if not metrics:
+        raise PipelineError(f"the group {group} has no score of its own: {remedy}")
+    if len({body.get("output_type", "generate_until") for body in bodies}) > 1:
+        raise PipelineError(f"the group {group} has tasks of several kinds: {remedy}")
+    for part, body in zip(parts, bodies, strict=True):
+        names = [one["metric"] for one in body.get("metric_list") or []]
+        if names and "process_results" not in body and (lost := {one["metric"] for one in metrics} - {*names}):
+            raise PipelineError(f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}")
+
+
+def task_body(ask: Ask, task: str, folder: str) -> Row:
+    """What the file of a task contains over its stock file. folder: below data_root/harness, unless the task has one. A
     user-defined task that names its files reads these, unless data_root has rows of it.
 
     Raises:
         PipelineError: a task that scores no data, or that would run code without consent.
     """
-    task = ask.task
-    if task in FAMILIES:
-        task = task_of_family(task, ask.language.code, ask.language.flores)
-        if task not in harness_index().tasks:
-            code = ask.language.code
-            raise Missing(f"the harness has no {ask.task} in {ask.language.name}: leave {code} out of languages")
-    if ask.split != "test":
-        raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
     file = harness_index().tasks[task]
     stock = merge_includes(file)
     body: Row = {"include": [str(file)]}
@@ -117,28 +167,27 @@ def define(ask: Ask) -> list[Definition]:
     if not scored_split(stock):
         raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
     included = included_folder(task)
-    rows = ask.data_root / "harness" / task if ask.data_root else None
-    if included and data_files(stock) and rows and not rows.is_dir():
-        rows = None
+    own_rows = included and data_files(stock) and not any(one.is_dir() for one in row_folders(ask, task, folder))
+    local = ask.data_root is not None and not own_rows
     if included:
         if not ask.run_code and (unsafe := python_in(file)):
             raise PipelineError(
                 f"{task} of eval.include_path={included[0]} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
-        if not rows:
+        if not local:
             refuse_files_outside(task, stock, included[0])
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": included[1]}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         body["generation_kwargs"] = {**(stock.get("generation_kwargs") or {}), "max_gen_toks": ask.max_gen_toks}
-    if rows:
-        body |= local_splits(ask, task, rows, stock)
+    if local:
+        body |= local_splits(ask, task, folder, stock)
     elif (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
         raise PipelineError(
             f"{task}: its data set on the Hub is a program, which is not run: give data_root with "
             f"harness/{task}/{scored_split(stock)}.jsonl"
         )
-    return [write_task(ask, body)]
+    return body
 
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
@@ -159,6 +208,11 @@ def data_files(stock: Row) -> Any:
     return (stock.get("dataset_kwargs") or {}).get("data_files") or []
 
 
+def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
+    """Where data_root has the rows of a task: in a folder of its own, else in that of its group."""
+    return [ask.data_root / "harness" / name for name in (task, group)] if ask.data_root else []
+
+
 def scored_rows(task: str, data_root: Path | None) -> Path | None:
     """The file of the rows that a task of the harness scores, of data_root or of a user-defined task, if it is here."""
     if task not in harness_index().tasks:
@@ -175,12 +229,15 @@ def scored_split(stock: Row) -> Any:
     return stock.get("test_split") or stock.get("validation_split")
 
 
-def local_splits(ask: Ask, task: str, folder: Path, stock: Row) -> Row:
-    """The task's keys that point its splits to data_root/harness/TASK/SPLIT.jsonl; splits without a file are removed.
+def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
+    """The task's keys that point its splits to data_root/harness/TASK/SPLIT.jsonl, of a group's task also to
+    data_root/harness/GROUP/SPLIT.jsonl; splits without a file are removed.
 
     Raises:
         Missing: there is no file of the split that is scored, or of that of the exemplars.
     """
+    folders = row_folders(ask, task, group)
+    folder = next((one for one in folders if one.is_dir()), folders[0])
     named = {key: stock[key] for key in SPLITS if stock.get(key)}
     files = {split: file for split in named.values() if (file := folder / f"{split}.jsonl").is_file()}
     needed = [scored_split(stock)]

@@ -30,6 +30,8 @@ class Definition:
     pair: str | None
     num_fewshot: int
     first: int = 0  # Belebele's exemplars are its own first rows, which leave the score
+    group: str = ""  # the harness' group that is scored as one task, of which this is a part
+    part: str = ""  # its task in the group
 
     @property
     def where(self) -> str:
@@ -111,10 +113,12 @@ def read_from(body: Row, **files: Path) -> None:
     body["dataset_kwargs"] = {"data_files": {split: str(file.resolve()) for split, file in files.items()}}
 
 
-def write_task(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
+def write_task(
+    ask: Ask, body: Row, pair: str | None = None, first: int = 0, group: str = "", part: str = ""
+) -> Definition:
     code = pair or ask.language.code
-    name = f"{ask.task}_{code}_{ask.num_fewshot}shot"
-    file = ask.folder / f"{ask.task}.{code}.yaml"
+    name = "_".join([ask.task, *([part] if part else []), code, f"{ask.num_fewshot}shot"])
+    file = ask.folder / f"{ask.task}{f'.{part}' if part else ''}.{code}.yaml"
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first)
+    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first, group, part)

@@ -109,6 +109,47 @@ def _joined(state: tuple[str, ...]) -> Index:
     return Index(*({name: file for one in part for name, file in one.items()} for part in (tasks, groups)))
 
 
+def members(name: str) -> list[str]:
+    """The tasks of a task (itself) or group, in its order, those of the groups and tags within it included.
+
+    Raises:
+        PipelineError: a group that redefines its tasks, or has one that is not known.
+    """
+    return list(_members(name, included_state()))
+
+
+@cache
+def _members(name: str, state: tuple[str, ...]) -> tuple[str, ...]:
+    known = harness_index()
+    if name in known.tasks:
+        return (name,)
+    listed = merge_includes(known.groups[name]).get("task") or []
+    found: list[str] = []
+    for item in [listed] if isinstance(listed, str) else listed:
+        if not isinstance(item, str) and not {*item} <= {"task", "task_alias"}:
+            raise PipelineError(f"the group {name} changes the settings of its tasks: list them in eval.tasks=[...]")
+        part = item if isinstance(item, str) else item["task"]
+        is_named = part in known.tasks or part in known.groups
+        more = _members(part, state) if is_named else tags_below(known.groups[name].parent, state).get(part)
+        if not more:
+            raise PipelineError(
+                f"the group {name} has a task {part}, which is not known: list the others in eval.tasks"
+            )
+        found += more
+    return tuple(dict.fromkeys(found))
+
+
+@cache
+def tags_below(folder: Path, state: tuple[str, ...]) -> dict[str, list[str]]:
+    """Tag -> tasks in a folder and below it: the harness keeps the tasks with a tag below the group that names it."""
+    found: dict[str, list[str]] = {}
+    for name, file in harness_index().tasks.items():
+        tags = (merge_includes(file).get("tag") or []) if folder in file.parents else []
+        for tag in [tags] if isinstance(tags, str) else tags:
+            found.setdefault(tag, []).append(name)
+    return found
+
+
 class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads !function as the name of the function, without its module, which may move."""
 
@@ -236,6 +277,6 @@ def named_task(name: str) -> dict[str, Any] | None:
 
 
 def stock_shots(name: str) -> int:
-    """The number of exemplars that the file of a task sets; else 0, and of a group, which is refused later."""
-    file = harness_index().tasks.get(name)
-    return int(merge_includes(file).get("num_fewshot") or 0) if file else 0
+    """The number of exemplars that the file of a task sets, of a group that of its first task; else 0."""
+    first = next(iter(members(name)), None)
+    return int(merge_includes(harness_index().tasks[first]).get("num_fewshot") or 0) if first else 0

@@ -21,12 +21,13 @@ from pipeline.languages import Language, language, shipped_languages
 Row = dict[str, Any]
 Message = dict[str, str]  # role, content
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
-Unusable = Literal["empty", "not_text", "broken", "low_score", "no_calculation", "too_long"]
+Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
     "not_text": "a list, an object or NaN where text belongs",
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
+    "tool_turns": "a conversation with a tool in it",
     "no_calculation": "a solution without an annotated calculation",
     "too_long": "calculations of more than 64 characters",
 }
@@ -213,13 +214,18 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
     return {"prompt": prompt, "completion": texts[target]}
 
 
-SPEAKERS = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+SPEAKERS = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"), **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"),
+    "ipython": "tool",
+}  # fmt: skip
 
 
 def messages_of(cell: Any) -> list[Message] | Unusable:
     """Messages of user, assistant and system, each with role and content, or from and value; several in a row of one
     speaker are joined. Lists, of questions and answers or of pairs of these, alternate. Raises PipelineError for
-    another speaker, such as a tool."""
+    another speaker."""
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
     if cell and all(isinstance(turn, list) for turn in cell):
@@ -230,8 +236,10 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
         role = ("user", "assistant")[at % 2]
         if by_speaker:
             name = str(turn.get("role") or turn.get("from"))
-            if (role := SPEAKERS.get(name, "")) == "":
+            if (role := SPEAKERS.get(name.lower(), "")) == "":
                 raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
+            if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
+                return "tool_turns"
             turn = turn.get("value") if turn.get("content") is None else turn["content"]
         if isinstance(turn, dict | list):
             return "not_text"

@@ -55,8 +55,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             if sets and (gated := benchmark_of(definition.task).gated):
                 remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
             elif benchmark_of(definition.task).of_harness and kept_from:
-                remedy += f" as harness/{definition.task}/SPLIT.jsonl"
-            elif included_folder(definition.task):
+                remedy += f" as harness/{definition.part or definition.task}/SPLIT.jsonl"
+            elif included_folder(definition.part or definition.task):
                 remedy = "correct its task file in eval.include_path, or the rows that it names"
             elif benchmark_of(definition.task).of_harness:
                 remedy = f"give its rows the columns that the harness' {definition.task} reads"

@@ -80,7 +80,8 @@ def score_row(
     single = all(isinstance(item, int | float) for item in item_values)
     return ScoreRow(
         task=definition.task, language=definition.language, pair=definition.pair,
-        subject=subject, num_fewshot=definition.num_fewshot, metric=metric, filter=filter_name, value=value,
+        subject=subject or definition.part or None, num_fewshot=definition.num_fewshot,
+        metric=metric, filter=filter_name, value=value,
         stderr=metrics.mean_stderr(item_values) if single else None, n=len(item_values),
     )  # fmt: skip
 

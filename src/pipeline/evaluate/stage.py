@@ -21,6 +21,7 @@ from pipeline.evaluate import records
 from pipeline.evaluate.backend import merge_or_folder
 from pipeline.evaluate.before import define_tasks, refuse_early
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
+from pipeline.evaluate.groups import join_group
 from pipeline.evaluate.model import open_model
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.score import score_tasks
@@ -65,6 +66,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         store = Store(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)
         lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings))
         result = score_tasks(lm, definitions, tasks, settings, store)
+        definitions, result = join_group(definitions, result)
     spm_model = Path(settings.spm_model) if settings.spm_model else None
     further_rows = records.further_rows_of(definitions, result.samples, spm_model)
     result = replace(result, beside=further_rows + left_out)
