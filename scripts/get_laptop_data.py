@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
         file = folder / name
         if file.is_file():
             continue
-        rows = list(open_rows(name, source, None, 0, None).rows)
+        rows = list(open_rows(name, source, None, 0, None)[0])
         if source.hub == AYA:
             rows = [row for row in rows if row["language"] in LANGUAGES.values()]
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,5 @@ from pipeline.config.data import Source
 from pipeline.data.load import open_source, read_examples
 
 
-def read_source(
-    name: str, source: Source, data_root: Path | None, counts: dict[str, Any] | None = None
-) -> Iterator[Any]:
-    return read_examples(name, source, open_source(name, source, data_root), {} if counts is None else counts)
+def read_source(name: str, source: Source, data_root: Path | None) -> Iterator[Any]:
+    return read_examples(name, source, open_source(name, source, data_root))

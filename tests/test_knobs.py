@@ -429,15 +429,11 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.system_instruction": Change("eval.system_instruction=Answer."),
     "eval.fewshot_as_multiturn": Change(
         "eval.fewshot_as_multiturn=false",
-        given="eval.chat_template=true eval.tasks=[{task:mgsm,num_fewshot:1}] eval.too_long=2",
+        given="eval.chat_template=true eval.tasks=[{task:mgsm,num_fewshot:1}]",
     ),
     "eval.template_date": Change("eval.template_date=2025-01-01", given="eval.chat_template=true"),
     "eval.options": Change("eval.options=text", given=CHOICES),
     "eval.run_code": Change("eval.run_code=true", same_because="mbpp alone reads it, and is refused without it"),
-    "eval.too_long": Change(
-        "eval.too_long=1",
-        same_because="more prompts may not fit; see test_prompts_that_may_be_too_long_leave_the_score",
-    ),
     "eval.temperature": Change("eval.temperature=2"),
     "eval.top_p": Change("eval.top_p=0.01", given="eval.temperature=2"),
     "eval.answers": Change("eval.answers=2", given="eval.temperature=2"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -19,15 +17,14 @@ from pipeline.errors import PipelineError
 from pipeline.stages.rows import build
 
 
-def own(folder: Path, file: str, *words: str, prompt: str = "{q}", completion: str = "{a}") -> tuple[list[Any], dict]:
+def own(folder: Path, file: str, *words: str, prompt: str = "{q}", completion: str = "{a}") -> list[Any]:
     config = compose([
         "stage=data", "expert=own", f"data_root={folder}", f"expert.sources.own.file={file}",
         f"expert.sources.own.prompt='{prompt}'", f"expert.sources.own.completion='{completion}'", *words,
     ])  # fmt: skip
     assert isinstance(config, DataStage)
-    counts: dict[str, Any] = {}
-    found = list(read_source("own", config.expert.sources["own"], folder, counts=counts))
-    return [(one["prompt"], one["completion"]) if isinstance(one, dict) else one for one in found], counts
+    found = list(read_source("own", config.expert.sources["own"], folder))
+    return [(one["prompt"], one["completion"]) if isinstance(one, dict) else one for one in found]
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
@@ -38,10 +35,9 @@ def test_every_cell_is_the_text_of_the_file(name: str, stream: str, tmp_path: Pa
     lines = [f"q{separator}a", *(f"{n}{separator}{quoted(cell)}" for n, cell in enumerate(cells)), f"blank{separator} "]
     raw = "\ufeff".encode() + "\n".join(lines).encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
-    found, counts = own(tmp_path, name, f"expert.sources.own.stream={stream}")
+    found = own(tmp_path, name, f"expert.sources.own.stream={stream}")
     pairs = [(str(n), cell) for n, cell in enumerate(cells)]
     assert sorted(map(str, found)) == sorted(map(str, [*pairs, "empty"]))  # a stream is shuffled
-    assert counts["blank"] == {"a": 1}
 
 
 def quoted(cell: str) -> str:
@@ -62,24 +58,19 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
     config.expert.sources["own"].split = "dev"
     with pytest.raises(PipelineError, match=r"has no split dev: there are \['train'\]; give expert.sources.own.split"):
         read_source("own", config.expert.sources["own"], None)
-    (tmp_path / "data/test.csv").write_text("q,a\n4,y\n5,z\n")
-    for split, expected in {
-        "train[:34%]": [("None", "007")], "train[-1:]": ["empty"], "test[1:]+train[:1]": [("5", "z"), ("None", "007")],
-    }.items():  # fmt: skip
-        config.expert.sources["own"].split = split
-        examples = read_source("own", config.expert.sources["own"], None)
-        assert [one if isinstance(one, str) else tuple(one.values()) for one in examples] == expected
+    config.expert.sources["own"].split = "train[:34%]"  # of lines, of which none is counted before
+    with pytest.raises(PipelineError, match=r"has no split train\[:34%\]: there are \['train'\]"):
+        read_source("own", config.expert.sources["own"], None)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_a_slice_is_taken_of_a_local_file_too(name: str, tmp_path: Path) -> None:
+def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"q": [f"q{n}" for n in range(20)], "a": [f"a{n}" for n in range(20)]})
-    {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[name.partition(".")[2]](tmp_path / name)
+    rows.to_parquet(tmp_path / "a.parquet")
     slices = {"train[:10%]": [0, 1], "train[-3:]": [17, 18, 19], "train[5:7]+train[:1]": [5, 6, 0]}
     for split, expected in slices.items():
-        found, _ = own(tmp_path, name, f"expert.sources.own.split='{split}'")
+        found = own(tmp_path, "a.parquet", f"expert.sources.own.split='{split}'")
         assert found == [(f"q{n}", f"a{n}") for n in expected]
-    words = ["stage=data", "expert=own", f"expert.sources.own.file={name}", "expert.sources.own.prompt='{q}'"]
+    words = ["stage=data", "expert=own", "expert.sources.own.file=a.parquet", "expert.sources.own.prompt='{q}'"]
     words += ["expert.sources.own.completion='{a}'", f"data_root={tmp_path}"]
     decided = build(compose([*words, "expert.sources.own.split='train[:10%]'"])).decided_by  # type: ignore[arg-type]
     assert decided["read_otherwise"] == ["own"] and "read_otherwise" not in build(compose(words)).decided_by  # type: ignore[arg-type]
@@ -116,7 +107,7 @@ def test_numbers_of_json_stay_as_written(name: str, tmp_path: Path) -> None:
     rows = [f'{{"q": "{n}", "a": {value}}}' for n, value in enumerate(values)]
     text = "[" + ",\n".join(rows) + "]" if name == "a.json" else "\ufeff" + "\n\n".join(rows) + "\n"
     (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    found, _ = own(tmp_path, name)
+    found = own(tmp_path, name)
     assert found[:6] == [("0", "5"), ("1", "3.10"), ("2", "1e3"), "empty", ("4", "007"), ("5", "-0.0")]
     assert found[-1] == ("12006", "ten") and len(found) == 12_007
 
@@ -126,7 +117,7 @@ def test_numbers_of_parquet_stay_as_written(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"q": ["x", "y", "z"], "a": pa.array([5, None, 7], pa.int64())}), tmp_path / "a.parquet")
-    assert own(tmp_path, "a.parquet")[0] == [("x", "5"), "empty", ("z", "7")]
+    assert own(tmp_path, "a.parquet") == [("x", "5"), "empty", ("z", "7")]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
@@ -140,17 +131,9 @@ def test_lines_that_are_no_objects(name: str, text: str, expected: str, tmp_path
         own(tmp_path, name)
 
 
-def test_a_blank_column_inside_a_template_empties_the_row(
-    tmp_path: Path, call: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Template text around a blank would be trained on. The data card says which columns were blank."""
+def test_a_blank_column_inside_a_template_empties_the_row(tmp_path: Path) -> None:
+    """Template text around a blank would be trained on."""
     rows = [{"q": "Mji?", "a": "Nairobi"}, {"q": " ", "a": "x"}, {"q": None, "a": ""}, {"q": "y", "a": "\u3000"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found, counts = own(tmp_path, "a.jsonl", prompt="Swali: {q}", completion="Jibu: {a}")
+    found = own(tmp_path, "a.jsonl", prompt="Swali: {q}", completion="Jibu: {a}")
     assert found == [("Swali: Mji?", "Jibu: Nairobi"), "empty", "empty", "empty"]
-    assert counts["blank"] == {"q": 2, "a": 2}
-    words = ["data_root=.", "expert.sources.own.file=a.jsonl", "expert.sources.own.prompt='Swali: {q}'"]
-    monkeypatch.chdir(tmp_path)
-    told = call("stage=data", "expert=own", *words, "expert.sources.own.completion='{a}'", "tracking.mode=disabled")
-    card = (Path(told.out.strip()) / "data_card.md").read_text()
-    assert "Blank cells that emptied rows, by column: own q 2, a 2." in card

@@ -27,7 +27,7 @@ for stream in (True, False):
     for files in (None, "data/*.jsonl"):
         source = Source(hub="org/rows", stream=stream, files=files, file="rows.jsonl", rows="pairs")
         try:
-            list(read_examples("mine", source, open_source("mine", source, None), {}))
+            list(read_examples("mine", source, open_source("mine", source, None)))
         except PipelineError as error:
             print(error)
 """

@@ -102,10 +102,8 @@ def test_streams_give_every_row_in_an_order_of_the_seed(tmp_path: Path) -> None:
     assert len(some) == 2
 
 
-def test_all_of_orca_is_read_and_a_part_is_a_sample(tmp_path: Path) -> None:
+def test_all_of_orca_is_read(tmp_path: Path) -> None:
     assert rows("orca_math", tmp_path)[3] == pair("What is 3 + 1?", "It is 4.")
-    some = rows("orca_math", tmp_path / "two", candidates=5)
-    assert len(some) == 5 and some != rows("orca_math", tmp_path / "three")[:5]
 
 
 @pytest.mark.parametrize("columns", [9, 3])
@@ -135,8 +133,8 @@ def turns(cell: Any) -> list[tuple[str, str]] | str:
 
 def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
     system, tool = {"role": "system", "content": "Be kind."}, {"role": "tool", "content": "4", "tool_call_id": "1"}
-    ask, answer = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
     calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+    ask, answer = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
     more, last = {"role": "user", "content": "And 3?"}, {"role": "assistant", "content": "7."}
     talks = [
         [ask, answer], [system, ask, answer, more, last, more], [answer, ask, answer], [ask, calls, tool, answer],
@@ -201,7 +199,7 @@ def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path)
     lines = ["1.2\tWater\tMaji\rya kunywa", "1.3\tBread\u2028and\x85milk\tMkate\r"]
     with gzip.open(tmp_path / "a.gz", "wb") as file:
         file.write("".join(line + "\n" for line in lines).encode())
-    bitext = source("nllb_sw", url=str(tmp_path / "a.gz"), stream=stream)
+    bitext = source("nllb_sw", url=str(tmp_path / "a.gz"), stream=stream, candidates=9 if stream else None)
     found = [row for row in read_source("nllb", bitext, None) if isinstance(row, dict)]
     assert len(found) == 2
     whole = {"Water": "Maji\rya kunywa", "Bread\u2028and\x85milk": "Mkate"}
@@ -337,6 +335,7 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
         ({"prompt": "{q}"}, "completion=None names no columns: give expert.sources.own.completion="),
         ({"prompt": "{q}", "completion": "plain"}, "completion='plain' names no columns"),
         ({"language": "xx"}, "unknown language"),
+        ({"prompt": "{q}", "completion": "{a}", "candidates": 9}, "candidates is of streams: give"),
         ({"prompt": "{q", "completion": "{a}"}, "prompt='{q' names no columns"),
         ({"prompt": "{q.__class__}", "completion": "{a}"}, "prompt='{q.__class__}' names no columns"),
         ({"prompt": "{q}", "completion": "{b}"}, r"source own \(.*a.jsonl\) has no column b: it has q, a"),

@@ -51,20 +51,12 @@ def test_a_stage_writes_scores_and_samples(
     assert set(report["harness"]["task_hashes"]) == set(report["harness"]["versions"])
 
 
-def test_prompts_that_may_be_too_long_leave_the_score(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+def test_prompts_that_are_too_long_are_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
     rows = [json.loads(line) for line in (data_root / "mgsm/en/test.jsonl").read_text().splitlines()]
     rows[3]["question"] = "x" * 9000
     write_rows(data_root / "mgsm/en/test.jsonl", rows)
     knobs: dict[str, Any] = {"max_gen_toks": 4, "languages": ["en"]}
     with pytest.raises(PipelineError, match="mgsm_en_2shot: 1 of 10 prompts do not fit"):
-        stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
-    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs, too_long=1)
-    facts = stage.make(run, tmp_path / "work", Notes())
-    report = json.loads((tmp_path / "work/scores.json").read_text())
-    assert report["rows"][0]["n"] == 9 and facts["harness"]["too_long"] == {"mgsm_en_2shot": 1}
-    lines = (tmp_path / "work/samples/mgsm.en.jsonl").read_text().splitlines()
-    assert [json.loads(line)["doc_id"] for line in lines] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    with pytest.raises(PipelineError, match="1 of 10 prompts"):  # not found again either
         stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
 
 

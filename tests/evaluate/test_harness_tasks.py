@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -354,19 +354,17 @@ def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:
     assert {"pass@1", "pass@2", "majority", "cut_off"} < rows.keys()
 
 
-def test_what_has_another_answer_each_time_is_not_stored(tmp_path: Path, tiny: Path) -> None:
-    """A task that sets do_sample by itself, with two answers to each question: both are of the model, each time."""
+def test_what_has_another_answer_each_time_is_refused(tmp_path: Path, tiny: Path) -> None:
     how = {"until": [], "max_gen_toks": 4, "do_sample": True, "temperature": 1.5}
-    own = write_own(tmp_path, "own_drawn", generation_kwargs=how, repeats=2)
-    include(str(own))
+    include(str(write_own(tmp_path, "own_drawn", generation_kwargs=how)))
     work = tmp_path / "work"
-    for _ in range(2):
-        work.mkdir()
-        run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_drawn", 0), languages=["en"], dtype="float32")
-        assert make(run, work, Notes())["harness"]["found_again"] == []  # type: ignore[arg-type]
-        assert all("cut_off" in sample for sample in read_jsonl(work / "samples/own_drawn.en.jsonl"))
-        shutil.rmtree(work)
-    assert not list((tmp_path / "runs").glob(".scores/*"))
+    work.mkdir()
+    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_drawn", 0), languages=["en"], dtype="float32")
+    with pytest.raises(PipelineError, match="draws its answers by itself"):
+        make(run, work, Notes())  # type: ignore[arg-type]
+    drawn = replace(run, config=replace(run.config, eval=replace(run.config.eval, temperature=1.5)))
+    make(drawn, work, Notes())  # type: ignore[arg-type]
+    assert all("cut_off" in sample for sample in read_jsonl(work / "samples/own_drawn.en.jsonl"))
 
 
 @pytest.mark.parametrize("turns", [None, True, False])

@@ -14,7 +14,6 @@ from pipeline.evaluate.records import (
     read_scores,
     write_evaluation,
 )
-from pipeline.evaluate.tasks import LeftOut
 
 ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 50)
 
@@ -22,7 +21,7 @@ ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     definition = Definition("flores_en-sw_0shot", tmp_path / "task.yaml", "flores", "sw", "en-sw", 0)
     samples = [{"doc_id": 0, "response": "maji\u2028"}]
-    missing = missing_row(LeftOut("mbpp", "sw", 0, "no translation"))
+    missing = missing_row("mbpp", "sw", 0, "no translation")
     result = EvaluationResult([ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing])
     assert write_evaluation(result, [definition], tmp_path) == {"flores/en-sw/chrf++": 43.25}
     assert read_scores(tmp_path / "scores.json") == ([ROW, missing], {"backend": "hf"})

@@ -101,8 +101,10 @@ def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(
         manifest = read_manifest(folder)
         assert manifest is not None
         harness = manifest.facts["harness"]
-        assert harness["sampling"] == {"mgsm_0shot.en": sampled}
-        assert harness["task_hashes"].keys() == {"mgsm_en_0shot", "belebele_en_0shot"}
+        parts = harness["parts"]
+        assert parts["mgsm_0shot.en"]["sampling"] == sampled and "sampling" not in parts["belebele_0shot.en"]
+        assert parts["belebele_0shot.en"]["task_hashes"].keys() == {"belebele_en_0shot"}
+        assert harness["dtype"] == "float32" and "task_hashes" not in harness
         assert {row["task"] for row in rows(folder)} == {"mgsm", "belebele"}
 
 

@@ -128,7 +128,8 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
 
 
 def scored_again(folder: Path) -> list[str]:
-    return json.loads((folder / "scores.json").read_text())["harness"]["found_again"]
+    harness = json.loads((folder / "scores.json").read_text())["harness"]
+    return [name for part in harness["parts"].values() for name in part["found_again"]]
 
 
 @pytest.fixture

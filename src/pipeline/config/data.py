@@ -14,7 +14,7 @@ from pipeline.config.knob import Knobs, knob
 class Source(Knobs):
     """One dataset: where it is on the Hub or below data_root, which rows are taken, and how many.
 
-    How many: `count` rows, or a `share` of the rows of data.size that counts leave, or, with neither, all.
+    How many: a `share` of the rows of data.size that sources without one leave, which give all.
     """
 
     hub: str | None = None  # id of the repository, or a folder that is a copy of one
@@ -36,8 +36,7 @@ class Source(Knobs):
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
     stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
-    candidates: int | None = knob(None, low=1)  # rows that are considered; null: all, at most 10 million
-    count: int | None = knob(None, low=1)
+    candidates: int | None = knob(None, low=1)  # rows that are considered of a stream; null: all
     share: float | None = knob(None, above=0)
 
     @property

@@ -71,9 +71,6 @@ class Eval(Knobs):
     # Belebele, Global MMLU: options listed with letters and answered by one, or unlisted and answered by their text
     options: str = knob("letters", options=("letters", "text"))
     run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs written by the model, each in a sandbox
-    too_long: int = knob(
-        0, low=0
-    )  # prompts per task that may not fit: they are excluded from the score; more are an error
     # SentencePiece model of spBLEU; its content enters as a parent
     spm_model: str | None = knob(None, hashed=False, read=(is_flores, "eval=flores_Nshot"))
     temperature: float = knob(0.0, low=0)  # 0: greedy; above: tokens are drawn

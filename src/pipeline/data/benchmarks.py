@@ -122,26 +122,20 @@ def contaminated_since(run: Run[DataStage]) -> str:
     new = {name: pin for name, pin in compared_with(root, lock).items() if pin and recorded.get(name) != pin}
     if not new:
         return ""
-    import numpy as np
-
     sources = list(config.expert.sources.values())
-    known, names = benchmark_ngrams(config.data.ngram, root, lock, new), list(BENCHMARKS)
-    found, shared = [], 0
+    known, found = benchmark_ngrams(config.data.ngram, root, lock, new), list[str]()
     for name in ROWS:
         texts = [words_of(row) for row in read_jsonl(run.folder / name)]
         for at in range(0, len(texts), BATCH):
             marks = dropping_marks(config, sources, *known.shared(texts[at : at + BATCH]))
-            found += [f"{name} line {at + row + 1}" for row in np.flatnonzero(marks).tolist()]
-            shared |= int(np.bitwise_or.reduce(marks))
+            found += [f"{name} line {at + row + 1}" for row in marks.nonzero()[0].tolist()]
     if found:
-        which = [names[bit] for bit in range(len(names)) if shared >> bit & 1]
-        rows = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-        files = ", ".join(list(new)[:3]) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
+        files = ", ".join(list(new)[:3]) + (", ..." if len(new) > 3 else "")
         return (
-            f"{run.name} has {len(found)} rows ({rows}) that share {config.data.ngram} words in a row with "
-            f"{' and '.join(which)}, of which {files} came after it was built: rebuild it by stage=data with its keys "
-            f"(stage=show run={run.name} lists them) and redo=true, and its experts by the same command as before; or "
-            "remove these files"
+            f"{run.name} has {len(found)} rows ({', '.join(found[:5])}{', ...' if len(found) > 5 else ''}) that share "
+            f"{config.data.ngram} words in a row with {files}, which came after it was built: rebuild it by stage=data "
+            f"with its keys (stage=show run={run.name} lists them) and redo=true, and its experts by the same command "
+            "as before; or remove these files"
         )
     with suppress(OSError):  # of a runs_dir that cannot be written: compared again next time
         replace(manifest, facts={**manifest.facts, "benchmarks": recorded | new}).write(run.folder)
@@ -193,7 +187,7 @@ def of_hub(lock: Lock | None, only: Container[str] | None = None) -> Iterator[tu
         try:
             source, files = lock.source(source) if lock else (source, None)
             with readable_errors(label, source):
-                for row in open_rows(label, source, None, 0, files).rows:
+                for row in open_rows(label, source, None, 0, files)[0]:
                     yield from texts_of(name, row)
         except PipelineError as error:
             raise PipelineError(f"{error}; or give data.benchmarks, a folder with the benchmark files") from error

@@ -6,8 +6,8 @@ A row costs 22 bytes of memory, so that 10 million are looked at in less than 2 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from hashlib import blake2b
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,9 +17,9 @@ from pipeline.data.sources import Example, words_of
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 
-BATCH = 2**19  # bytes that are compared with the benchmarks at a time
+BATCH = 1000  # rows that are compared with the benchmarks at a time
 CANDIDATE = np.dtype([
-    ("place", np.uint64), ("digest", np.uint64),  # where a row begins in the file; what it says
+    ("place", np.uint64), ("digest", np.int64),  # where a row begins in the file; what it says
     ("source", np.uint8),
     ("marks", np.uint16),  # a bit for each benchmark that it shares an n-gram with: 16 at most
     ("variants", np.uint16),  # which it shares one with only without numbers
@@ -33,38 +33,28 @@ class Candidates:
     def __init__(self, file: BinaryIO, benchmark_ngrams: Known) -> None:
         self.file, self.known = file, benchmark_ngrams
         self.batches = [np.empty(0, CANDIDATE)]
-        self.bytes = 0
 
     def rows(self) -> Any:
         """A CANDIDATE of each row."""
         return np.concatenate(self.batches)
 
-    def add_all(self, name: str, index: int, examples: Iterable[Example], language_set: bool) -> None:
+    def add_all(self, name: str, index: int, examples: Iterator[Example], language_set: bool) -> None:
         """The rows of a source. PipelineError for text that is no Unicode: half a character, as broken files have."""
-        batch: dict[int, tuple[Example, bytes]] = {}
-        begin = self.bytes
-        for example in examples:
+        while batch := list(islice(examples, BATCH)):
+            begin, rows = self.file.tell(), np.empty(len(batch), CANDIDATE)
             try:
-                line = json.dumps(example, ensure_ascii=False).encode() + b"\n"
+                lines = [json.dumps(example, ensure_ascii=False).encode() + b"\n" for example in batch]
             except UnicodeEncodeError as error:
                 raise PipelineError(
-                    f"source {name}: row {len(self.rows()) + len(batch)} of the set holds half a character "
-                    f"({error.reason}), which is no UTF-8: write its file again, or leave the source out"
+                    f"source {name}: a row holds half a character ({error.object[:60]!r}), no UTF-8: write its "
+                    "file again, or leave the source out"
                 ) from error
-            batch[self.bytes] = example, line
-            self.bytes += self.file.write(line)
-            if self.bytes - begin >= BATCH:
-                self.add(index, batch, language_set)
-                batch, begin = {}, self.bytes
-        self.add(index, batch, language_set)
-
-    def add(self, index: int, batch: dict[int, tuple[Example, bytes]], language_set: bool) -> None:
-        rows, examples = np.empty(len(batch), CANDIDATE), [example for example, _ in batch.values()]
-        rows["place"], rows["source"] = list(batch), index
-        rows["digest"] = [int.from_bytes(blake2b(line, digest_size=8).digest(), "little") for _, line in batch.values()]
-        rows["math"] = [language_set and is_word_problem(example) for example in examples]
-        rows["marks"], rows["variants"] = self.known.shared([words_of(example) for example in examples])
-        self.batches.append(rows)
+            self.file.writelines(lines)
+            rows["place"], rows["source"] = begin + np.cumsum([0, *map(len, lines)])[:-1], index
+            rows["digest"] = list(map(hash, lines))
+            rows["math"] = [language_set and is_word_problem(example) for example in batch]
+            rows["marks"], rows["variants"] = self.known.shared([words_of(example) for example in batch])
+            self.batches.append(rows)
 
     def lines(self, places: Any) -> Iterator[bytes]:
         """The lines of the file that begin at these places, in the given order."""

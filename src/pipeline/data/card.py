@@ -14,12 +14,11 @@ ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_proble
 OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
-def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> str:
+def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> str:
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    sampled = ["sampled_from"] * any("sampled_from" in counts[name] for name in sources)  # rows that there are
-    keys = (*sampled, "rows", *left_out, "left", "taken")
+    keys = ("rows", *left_out, "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     lines = [
         f"# Training set of expert {config.expert.name}",
@@ -34,7 +33,9 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vou
         address = without_credentials(source.hub or source.url or "local")
         cells = [name, address, source.revision or "not pinned", source.licence, source.paper]
         lines.append(f"| {' | '.join([*cells, *(str(source_counts.get(key, 0)) for key in keys)])} |")
-    lines += ["", *_comparison_lines(config, counts, benchmarks, vouched), *_further_lines(config, counts)]
+    lines += ["", *_comparison_lines(config, counts, benchmarks)]
+    if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
+        lines += ["", f"Dropped in any case, as in the papers: {'; '.join(always)}."]
     if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
     return "\n".join(lines) + "\n"
@@ -47,14 +48,12 @@ def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
 
 
-def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> list[str]:
+def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> list[str]:
     fate = OUTCOME[config.data.decontaminate]
     by_fate: dict[str, list[str]] = {}
     for name, source in config.expert.sources.items():
         by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
-    if vouched:
-        fate = variants = "counted and kept, as data_root is a small world or a data run, whose items are kept apart"
     texts = _count_lines(benchmarks.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
@@ -75,15 +74,6 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
 
 def _count_lines(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def _further_lines(config: DataStage, counts: dict[str, Any]) -> list[str]:
-    sources, lines = config.expert.sources, []
-    if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
-        lines.append(f"Dropped in any case, as in the papers: {'; '.join(always)}.")
-    if blanks := [f"{name} {_count_lines(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
-        lines.append(f"Blank cells that emptied rows, by column: {'; '.join(blanks)}.")
-    return [part for line in lines for part in ("", line)]
 
 
 def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:

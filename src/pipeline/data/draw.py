@@ -1,4 +1,4 @@
-"""The draw: which rows of the sources train and validate, by counts, shares and the seed."""
+"""The draw: which rows of the sources train and validate, by shares and the seed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pipeline.progress import say
 
 
 def draw_rows(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The rows of train and of validation, drawn by the seed: from one pool where no source has a count or a share.
+    """The rows of train and of validation, drawn by the seed: from one pool where no source has a share.
     Without data.shuffle both keep the order of the sources, of all of which they are drawn.
 
     Raises:
         PipelineError: too few rows.
     """
-    has_quotas = any(source.count or source.share for source in config.expert.sources.values())
+    has_quotas = any(source.share for source in config.expert.sources.values())
     drawn = (draw_by_quotas if has_quotas else draw_from_one_pool)(config, usable)
     if config.data.shuffle:
         return drawn
@@ -50,33 +50,26 @@ def draw_by_quotas(config: DataStage, usable: dict[str, list[int]]) -> dict[str,
 
 
 def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
-    """Rows to take of each source, training and validation together.
-
-    `count` is taken as it is, a source with neither count nor share gives all it has, and the shares divide what is
-    left of the size.
+    """Rows to take of each source, training and validation together: a source without a share gives all it has, and the
+    shares divide what is left of the size.
 
     Raises:
         PipelineError: shares without a size, a size that is reached before the shares, or a source with too few rows.
     """
     sources, data = config.expert.sources, config.data
     size = data.size or config.expert.size
-    quota = {name: source.count or available[name] for name, source in sources.items() if source.share is None}
+    quota = {name: available[name] for name, source in sources.items() if source.share is None}
     shares = {name: source.share for name, source in sources.items() if source.share is not None}
-    if shares and size is None:
+    if size is None:
         raise PipelineError(
             f"expert={config.expert.name} has shares ({', '.join(shares)}) of no size: give data.size, "
             "or mixture=layer_swapping"
         )
-    total, fixed = (size or 0) + data.validation, sum(quota.values())
-    if size is not None and total < fixed:
+    total, fixed = size + data.validation, sum(quota.values())
+    if total < fixed:
         raise PipelineError(
             f"data.size={size}: the sources without a share ({', '.join(quota)}) give {fixed} rows, "
             f"more than {total}; raise the size or give expert.sources.{next(iter(quota))}.share"
-        )
-    if size is not None and not shares and total > fixed and not data.allow_fewer:
-        raise PipelineError(
-            f"data.size={size} and data.validation={data.validation} ask for {total} rows of "
-            f"{', '.join(sources)}, which give {fixed}: ask for fewer, or take those with data.allow_fewer=true"
         )
     quota |= apportion(total - fixed, shares)
     short = [

@@ -10,9 +10,8 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from pipeline.errors import PipelineError
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.reach import reach_or_offline
 
-MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
 LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
 LIBRARIES = (
@@ -48,18 +46,12 @@ LIBRARIES = (
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
-@dataclass
-class Rows:
-    """An iteration over rows, and of how many."""
-
-    rows: Iterator[Row]
-    columns: list[str]
-    sampled_from: int | None = None  # rows there are, where only a sample is looked at
+Rows = tuple[Iterator[Row], list[str]]  # and their columns
 
 
 def open_source(
     name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None
-) -> Rows:
+) -> Iterator[Row]:
     """The rows of a source, in its order (a stream's is shuffled by the seed), its first row read.
 
     locked: its files in the Hub's cache.
@@ -69,63 +61,56 @@ def open_source(
     """
     required = source_columns(name, source)
     with readable_errors(name, source):
-        opened = open_rows(name, source, data_root, seed, locked)
-        missing = [column for column in required if column not in opened.columns]
-        if missing and opened.columns:
+        rows, columns = open_rows(name, source, data_root, seed, locked)
+        missing = [column for column in required if column not in columns]
+        if missing and columns:
             place = f" ({local_file(source, data_root)})" if data_root else ""
             raise PipelineError(
-                f"source {name}{place} has no column {', '.join(missing)}: it has {', '.join(opened.columns)}; "
+                f"source {name}{place} has no column {', '.join(missing)}: it has {', '.join(columns)}; "
                 + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
             )
-        first = next((row for row in opened.rows if is_wanted(row, source)), None)
+        first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
         in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
             f"source {name} has no rows{in_language}: give another file under data_root, or another expert"
         )
-    opened.rows = chain([first], opened.rows)
-    return opened
+    return chain([first], rows)
 
 
-def read_examples(name: str, source: Source, opened: Rows, counts: dict[str, Any]) -> Iterator[Example | Unusable]:
-    """What each row teaches, or the reason that it teaches nothing. counts: gets sampled_from, the rows there are,
-    where only a sample is read, and the blank cells by column."""
+def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
+    """What each row in the source's language teaches, or the reason that it teaches nothing."""
     required = source_columns(name, source)
-    if opened.sampled_from:
-        counts["sampled_from"] = opened.sampled_from
     with readable_errors(name, source):
-        yield from (example_of(row, source, required, counts) for row in opened.rows if is_wanted(row, source))
+        yield from (example_of(row, source, required) for row in rows if is_wanted(row, source))
 
 
-def example_of(row: Row, source: Source, required: list[str], counts: dict[str, Any]) -> Example | Unusable:
-    """What a row teaches: nothing where a column that its text is made of is blank, which `counts` has by column."""
+def example_of(row: Row, source: Source, required: list[str]) -> Example | Unusable:
+    """What a row teaches: nothing where a column that its text is made of is blank."""
     if source.rows != "conversation" and not all(is_text(row[column]) for column in required):
         return "not_text"
-    if blank := [column for column in required if is_blank(row[column]) and column not in may_be_blank(source)]:
-        blanks = counts.setdefault("blank", {})
-        blanks |= {column: blanks.get(column, 0) + 1 for column in blank}
+    if any(is_blank(row[column]) and column not in may_be_blank(source) for column in required):
         return "empty"
     return READERS[source.rows](row, source)
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
     """As `open_source`, without a look at the rows."""
-    limit = min(source.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
     if data_root is not None:
-        return of_files([str(local_file(source, data_root))], source, limit, seed)
+        return of_files([str(local_file(source, data_root))], source, seed)
     if locked is not None:
-        return of_files([str(path) for path in locked], source, limit, seed)
+        return of_files([str(path) for path in locked], source, seed)
     if source.url is not None:
-        return of_files([source.url], source, limit, seed)
+        return of_files([source.url], source, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
     with nullcontext() if Path(source.hub).is_dir() else reach_or_offline(source.hub):
         if source.files is not None:
-            return of_files([raw_files(source)], source, limit, seed)
+            return of_files([raw_files(source)], source, seed)
         from datasets import load_dataset_builder
 
         builder = load_dataset_builder(source.hub, source.hub_config, revision=source.revision)
-        return of_builder(builder, source, limit, seed, ("csv",))
+        return of_builder(builder, source, seed, ("csv",))
 
 
 def raw_files(source: Source) -> str:
@@ -136,21 +121,20 @@ def raw_files(source: Source) -> str:
     return f"hf://datasets/{source.hub}{f'@{source.revision}' if source.revision else ''}/{source.files}"
 
 
-def of_files(files: list[str], source: Source, limit: int, seed: int) -> Rows:
-    """Rows of files by their format, which are what a slice such as train[:10%] is taken of. Bitext is read as lines: a
-    lone quote is a letter in it."""
+def of_files(files: list[str], source: Source, seed: int) -> Rows:
+    """Rows of files by their format. Bitext is read as lines: a lone quote is a letter in it."""
     kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
     split = source.split.partition("[")[0]
     separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
     if kind != "parquet" and all(Path(file).suffix in FORMATS and Path(file).is_file() for file in files):
-        return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, limit, seed)
+        return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
     from datasets import load_dataset_builder
 
     separated = {"sep": separator} if kind == "csv" else {}
     builder = load_dataset_builder(kind, data_files={split: files}, **separated)
     if not builder.config.data_files[split]:
         raise FileNotFoundError(files[0])
-    return of_builder(builder, source, limit, seed, ("csv", "json", "text"))
+    return of_builder(builder, source, seed, ("csv", "json", "text"))
 
 
 def format_of(file: str) -> str:
@@ -161,9 +145,8 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Container[str]) -> Rows:
-    """Rows of a builder of `datasets`; of one for a format in `as_lines`, of its files as data/lines.py reads them. A
-    stream is shuffled and cut, a set at hand is sampled without order lost."""
+def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]) -> Rows:
+    """Rows of a builder of `datasets`; of one for a format in `as_lines`, of its files as data/lines.py reads them."""
     import datasets
     from datasets.utils.file_utils import xopen
 
@@ -177,86 +160,45 @@ def of_builder(builder: Any, source: Source, limit: int, seed: int, as_lines: Co
             download_config=config
         )
         splits = {str(name): found for name, found in builder.config.data_files.items()}
-        read = {name: manager.download_and_extract(splits[name]) for name in splits if name in source.split}
-        shards = {name: [manager.iter_files(file) for file in read.get(name, [])] for name in splits}
-        return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, limit, seed)
-    available: int | None = None
+        read = manager.download_and_extract(splits.get(source.split, []))
+        shards = {name: [manager.iter_files(file) for file in read] for name in splits}
+        return of_lines(kind, getattr(builder.config, "sep", ","), shards, xopen, source, seed)
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
         columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
-        return Rows(in_shuffled_order(loaded, seed, limit), columns)
+        return in_shuffled_order(loaded, source, seed), columns
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
-    if len(loaded) > limit:
-        available = len(loaded)
-        loaded = loaded.select(draw_indices(available, limit, seed))
-    return Rows(unbatch(loaded), loaded.column_names, available)
+    return unbatch(loaded), loaded.column_names
 
 
-def of_lines(
-    kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, limit: int, seed: int
-) -> Rows:
-    """Rows of files of lines, of a split or of slices of splits (train[:10%]+dev), which `datasets` resolves. The
-    columns are those of the first row; one that another row lacks is null there."""
-    rows: Iterator[Row]
-    read = partial(read_files, kind=kind, separator=separator, opener=opener)
-    available = sampled_from = None
-    if source.stream and source.split not in splits:
+def of_lines(kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int) -> Rows:
+    """Rows of files of lines. The columns are those of the first row; one that another row lacks is null there."""
+    if source.split not in splits:  # a slice, such as train[:10%], is none
         raise ValueError(f'Unknown split "{source.split}". Should be one of {list(splits)}.')
+    read = partial(read_files, kind=kind, separator=separator, opener=opener)
+    rows: Iterator[Row] = read(splits[source.split])
     if source.stream:
         from datasets import IterableDataset
 
         stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[source.split]})
-        rows = in_shuffled_order(stream, seed, limit)
-    elif source.split in splits:
-        shards = splits[source.split]
-        rows = read(shards)
-        if most_rows(chain.from_iterable(shards), opener, limit) > limit:  # else to count them is a second reading
-            available = sum(1 for _ in read(shards))
-    else:
-        from datasets import ReadInstruction
-
-        counts = {name: sum(1 for _ in read(shards)) for name, shards in splits.items()}
-        slices = ReadInstruction.from_spec(source.split).to_absolute(counts)
-        rows = chain.from_iterable(islice(read(splits[part.splitname]), part.from_, part.to) for part in slices)
-        available = sum(part.to - part.from_ for part in slices)
-    if available is not None and available > limit:
-        sampled_from, kept = available, set(draw_indices(available, limit, seed).tolist())
-        rows = compress(rows, (at in kept for at in range(available)))
+        rows = in_shuffled_order(stream, source, seed)
     first = next(rows, {})
     names = dict.fromkeys(first)
     rows = chain([first] if first else [], rows)
     if kind == "json":
         rows = ({**names, **row} for row in rows)
-    return Rows(rows, list(names), sampled_from)
+    return rows, list(names)
 
 
-def most_rows(files: Iterable[str], opener: Any, limit: int) -> int:
-    """A bound on the rows of files without parsing them: bytes that end a line or begin an object, up to `limit`."""
-    most = 0
-    for path in files:
-        with opener(path, "rb") as file:
-            most += 1
-            while most <= limit and (block := file.read(1 << 20)):
-                most += sum(map(block.count, (b"\n", b"\r", b"{")))
-    return most
-
-
-def in_shuffled_order(stream: Any, seed: int, limit: int) -> Iterator[Row]:
-    return islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
+def in_shuffled_order(stream: Any, source: Source, seed: int) -> Iterator[Row]:
+    return islice(unbatch(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), source.candidates)
 
 
 def unbatch(loaded: Any) -> Iterator[Row]:
     for batch in loaded.iter(batch_size=1000):
         names = list(batch)
         yield from (dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True))
-
-
-def draw_indices(available: int, count: int, seed: int) -> Any:
-    """`count` of `available` indices, each as likely, in order."""
-    import numpy as np
-
-    return np.sort(np.random.default_rng(seed).choice(available, size=count, replace=False))
 
 
 def local_file(source: Source, data_root: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import dropping_marks
 from pipeline.data.card import drop_reasons
-from pipeline.data.load import Rows, local_file, open_source, read_examples
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, source_columns, words_of
+from pipeline.data.load import local_file, open_source, read_examples
+from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Row, source_columns, words_of
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -22,20 +21,19 @@ if TYPE_CHECKING:
     from pipeline.hub.lock import Lock
 
 
-def gather_candidates(config: DataStage, candidates: Candidates, opened: dict[str, Rows]) -> dict[str, Any]:
+def gather_candidates(config: DataStage, candidates: Candidates, opened: dict[str, Iterator[Row]]) -> dict[str, Any]:
     """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use."""
     counts: dict[str, Any] = {}
     with Bar(f"rows of {config.expert.name}", None, "row") as bar:
         for index, (name, source) in enumerate(config.expert.sources.items()):
             counts[name] = {"rows": 0, "empty": 0}
             bar.set_postfix_str(f"source {name}", refresh=False)
-            opened[name].rows = bar.over(opened[name].rows)
-            examples = examples_of(name, source, opened[name], counts[name])
+            examples = examples_of(name, source, bar.over(opened[name]), counts[name])
             candidates.add_all(name, index, examples, language_set=source.is_language_set)
     return counts
 
 
-def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> dict[str, Rows]:
+def open_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> dict[str, Iterator[Row]]:
     """The rows of each source: below data_root, else locked in the Hub's cache, else from the Hub.
 
     Raises a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row.
@@ -66,7 +64,7 @@ def check_sources(expert: Expert) -> None:
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
 
 
-def examples_of(name: str, source: Source, opened: Rows, counts: dict[str, int]) -> Iterator[Example]:
+def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str, int]) -> Iterator[Example]:
     """The usable examples of a source. The other rows are counted by their reasons.
 
     Raises:
@@ -74,7 +72,7 @@ def examples_of(name: str, source: Source, opened: Rows, counts: dict[str, int])
             its script, as where English columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
-    for example in read_examples(name, source, opened, counts):
+    for example in read_examples(name, source, rows):
         counts["rows"] += 1
         if isinstance(example, str):
             counts[example] = counts.get(example, 0) + 1
@@ -95,20 +93,15 @@ def examples_of(name: str, source: Source, opened: Rows, counts: dict[str, int])
         )
 
 
-def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouched: bool) -> dict[str, list[int]]:
+def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> dict[str, list[int]]:
     """Source -> those of `rows` (candidates.CANDIDATE) that are left of it, in their order. What is dropped or seen is
-    counted.
-
-    vouched: no row is dropped for what it shares with a benchmark.
-    """
+    counted."""
     import numpy as np
 
     marks, variants, maths = rows["marks"], rows["variants"], rows["math"]
     first = np.zeros(len(rows), dtype=bool)  # that says what it says
     first[np.unique(rows["digest"], return_index=True)[1]] = True
     bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
-    kept = replace(config.data, decontaminate="count", number_variants="count")
-    judged = replace(config, data=kept) if vouched else config
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
         usable = rows["source"] == index
@@ -121,7 +114,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any], vouc
         }
         shared = {benchmark: int((usable & (marks & bit > 0)).sum()) for benchmark, bit in bits.items()}
         counts[name]["shared"] = {benchmark: count for benchmark, count in shared.items() if count}
-        usable &= dropping_marks(judged, [source], marks, variants) == 0
+        usable &= dropping_marks(config, [source], marks, variants) == 0
         if config.data.word_problems == "drop":
             usable &= ~maths
         rows_by_source[name] = np.flatnonzero(usable).tolist()

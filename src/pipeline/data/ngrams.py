@@ -6,8 +6,8 @@ holds aside, digits of all scripts taken for those of ASCII. A
 word is a run of letters, marks and digits; in scripts without spaces each character is one, at half the weight. An
 n-gram begins at each word and holds n words, twice as many characters of such a script, or a mix of the weight.
 
-Everything is arithmetic modulo 2^64 on whole batches: a word is a polynomial of its characters, an n-gram one of its
-words, and both come from prefix sums. Two different n-grams share a number with a chance of 2^-64 a pair.
+A word's number is Python's hash of it, an n-gram's a polynomial of its words modulo 2^64, from prefix sums. Two
+different n-grams share a number with a chance of 2^-64 a pair. The numbers are of this process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,6 @@ import pandas as pd
 Numbers = Any  # numpy arrays of uint64
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 INVERSE = pow(BASE, -1, 2**64)
-END = "\x00"  # between texts
-NONE, WORD, CHARACTER, FORMAT = 0, 1, 2, 3
 UNSPACED = (  # scripts written without spaces between words
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
     (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
@@ -39,104 +38,48 @@ BATCH = 1000  # texts that are hashed together
 NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 
-@lru_cache(maxsize=1)
-def character_kinds() -> Any:
-    """For each code point whether it is part of a word, a word of its own, to be ignored, or none. Beyond 2^16 Han is a
-    word of its own, the rest (emoji) none."""
-    categories = [unicodedata.category(chr(code)) for code in range(0x10000)]
-    table = np.zeros(0x110000, dtype=np.uint8)
-    table[:0x10000] = [category[0] in "LMN" for category in categories]
-    for low, high in UNSPACED:
-        table[low : high + 1] *= CHARACTER
-    table[0x20000:0x30000] = CHARACTER
-    table[[code for code, category in enumerate(categories) if category == "Nd"]] = WORD
-    table[[code for code, category in enumerate(categories) if category == "Cf"]] = FORMAT
-    for low, high in SELECTORS:
-        table[low : high + 1] = FORMAT
-    return table
+def characters_of(ranges: Iterable[tuple[int, int]]) -> set[str]:
+    return {chr(code) for low, high in ranges for code in range(low, high + 1)}
 
 
 @cache
-def powers_of_base(size: int) -> tuple[Numbers, Numbers]:
-    """BASE^0, BASE^1 ... and their inverses, modulo 2^64, `size` of each."""
-    steps = np.full((2, size), [[BASE], [INVERSE]], dtype=np.uint64)
-    steps[:, 0] = 1
-    base, inverse = np.cumprod(steps, axis=1, dtype=np.uint64)
-    return base, inverse
-
-
-def scramble(values: Numbers) -> Numbers:
-    """Each number through a fixed bijection that spreads its bits, in place (Stafford's mix 13, from splitmix64)."""
-    values ^= values >> np.uint64(30)
-    values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
-    return values
-
-
-@lru_cache(maxsize=1)
-def letter_numbers() -> Numbers:
-    """A number for each code point: that of a digit below 2^16 is that of the same digit in ASCII."""
-    codes = np.arange(0x110000, dtype=np.uint64)
-    for code in range(0x10000):
-        if (digit := unicodedata.decimal(chr(code), None)) is not None:
-            codes[code] = ord("0") + int(digit)
-    return scramble(codes + np.uint64(1))
-
-
-def prefix_sums(values: Numbers) -> Numbers:
-    sums = np.empty(len(values) + 1, dtype=np.uint64)
-    sums[0] = 0
-    np.cumsum(values, out=sums[1:])
-    return sums
+def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
+    """What finds the words of a text, the characters that are words of their own, and what is dropped or replaced
+    before, as str.translate takes it. Beyond 2^16 Han is a word of its own, the rest (emoji) none."""
+    category = {letter: unicodedata.category(letter) for letter in characters_of([(0, 0xFFFF)])}
+    letters = {letter for letter, kind in category.items() if kind[0] in "LMN"}
+    digits = {letter for letter, kind in category.items() if kind == "Nd"}
+    single = characters_of(UNSPACED) & letters - digits
+    words = re.compile(f"[{''.join(letters - single)}]+|[{''.join(single)}\U00020000-\U0002ffff]")
+    dropped = {letter for letter, kind in category.items() if kind == "Cf"} | characters_of(SELECTORS)
+    replaced = {letter: str(unicodedata.decimal(letter)) for letter in digits}
+    return words, single, str.maketrans(replaced | dict.fromkeys(dropped))
 
 
 def fold_text(text: str) -> str:
-    """A text as it is compared, but for its digits."""
+    """A text as it is compared."""
     if not text.isascii():
-        codes = code_points(text)
-        dropped = character_kinds()[codes] == FORMAT
-        if dropped.any():  # before the rest, as they keep marks from joining their letters
-            text = codes[~dropped].tobytes().decode("utf-32-le", "surrogatepass")
+        text = text.translate(alphabet()[2])  # before the rest, as format characters keep marks from joining letters
         text = unicodedata.normalize("NFKC", text.casefold())  # letters like ℌ have a case in that form alone
         text = DIACRITICS.sub("", text)
     return text.casefold()
 
 
-def code_points(text: str) -> Any:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-
-
 def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
-    codes = code_points(fold_text(END.join(text.replace(END, " ") for text in texts)))
-    kind = character_kinds()[codes]
-    is_word = kind == WORD
-    single = kind == CHARACTER
-    opens, closes = is_word.copy(), is_word.copy()
-    opens[1:] &= ~is_word[:-1]
-    closes[:-1] &= ~is_word[1:]
-    starts, ends = np.flatnonzero(opens | single), np.flatnonzero(closes | single) + 1
-    if len(starts) == 0:
-        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
-
-    power, inverse = powers_of_base(1 << len(codes).bit_length())  # few sizes
-    sums = prefix_sums(letter_numbers()[codes] * power[: len(codes)])
-    words = scramble((sums[ends] - sums[starts]) * inverse[starts])
-
-    ends_of_texts = np.flatnonzero(codes == 0)
-    owner = np.searchsorted(ends_of_texts, starts)
-    weight = np.zeros(len(words) + 1, dtype=np.int64)
-    np.cumsum(np.where(single[starts], 1, 2), out=weight[1:])
-    first = np.arange(len(words))
-    after = np.searchsorted(weight, weight[:-1] + 2 * n) if single.any() else first + n
-    complete = after <= len(words)
-    first, after = first[complete], after[complete]
-    same = owner[first] == owner[after - 1]
-    first, after = first[same], after[same]
-    sums = prefix_sums(words * power[: len(words)])
-    return scramble((sums[after] - sums[first]) * inverse[first]), owner[first]
+    pattern, single, _ = alphabet()
+    by_text = [pattern.findall(fold_text(text)) for text in texts]
+    words = list(chain.from_iterable(by_text))
+    owner = np.repeat(np.arange(len(texts)), np.fromiter(map(len, by_text), np.int64))
+    weight = np.cumsum([0, *(2 - (word in single or word > "\U0001ffff") for word in words)])
+    after = np.searchsorted(weight, weight[:-1] + 2 * n)
+    first = np.flatnonzero(after <= len(words))
+    first = first[owner[first] == owner[after[first] - 1]]
+    steps = np.full((2, len(words)), [[BASE], [INVERSE]], dtype=np.uint64)
+    power, inverse = np.cumprod(steps, axis=1, dtype=np.uint64)
+    sums = np.zeros(len(words) + 1, dtype=np.uint64)
+    np.cumsum(np.fromiter(map(hash, words), np.int64).astype(np.uint64) * power, out=sums[1:])
+    return (sums[after[first]] - sums[first]) * inverse[first], owner[first]
 
 
 class NgramSet:

@@ -223,8 +223,9 @@ SPEAKERS = {
 
 
 def messages_of(cell: Any) -> list[Message] | Unusable:
-    """Messages of user, assistant and system, each with role and content, or from and value. Lists without roles
-    alternate; several messages in a row of one speaker are joined. Raises PipelineError for an unknown speaker."""
+    """Messages of user, assistant and system, each with role and content, or from and value; several in a row of one
+    speaker are joined. Lists, of questions and answers or of pairs of these, alternate. Raises PipelineError for
+    another speaker."""
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
     if cell and all(isinstance(turn, list) for turn in cell):
@@ -290,6 +291,8 @@ def source_columns(name: str, source: Source) -> list[str]:
         raise PipelineError(f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:
         raise PipelineError(f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw")
+    if source.candidates and not source.stream:
+        raise PipelineError(f"{knob_prefix}.candidates is of streams: give {knob_prefix}.stream=true with it")
     if source.rows == "text":
         return [source.column or "text"]
     if source.rows == "conversation":

@@ -7,6 +7,7 @@ what was taken, what was dropped and why.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,9 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
         compared = benchmarks.compared_with(benchmarks.folder_of(config, root), lock)  # before they are read
-        counts = make_training_set(config, root, work, lock, benchmarks.keeps_items_apart(config, root))
+        if benchmarks.keeps_items_apart(config, root):
+            config = replace(config, data=replace(config.data, decontaminate="count", number_variants="count"))
+        counts = make_training_set(config, root, work, lock)
         tracker.summary(counts)
         return {"counts": counts, "benchmarks": compared}
     tracker.summary(counts)
@@ -48,15 +51,13 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def make_training_set(
-    config: DataStage, data_root: Path | None, work: Path, lock: Lock | None = None, vouched: bool = False
+    config: DataStage, data_root: Path | None, work: Path, lock: Lock | None = None
 ) -> dict[str, Any]:
     """Read, judge, draw, write. The order of rows is a function of the seed.
 
     Rows that cannot be used and exact duplicates go; rows that share an n-gram with a benchmark and, of language sets,
-    word problems go too unless they are only to be counted; then each source gives the rows that its count or share
-    asks for, and validation rows are kept apart.
-
-    vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
+    word problems go too unless they are only to be counted; then each source gives the rows that its share
+    asks for, or all, and validation rows are kept apart.
     """
     opened = open_sources(config, data_root, lock)
     known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
@@ -64,7 +65,7 @@ def make_training_set(
         candidates = Candidates(file, known_ngrams)
         counts = gather_candidates(config, candidates, opened)
         rows = candidates.rows()
-        usable = filter_candidates(config, rows, counts, vouched)
+        usable = filter_candidates(config, rows, counts)
         drawn = draw_rows(config, usable)
         if not drawn["train"]:
             raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
@@ -74,7 +75,7 @@ def make_training_set(
             with open(work / f"{name}.jsonl", "wb") as written:
                 written.writelines(candidates.lines(rows["place"][part].tolist()))
     counts |= {name: len(part) for name, part in drawn.items()}
-    (work / "data_card.md").write_text(write_card(config, counts, known_ngrams, vouched), encoding="utf-8")
+    (work / "data_card.md").write_text(write_card(config, counts, known_ngrams), encoding="utf-8")
     print(summarize_counts(config, counts), file=sys.stderr)
     if not known_ngrams.texts:
         print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)

@@ -102,7 +102,7 @@ def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
         with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
             columns = source_columns(name, source)
             wanted = (row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source))
-            readings = [example_of(row, source, columns, {}) for row in wanted]
+            readings = [example_of(row, source, columns) for row in wanted]
             rows += [reading for reading in readings if isinstance(reading, dict)]
     return rows, False
 

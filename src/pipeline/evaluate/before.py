@@ -17,7 +17,8 @@ from pipeline.config.evaluation import Eval
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate.code_eval import check_confinement
-from pipeline.evaluate.tasks import LeftOut, task_definitions
+from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, read_json
 from pipeline.runs.lineage import is_adapter
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
-def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
+def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
@@ -92,17 +93,11 @@ def has_chat_template(folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def too_long(name: str, needed: Mapping[int, int], max_length: int, allowed: int) -> set[int]:
-    """The rows of a task whose prompts and answers do not fit a model that takes `max_length` tokens. needed: row ->
-    tokens.
-
-    Raises:
-        PipelineError: more than `allowed` (eval.too_long) do not, or none does.
-    """
-    rows = {row for row, tokens in needed.items() if tokens > max_length}
-    if len(rows) > allowed or (rows and len(rows) == len(needed)):
+def refuse_too_long(name: str, needed: Mapping[int, int], max_length: int) -> None:
+    """Raise PipelineError for a task with prompts and answers that do not fit a model that takes `max_length` tokens.
+    needed: question -> tokens."""
+    if too_long := sum(tokens > max_length for tokens in needed.values()):
         raise PipelineError(
-            f"{name}: {len(rows)} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
+            f"{name}: {too_long} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
             f"with its answer, the model {max_length}: ask for fewer exemplars or shorter answers (eval.max_gen_toks)"
         )
-    return rows

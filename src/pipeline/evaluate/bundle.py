@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 SAMPLED = ("number", "program", "answer")  # kinds of benchmarks of which several answers can be drawn
-BY_TASK = ("versions", "task_hashes", "too_long")  # of the harness' facts: dictionaries by the names of tasks
 AVERAGE_OF_TEN = "ten languages"  # stands where a language does
 WRITTEN = (*SAMPLED, "translation")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
@@ -69,10 +68,13 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
         role: json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for role, part in scored.items()
     }
     rows, further = (
-        [ScoreRow.from_json(row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
+        [ScoreRow(**row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
     )
     averages = over_languages([*rows, *further])
-    harness = harness_of_all({role: scores["harness"] for role, scores in written.items()})
+    parts: dict[str, dict[str, Any]] = {role: scores["harness"] for role, scores in written.items()}
+    first, *others = parts.values()
+    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in others)}
+    harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
     (work / "samples").mkdir()
@@ -80,22 +82,6 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
         for path in sorted((part.folder / "samples").iterdir()):
             link_or_copy(path, work / "samples" / path.name)
     return {"scores": named_scores(result), "harness": harness}
-
-
-def harness_of_all(by_part: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How the parts of a bundle were scored: what is recorded by task is joined, what is the same in all stands once,
-    anything else by the role of the part that has it."""
-    joined: dict[str, Any] = {}
-    for key in dict.fromkeys(key for facts in by_part.values() for key in facts):
-        values = {role: facts[key] for role, facts in by_part.items() if key in facts}
-        same = len(values) == len(by_part) and all(value == values[next(iter(values))] for value in values.values())
-        if key in BY_TASK:
-            joined[key] = {name: inner for value in values.values() for name, inner in value.items()}
-        elif key == "found_again":
-            joined[key] = [name for value in values.values() for name in value]
-        else:
-            joined[key] = next(iter(values.values())) if same else values
-    return joined
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

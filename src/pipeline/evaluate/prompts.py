@@ -16,6 +16,7 @@ from datasets.exceptions import DatasetGenerationError
 from lm_eval.api import task as harness_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 
@@ -103,7 +104,7 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
     """What the harness will ask for, of each sampled answer to each question.
 
     Raises:
-        PipelineError: the model's chat template cannot render the prompts.
+        PipelineError: the model's chat template cannot render the prompts, or answers would differ each time.
     """
     templated = settings.chat_template
     how = prompt_settings(settings)
@@ -122,6 +123,12 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
         for request in task.instances if templated else ():
             refuse_empty_prompt(request, definition, task, lm.tokenizer)
         requests += task.instances
+    kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
+    if any(DRAW not in each and normalize_gen_kwargs(each)["do_sample"] for each in kwargs):
+        raise PipelineError(
+            f"{definition.name} draws its answers by itself (do_sample in its task file), others each time: give "
+            "eval.temperature, or leave the task out"
+        )
     return requests
 
 
@@ -173,8 +180,8 @@ def set_template_date(lm: Any, settings: Eval) -> None:
     lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
 
-def tokens_needed(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) -> dict[int, int]:
-    """Row -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
+def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
+    """Question -> the tokens of its longest prompt as this model's tokenizer cuts it, with the longest of what is asked
     after it, or the room for an answer."""
     room = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
@@ -188,7 +195,7 @@ def tokens_needed(lm: Any, requests: Sequence[Instance], rows: Sequence[int]) ->
     needed: dict[int, int] = {}
     for (doc_id, prompt), after in put.items():
         tokens = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
-        needed[rows[doc_id]] = max(needed.get(rows[doc_id], 0), tokens + room)
+        needed[doc_id] = max(needed.get(doc_id, 0), tokens + room)
     return needed
 
 
@@ -210,7 +217,7 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[dict
                 f"{definition.name}: {folder.name} answers by transformers' generate, which takes longer: its layers "
                 "or its generation_config.json do not allow other batches"
             )
-        return tokens_needed(lm, requests, rows), lm.max_length
+        return tokens_needed(lm, requests), lm.max_length
 
 
 def template_problem(problem: str) -> str:

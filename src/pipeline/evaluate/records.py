@@ -16,7 +16,6 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.answer_language import in_another_language, told_by
-from pipeline.evaluate.tasks import LeftOut
 
 Sample = dict[str, Any]  # one question as samples/ keeps it; what a line holds depends on the task
 
@@ -46,16 +45,7 @@ class ScoreRow:
         return self.pair or self.language
 
     def as_json(self) -> dict[str, Any]:
-        values = dict(vars(self))
-        if self.reason is None:
-            del values["reason"]
-            return values
-        return {name: values[name] for name in ("task", "language", "num_fewshot", "reason", *values)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ScoreRow:
-        """The row of these stored values. Raises TypeError for other keys."""
-        return cls(**values)
+        return {name: value for name, value in vars(self).items() if name != "reason" or value}
 
 
 @dataclass(frozen=True)
@@ -265,13 +255,10 @@ def language_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sco
     return rows
 
 
-def missing_row(left_out: LeftOut) -> ScoreRow:
-    """A task that a bundle wants and could not have, as a score without a value."""
-    metric, filter_name = primary_metric(left_out.task)
-    return ScoreRow(
-        task=left_out.task, language=left_out.language, pair=None, subject=None, num_fewshot=left_out.num_fewshot,
-        metric=metric, filter=filter_name, value=None, stderr=None, n=0, reason=left_out.reason,
-    )  # fmt: skip
+def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> ScoreRow:
+    """A task that a bundle wants where possible and could not have, as a score without a value."""
+    metric, filter_name = primary_metric(task)
+    return ScoreRow(task, language, None, None, num_fewshot, metric, filter_name, None, None, 0, reason)
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -312,5 +299,5 @@ def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
     Raises OSError, ValueError, KeyError or TypeError where it is none.
     """
     content = json.loads(file.read_text(encoding="utf-8"))
-    rows = [ScoreRow.from_json(row) for row in [*content["rows"], *content.get("beside", [])]]
+    rows = [ScoreRow(**row) for row in [*content["rows"], *content.get("beside", [])]]
     return rows, content.get("harness", {})

@@ -13,15 +13,14 @@ from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
-from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import hash_string
 
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.config.extensions import BACKENDS, outside_core
-from pipeline.evaluate.before import too_long
-from pipeline.evaluate.model import Answering, is_reproducible
+from pipeline.evaluate.before import refuse_too_long
+from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
     harness_tamed,
@@ -39,8 +38,8 @@ from pipeline.runs.provenance import processor_model
 
 @dataclass
 class Asked:
-    """A task put to a model: the rows that fit it, the requests of all answers to them, the answers that are there, and
-    the requests that are left."""
+    """A task put to a model: its rows, the requests of all answers to them, the answers that are there, and the
+    requests that are left."""
 
     definition: Definition
     task: Task
@@ -48,7 +47,6 @@ class Asked:
     requests: list[Instance]
     answers: Answers
     left: list[Instance]
-    too_long: int = 0  # prompts that did not fit and were skipped
 
     @property
     def name(self) -> str:
@@ -88,7 +86,6 @@ def score_tasks(
         "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
         "found_again": [one.name for one in asked if not one.left],
         **({"halved_batch_size": lm.batch_size} if was_halved(lm, settings) else {}),
-        "too_long": {one.name: one.too_long for one in asked if one.too_long},
     }
     rows = [row for result in results.values() for row in result.rows]
     return EvaluationResult(rows, {name: result.samples for name, result in results.items()}, harness)
@@ -119,28 +116,13 @@ def decided_by(settings: Eval) -> dict[str, Any]:
 
 
 def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
-    """The requests of a task and what is stored of their answers. What is stored fitted the model; else prompts are
-    measured, and those that do not fit are skipped.
+    """The requests of a task and what is stored of their answers. Below float32 an answer depends on those computed
+    together with it: there all of them are stored, or none.
 
     Raises:
-        PipelineError: more than eval.too_long do not fit.
+        PipelineError: prompts do not fit the model. What is stored did.
     """
     rows = rows_asked(definition, task, settings)
-    asked = stored(lm, definition, task, rows, settings, store)
-    if asked.left and hasattr(lm, "max_length"):
-        needed = tokens_needed(lm, asked.requests, rows)
-        if excluded := too_long(definition.name, needed, lm.max_length, settings.too_long):
-            say(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score")
-            fitting = [row for row in rows if row not in excluded]
-            asked = stored(lm, definition, task, fitting, settings, store)
-            asked.too_long = len(excluded)
-    return asked
-
-
-def stored(
-    lm: Any, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, store: Store | None
-) -> Asked:
-    """Below float32 an answer depends on those computed together with it: there all of them are stored, or none."""
     requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
     if store:
         together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
@@ -148,6 +130,8 @@ def stored(
     left = [request for request in requests if answers.look_up(key_of(request)) is None]
     if left and answers.together:
         answers.found, left = {}, requests
+    if left and hasattr(lm, "max_length"):
+        refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
     return Asked(definition, task, rows, requests, answers, left)
 
 
@@ -156,7 +140,7 @@ def key_of(request: Instance) -> tuple[Any, ...]:
 
 
 def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
-    """Answer the requests that are not stored, each kind together, but for those that have another answer each time."""
+    """Answer the requests that are not stored, each kind together."""
     each = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
     if isinstance(lm, Answering):
         set_sharing(lm, asked.definition, settings)
@@ -167,21 +151,16 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
 
     lm.ended = ended
     for kind in dict.fromkeys(request.request_type for request in asked.left):
-        alike = [request for request in asked.left if request.request_type == kind and has_one_answer(request)]
-        if alike:
-            for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
-                ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
+        alike = [request for request in asked.left if request.request_type == kind]
+        for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
+            ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
     if asked.answers.together and not was_halved(lm, settings):
         asked.answers.write(asked.answers.found.items())
     asked.answers.close()
 
 
-def has_one_answer(request: Instance) -> bool:
-    return request.request_type != "generate_until" or is_reproducible(normalize_gen_kwargs(request.args[1]))
-
-
 class Answered(LM):
-    """Gives the harness the answers that are there; what has another answer each time is put to the model."""
+    """Gives the harness the answers that are there."""
 
     def __init__(self, lm: Any, answers: Answers, think_end: str | None) -> None:
         super().__init__()
@@ -195,8 +174,7 @@ class Answered(LM):
         return str(self.lm.apply_chat_template(chat_history, add_generation_prompt))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        found = [self.answers.look_up(key_of(request)) for request in requests]
-        texts = [text for text, _ in found] if all(found) else self.lm.generate_until(requests, disable_tqdm=True)
+        texts = (self.answers.look_up(key_of(request))[0] for request in requests)
         return [split_thoughts(text, self.think_end)[1] for text in texts]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -234,7 +212,6 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
     as scoring a small task does.
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
-    lm.ended = lambda kind, arguments, answer: asked.answers.add((kind, *arguments), answer)
     prepare(asked.task, definition, settings, number)
     how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
     output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))

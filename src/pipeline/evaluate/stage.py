@@ -26,7 +26,6 @@ from pipeline.evaluate.model import open_model
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.store import Store, merge_key, model_key
-from pipeline.evaluate.tasks import LeftOut
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
@@ -53,7 +52,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         return facts
     folder, run = run.folder.resolve(), in_its_dtype(run)
     settings: Eval = run.config.eval
-    left_out: list[LeftOut] = []
+    left_out: list[records.ScoreRow] = []
     definitions = define_tasks(run, work / "tasks", left_out)
     for skipped in left_out:
         print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
@@ -70,7 +69,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         definitions, result = join_group(definitions, result)
     spm_model = Path(settings.spm_model) if settings.spm_model else None
     further_rows = records.further_rows_of(definitions, result.samples, spm_model)
-    result = replace(result, beside=further_rows + [records.missing_row(skipped) for skipped in left_out])
+    result = replace(result, beside=further_rows + left_out)
     scores = records.write_evaluation(result, definitions, work)
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))

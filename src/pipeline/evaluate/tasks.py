@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
@@ -19,17 +18,8 @@ from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.evaluation import Eval
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.errors import PipelineError
+from pipeline.evaluate.records import ScoreRow, missing_row
 from pipeline.languages import language
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A task that a bundle wants where possible and could not have, and why."""
-
-    task: str
-    language: str
-    num_fewshot: int
-    reason: str
 
 
 def task_definitions(
@@ -37,7 +27,7 @@ def task_definitions(
     languages: Sequence[str],
     data_root: Path | None,
     folder: Path,
-    left_out: list[LeftOut] | None = None,
+    left_out: list[ScoreRow] | None = None,
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
@@ -85,7 +75,7 @@ def task_definitions(
             except Missing as error:
                 if not eval_task.where_possible or left_out is None:
                     raise
-                left_out.append(LeftOut(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
+                left_out.append(missing_row(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
     return definitions
 
 

@@ -32,8 +32,8 @@ from pipeline.evaluate.before import (
     define_tasks,
     refuse_early,
     refuse_model,
+    refuse_too_long,
     refuse_unreachable_base,
-    too_long,
 )
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
@@ -132,10 +132,10 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
 
 
 def check_lengths(run: Run[EvalStage], model: Path) -> None:
-    """Raise PipelineError if more prompts do not fit the model than eval.too_long allows."""
+    """Raise PipelineError if prompts do not fit the model."""
     with TemporaryDirectory() as folder:
         for definition in define_tasks(run, Path(folder), []):
-            too_long(definition.name, *tokens_needed(run, definition, model), run.config.eval.too_long)
+            refuse_too_long(definition.name, *tokens_needed(run, definition, model))
 
 
 def first_problem(key: str, problems: dict[str, str | None], check: Callable[[], None]) -> str | None:

@@ -83,12 +83,13 @@ def _evaluated_sets(
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out."""
     from pipeline.config.evaluation import Eval, EvalTask
-    from pipeline.evaluate.tasks import LeftOut, data_sets, task_definitions
+    from pipeline.evaluate.records import ScoreRow
+    from pipeline.evaluate.tasks import data_sets, task_definitions
 
-    settings, left_out = Eval("", [EvalTask(*task) for task in tasks], run_code=run_code), list[LeftOut]()
+    settings, left_out = Eval("", [EvalTask(*task) for task in tasks], run_code=run_code), list[ScoreRow]()
     sets: list[tuple[str, str | None, str]] = []
     with TemporaryDirectory() as folder:
         definitions = task_definitions(settings, languages, None, Path(folder), left_out)
         for definition in definitions:
             sets += data_sets(definition)
-    return list(dict.fromkeys(sets)), [one.reason for one in left_out]
+    return list(dict.fromkeys(sets)), [str(one.reason) for one in left_out]
