@@ -20,6 +20,7 @@ from small_runs import a_run, never, writes
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.runs.disk import check_writable
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
@@ -140,6 +141,15 @@ def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(PipelineError, match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;"):
         make_once(a_run(tmp_path), never)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_none_is_left(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a/b", create=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file/runs", Path("/proc/none")):
+        with pytest.raises(PipelineError, match=f"runs_dir={folder} cannot be written"):
+            check_writable(folder, create=False)
 
 
 def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:

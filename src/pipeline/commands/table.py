@@ -33,7 +33,7 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     config = planning.config
     check_claims(planning)
-    check_writable(Path(config.runs_dir))
+    check_writable(Path(config.runs_dir), create=False)  # before files are read whose digests it keeps
     targets = planning.targets()
     if missing := missing_snapshots(order_runs(targets)):
         problem = (
@@ -48,6 +48,7 @@ def make_table(config: TableStage) -> Path:
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
+    check_writable(Path(config.runs_dir))
     reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
