@@ -48,9 +48,9 @@ def lay(root: Path, text: str | bytes | None) -> str:
     ("text", "expected"),
     [
         (None, "has no orca_math/train.jsonl: put the file there"),
-        ("", "train.jsonl is empty: it must hold one JSON object a line"),
+        ("", "train.jsonl is empty: write its rows"),
         ("\n\n", "source orca_math has no"),
-        (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text"),
+        (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text ("),
         ('{"question": "1 + 1?", "ans', "train.jsonl, line 1 is not JSON (Unterminated string starting at)"),
         (f'{ROW}\n{ROW}{{"question": "1 + 1?"\n', "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)"),
         (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list: write one object a line"),
@@ -64,6 +64,9 @@ def test_bad_data_is_one_sentence(
     words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', text)}", "tracking.mode=disabled"]
     refused(call(*words, f"runs_dir={tmp_path}/runs"), expected)
     assert left(tmp_path / "runs") == []
+    planned = call("stage=plan", *words[1:], f"runs_dir={tmp_path}/runs")
+    foreseen = expected in planned.err and planned.status == 1
+    assert foreseen == (expected != "ask for") and "Traceback" not in planned.err
 
 
 @pytest.mark.parametrize(

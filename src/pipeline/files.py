@@ -212,6 +212,14 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
         raise PipelineError(f"{place}: invalid YAML ({problem}): {remedy}") from error
 
 
+def read_yaml(file: Path, named: str = "", loader: Any = None) -> Any:
+    """The content of a YAML file, which errors name as `named`."""
+    import yaml
+
+    with readable_yaml(named or file):
+        return yaml.load(file.read_text(encoding="utf-8"), loader or yaml.SafeLoader)
+
+
 def check_yaml_size(text: str, file: str | Path) -> None:
     """Check the size of YAML with its aliases expanded: a few lines can expand to millions of nodes.
 

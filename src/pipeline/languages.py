@@ -6,7 +6,6 @@ given by --config-dir may hold more, a file language/CODE.yaml each.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -16,8 +15,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
-from pipeline.files import added_conf, readable_yaml, shipped_conf
+from pipeline.errors import PipelineError, close_matches
+from pipeline.files import added_conf, read_yaml, shipped_conf
 
 GROUP = "language"  # folder of language files of one's own, below that of --config-dir
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # its languages
@@ -94,7 +93,7 @@ def suggest_language(code: str) -> str:
     for entry in all_languages():
         for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
             spellings.setdefault(spelling.lower(), entry)
-    near = difflib.get_close_matches(code.lower(), [word for word in spellings if word], n=3, cutoff=0.6)
+    near = close_matches(code.lower(), filter(None, spellings))
     hint = ", ".join(dict.fromkeys(f"{spellings[word].code} ({spellings[word].name})" for word in near))
     hint = f"did you mean {hint}? " if hint else ""
     file = f"DIR/{GROUP}/{code or 'CODE'}.yaml"
@@ -112,11 +111,9 @@ def of_fields(code: str, content: dict[str, Any]) -> Language:
 
 @lru_cache(maxsize=256)
 def read_own(file: Path, _: int) -> Language:
-    import yaml
     from pydantic import ValidationError
 
-    with readable_yaml(file):
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_yaml(file)
     if not isinstance(content, dict) or not {"name", "flores"} <= content.keys():
         raise PipelineError(f"{file} must have name and flores (its code in FLORES and Belebele, such as swh_Latn)")
     try:

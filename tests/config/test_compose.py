@@ -111,7 +111,7 @@ REFUSED = {
     "stage=merge merge=swap": "merge=swap is not an option: did you mean layer_swap",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is not an option: give one of bn,",
     SFT + "sft=null": "sft=null is not an option: give one of full",
-    SFT + "partition=D": "partition=D is not an option: there are A, B, C, Z, own",
+    SFT + "partition=D": "there are A, B, C, Z, own (a file of your own: --config-dir=DIR with partition/D.yaml)",
     SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... next to it: one of A, B, C, Z, own",
     SFT + "partition=own": "stage=sft needs partition.bottom_layers",
     SFT + "partition=A partition.bottom=3": "unknown key partition.bottom: did you mean partition.bottom_layers",

@@ -17,6 +17,7 @@ from pipeline.evaluate import code_eval
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub.lock import Lock
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
 
     definitions = task_definitions(choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks")
     lm = Scripted(answer)
-    scores = score_tasks(lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
+    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(asked("mbpp", 0)))
     row = scores.rows[0]
     assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]

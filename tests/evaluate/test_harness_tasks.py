@@ -31,6 +31,7 @@ from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub.lock import Lock
 from pipeline.launch.run_json import element_of
 from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
@@ -419,7 +420,7 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
         root, folder = tmp_path / "rows", tmp_path / "tasks"
         settings = choice(asked("own_bad", 0), run_code=run_code)
         definitions = task_definitions(settings, ["en"], root, folder)
-        score_tasks(Scripted(), definitions, load_tasks(definitions), settings)
+        score_tasks(Scripted(), definitions, load_tasks(definitions, Lock()), settings)
 
 
 def own_with_rows(folder: Path) -> Path:

@@ -29,6 +29,7 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub.lock import Lock
 from pipeline.languages import MGSM
 from pipeline.runs.run import Run
 
@@ -294,6 +295,6 @@ def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
     assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
     (tmp_path / "mgsm_steps/qac/train.jsonl").unlink()
     (definition,) = task_definitions(choice(asked("mgsm_steps_shuffled", 0)), ["qac"], tmp_path, tmp_path / "tasks")
-    (task,) = load_tasks([definition])
+    (task,) = load_tasks([definition], Lock())
     assert not task.has_training_docs()
     assert len(task.eval_docs) == len(items)

@@ -20,6 +20,7 @@ from pipeline.evaluate.prompts import harness_tamed, load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach
+from pipeline.hub.lock import Lock
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 
@@ -43,7 +44,7 @@ def our_prompts(
 ) -> list[str]:
     lm = Scripted()
     definitions = task_definitions(choice(asked(task, shots), **how), [code], data_root, folder)
-    score_tasks(lm, definitions, load_tasks(definitions), choice(limit=limit, **how))
+    score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(limit=limit, **how))
     return lm.prompts
 
 
@@ -205,7 +206,7 @@ def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
             return -1.0 if text.strip() in ("option 2.3", "b101") else -2.0
 
         definitions = task_definitions(choice(asked(task, 0), options="text"), ["qac"], data_root, tmp_path / task)
-        found = score_tasks(Scripted(weigh=weigh), definitions, load_tasks(definitions), choice())
+        found = score_tasks(Scripted(weigh=weigh), definitions, load_tasks(definitions, Lock()), choice())
         if task == "belebele":
             texts = [[f" {row[f'mc_answer{i}']}" for i in range(1, 5)] for row in rows]
             numbers, right = range(9), {0, 2, 4, 8}  # 2 by its text; where all are alike the first is taken: 0, 4, 8

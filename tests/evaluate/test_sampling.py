@@ -21,6 +21,7 @@ from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks, split_thoughts
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub.lock import Lock
 from pipeline.stages.evaluation import refuse_sampling
 
 # ------------------------------------------------------------------------------------------------------ draws
@@ -112,7 +113,7 @@ def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None
     task = asked("mgsm", 2)
     definitions = task_definitions(choice(task), ["en"], data_root, tmp_path / "tasks")
     settings = choice(task, limit=4, temperature=0.7, top_p=0.9, answers=4, sample_seed=5)
-    scores = score_tasks(Drawn(), definitions, load_tasks(definitions), settings)
+    scores = score_tasks(Drawn(), definitions, load_tasks(definitions, Lock()), settings)
     each = [0.5, 0.5, 0.0, 1.0]
     first = scores.rows[0]
     assert (first.metric, first.filter, first.value, first.n) == ("exact_match", "flexible-extract", 0.5, 4)

@@ -18,13 +18,14 @@ from pipeline.evaluate.bundle import over_languages
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub.lock import Lock
 from pipeline.languages import TEN
 
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
     limit = kwargs.pop("limit", None)
     definitions = task_definitions(choice(task, **kwargs), codes, data_root, folder)
-    return score_tasks(lm, definitions, load_tasks(definitions), choice(task, limit=limit))
+    return score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task, limit=limit))
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
@@ -140,7 +141,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     lm = Scripted(lambda prompt: answers[number_of(prompt)])
     task = asked("mgsm_direct", 0)
     definitions = task_definitions(choice(task), ["qac"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lm, definitions, load_tasks(definitions), choice(task))
+    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task))
     beside = records.further_rows_of(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
     assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
@@ -163,7 +164,7 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
 
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
     definitions = task_definitions(choice(task), [*TEN, "th"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lm, definitions, load_tasks(definitions), choice(task))
+    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task))
     (row,) = [
         row
         for row in over_languages(scores.rows)

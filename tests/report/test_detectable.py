@@ -73,7 +73,8 @@ PRIMARY = ("swap", "math", "sw")
 def test_a_missing_primary_is_named_and_keeps_its_half(lines):
     other = line_of("soup", "math", "sw", 9.0, 0.03)
     made = correct_contrasts([*lines, other], PRIMARY)
-    first, *_ = headline_sentences(made, PRIMARY)
+    first, *_, last = headline_sentences(made, PRIMARY)
+    assert "and half of the 5 % error rate" in last
     reason = "eval-x is not made yet" if lines else "it has no answers"
     assert first == f"The primary comparison, “swap” with “math” in “sw”, is missing: {reason}."
     assert made[-1]["p_holm"] == pytest.approx(0.06) and not is_significant(made[-1])

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from small_runs import a_run, never, writes
 
+from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.runs.disk import check_writable
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
@@ -61,6 +63,22 @@ def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, mon
         make_once(run, writes())
     assert not run.folder.exists()
     assert (make_once(run, never) / "train.jsonl").is_file()
+
+
+def test_a_training_of_another_side_is_refused_as_its_manifest_says_the_first(tmp_path: Path) -> None:
+    """The side is no input of a full training: one run, whose manifest is what a merge and a map read it from."""
+    words = ["stage=sft", "expert=own", "expert.sources.own.file=a.jsonl", "expert.sources.own.prompt='{q}'"]
+    words += ["expert.sources.own.completion='{a}'", f"model={tmp_path}", f"data_root={tmp_path}"]
+
+    def training(*more: str) -> Run:
+        config: Any = compose([*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", *more])
+        return Run(config, "own", {}, version=1)
+
+    make_once(training("expert.side=math"), writes())
+    assert why_not_finished(training("expert.side=math")) is None
+    assert why_not_finished(training("expert.side=language", "redo=true")) is None
+    with pytest.raises(PipelineError, match="was trained with expert.side=math, and expert.side=language is asked for"):
+        why_not_finished(training("expert.side=language"))
 
 
 def test_redo_is_a_new_attempt_that_takes_the_place_of_the_old(tmp_path: Path) -> None:
@@ -123,6 +141,15 @@ def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(PipelineError, match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;"):
         make_once(a_run(tmp_path), never)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_none_is_left(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a/b", create=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file/runs", Path("/proc/none")):
+        with pytest.raises(PipelineError, match=f"runs_dir={folder} cannot be written"):
+            check_writable(folder, create=False)
 
 
 def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.runs.stop import Stopped, handle_signals
-from pipeline.runs.tracking import Tracker, open_run, resolve_mode
+from pipeline.runs.tracking import Tracker, build_artifact, open_run, resolve_mode
 from pipeline.runs.unchanged import check_unchanged
 
 
@@ -520,3 +520,9 @@ def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(mirror: str, 
     assert len(lock.urls) == 2 and lock.entry(Source(file="x", rows="pairs", url=other)) is not None
     plain = "https://host/a.gz"
     assert Lock(urls={plain: {"sha256": "0"}}).entry(Source(file="x", rows="pairs", url=plain)) == {"sha256": "0"}
+
+
+def test_a_name_beyond_ascii_is_one_that_wandb_takes(tmp_path: Path) -> None:
+    manifest: Any = SimpleNamespace(name="soup-ä-0123", stage="merge", hash="0123", attempt=1, parents={})
+    artifact = build_artifact(tmp_path, manifest, tmp_path / "copies", tmp_path)
+    assert artifact.name.startswith("soup---0123")

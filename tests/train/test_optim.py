@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 
+from pipeline.train import memory
 from pipeline.train.memory import bytes_per_parameter
 from pipeline.train.trainer import Trainer, trainer_arguments, warn_of_rate
 
@@ -74,3 +75,28 @@ def test_a_rate_at_which_updates_are_lost_is_warned_of(
     warn_of_rate(tiny.recipe(**knobs))
     err = capsys.readouterr().err
     assert told in err and bool(err) == bool(told)
+
+
+def test_a_training_in_eight_bits_leaves_the_next_one_its_compiler(tmp_path: Path) -> None:
+    """Of one process, as of a table's worker: on a CPU torchao's steps are not compiled, sft.compile's are."""
+    compiled: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    for optimizer, times in (("adamw_8bit", int(torch.cuda.is_available())), ("adamw", 1)):
+        torch.compiler.reset()
+        compiled.clear()
+        trainer_arguments(tiny.stage(tiny.recipe(optimizer=optimizer)), False, False, tmp_path)
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        assert len(compiled) == times
+
+
+@pytest.mark.parametrize("instructions", [True, False])
+def test_products_that_a_cpu_has_no_instructions_for_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, instructions: bool
+) -> None:
+    monkeypatch.setattr(memory, "has_bf16", lambda: instructions)
+    assert bool(memory.emulated(tiny.recipe(precision="bf16"))) != instructions
+    assert not memory.emulated(tiny.recipe(precision="fp32"))

@@ -36,6 +36,7 @@ from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
 from pipeline.text import align_columns, pluralize
+from pipeline.train.memory import emulated
 
 
 def show_plan(config: PlanStage) -> str:
@@ -150,14 +151,13 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
 
 
 def memory_lines(runs: Sequence[Run]) -> list[str]:
-    """One line with the largest memory of the trainings on a CPU; none if it is not known."""
+    """Lines about trainings on a CPU: the largest memory, if it is known, and what it computes slowly."""
     trainings = [run for run in runs if isinstance(run.config, TrainStage)]
     estimates = [(bytes_needed, run.name) for run in trainings if (bytes_needed := memory_here(run)) is not None]
-    return (
-        [f"memory of trainings: up to {max(estimates)[0] / 1e9:.1f} GB on a CPU ({max(estimates)[1]})"]
-        if estimates
-        else []
-    )
+    lines = [f"{slow} ({run.name})" for run in trainings if (slow := emulated(run.config.sft))][:1]
+    if estimates:
+        lines.append(f"memory of trainings: up to {max(estimates)[0] / 1e9:.1f} GB on a CPU ({max(estimates)[1]})")
+    return lines
 
 
 def empty_spbleu(planning: Planning) -> list[str]:

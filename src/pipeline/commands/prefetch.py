@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,16 +185,23 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     name = name or pinned_as(source.hub, source.revision)
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
-    kind, paths = data_files(hub, source, revision)
-    sizes = {}
-    for path in paths:
-        local = hub.hf_hub_download(source.hub, path, repo_type="dataset", revision=revision)
-        sizes[path] = Path(local).stat().st_size
-    parts = entry["parts"] if entry["revision"] == revision else {}
-    lock.datasets[name] = {
-        "revision": revision,
-        "parts": {**parts, part_of(source): {"format": kind, "files": sizes}},
-    }
+    moved, parts = entry["revision"] != revision, dict(entry["parts"])
+    others = [source_of(source, part, record) for part, record in parts.items() if moved and part != part_of(source)]
+    for one in [source, *others]:  # at a new revision also the parts that only other tables read
+        kind, paths = data_files(hub, one, revision)
+        local = {path: hub.hf_hub_download(one.hub, path, repo_type="dataset", revision=revision) for path in paths}
+        sizes = {path: Path(file).stat().st_size for path, file in local.items()}
+        parts[part_of(one)] = {"format": kind, "files": sizes}
+    lock.datasets[name] = {"revision": revision, "parts": parts}
+
+
+def source_of(source: Source, part: str, record: dict[str, Any]) -> Source:
+    """The source of another locked part of the same repository: a pattern of its files, or configuration and split."""
+    pattern = re.compile(glob_translate(part))
+    if all(map(pattern.match, record["files"])):
+        return replace(source, files=part, format=record["format"])
+    hub_config, _, split = part.rpartition("/")
+    return replace(source, files=None, hub_config=None if hub_config == "default" else hub_config, split=split)
 
 
 def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:

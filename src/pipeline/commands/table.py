@@ -33,6 +33,7 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     config = planning.config
     check_claims(planning)
+    check_writable(Path(config.runs_dir), create=False)  # before files are read whose digests it keeps
     targets = planning.targets()
     if missing := missing_snapshots(order_runs(targets)):
         problem = (

@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from pipeline.config import conf
 from pipeline.config.knob import check_value
 from pipeline.config.stages import RUN_STAGES, Launcher, Plan, Stage, TableStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import readable_yaml
+from pipeline.files import read_yaml
 
 HARDWARE = "hardware"
 KNOBS = {  # of a training and a plan that a machine decides; others belong to recipes
@@ -104,8 +102,7 @@ def read_hardware(name: str) -> dict[str, Any]:
             f"{HARDWARE}={name} is not an option: {suggest(name, conf.options(HARDWARE))} (a file of your own: "
             f"--config-dir=DIR with {HARDWARE}/{name}.yaml)"
         )
-    with readable_yaml(path):
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
     for part, knobs in content.items():

@@ -54,7 +54,8 @@ def unknown_option(group: str, option: str) -> str:
         close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
         names = [*names, "and the tasks of the harness, such as arc_easy"]
     hint = f"did you mean {' or '.join(close)}? There" if close else "there"
-    return f"{group}={option} is not an option: {hint} are {', '.join(names)}"
+    own = "" if close or group == "stage" else f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
+    return f"{group}={option} is not an option: {hint} are {', '.join(names)}{own}"
 
 
 def not_read(word: str, stage: str) -> str:

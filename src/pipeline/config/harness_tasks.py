@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.config import conf
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash, readable_yaml
+from pipeline.files import content_hash, read_yaml
 
 NAMED = {
     key: re.compile(rf"^[\"']?{key}[\"']?:\s*[\"']?([\w.:-]+)[\"']?\s*$", re.MULTILINE) for key in ("task", "group")
@@ -165,8 +165,7 @@ def load_plain(file: Path) -> dict[str, Any]:
         PipelineError: it cannot be read.
     """
     try:
-        with readable_yaml(file):
-            body: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+        body: dict[str, Any] = read_yaml(file, loader=_Plain)
     except OSError as error:
         raise PipelineError(f"{file} cannot be read ({error.strerror}): correct the file") from error
     if not isinstance(body, dict):

@@ -33,7 +33,7 @@ def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opene
                 else:
                     yield from ({"text": line.removesuffix("\n").removesuffix("\r")} for line in text)
             except UnicodeDecodeError as error:
-                raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
+                raise PipelineError(f"{path} is not readable as UTF-8 text ({error}): save it as UTF-8") from error
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[Row]:

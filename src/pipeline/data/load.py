@@ -215,7 +215,7 @@ def local_file(source: Source, data_root: Path) -> Path:
             f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the Hub"
         )
     if path.stat().st_size == 0:
-        raise PipelineError(f"{path} is empty: it must hold one JSON object a line")
+        raise PipelineError(f"{path} is empty: write its rows")
     return path
 
 

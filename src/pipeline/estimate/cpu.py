@@ -9,24 +9,14 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from pathlib import Path
 
 from pipeline.estimate.flops import Gpu
 from pipeline.models.shape import Shape
+from pipeline.train.memory import has_bf16
 
 PEAK, HALF = 8e10, 100  # FLOP/s of a thread in wide products; the width at which half of it is reached
 BF16 = {True: 1.8, False: 0.2}  # of the rate of fp32: with instructions for bfloat16, and imitated
 BANDWIDTH = 8e9  # bytes a second that a thread reads
-
-
-@lru_cache(maxsize=1)
-def has_bf16() -> bool:
-    """Whether the processor has instructions for products in bfloat16, without importing torch."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16 "))
 
 
 @lru_cache(maxsize=1)

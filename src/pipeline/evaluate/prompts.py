@@ -29,14 +29,16 @@ from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
+from pipeline.hub.lock import Lock
 from pipeline.models.load import date_of_templates
 from pipeline.progress import say
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
 
-def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
-    """The harness' task objects, their data read, in the order of `definitions`.
+def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
+    """The harness' task objects, their data read, those of the Hub at their locked revisions, in the order of
+    `definitions`.
 
     Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
     """
@@ -46,7 +48,11 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
         sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
         kept_from = [f"{name}: {first_line(error)}" for name in sets if (error := refusal_of_set(name))]
         try:
-            with harness_tamed(), reach.force_offline() if kept_from else nullcontext():
+            with (
+                harness_tamed(),
+                reach.at_locked_revisions(lock),
+                reach.force_offline() if kept_from else nullcontext(),
+            ):
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"
@@ -199,14 +205,14 @@ def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
     return needed
 
 
-def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[dict[int, int], int]:
+def measured(definition: Definition, folder: Path, settings: Eval, lock: Lock) -> tuple[dict[int, int], int]:
     """(`tokens_needed`, tokens that the model takes) of one task and the model in `folder`, whose weights are not read.
 
     Raises:
         PipelineError: its data cannot be read, or the model's files are not those of its config.json.
     """
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
-        (task,) = load_tasks([definition])
+        (task,) = load_tasks([definition], lock)
         lm = open_model(folder)
         if settings.chat_template:
             set_template_date(lm, settings)

@@ -29,7 +29,6 @@ from pipeline.evaluate.store import Store, merge_key, model_key
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
-from pipeline.hub.reach import at_locked_revisions
 from pipeline.merge.stage import measure_merge
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 
@@ -58,8 +57,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
-        with at_locked_revisions(read_lock(run.runs_dir)):
-            tasks = load_tasks(definitions)
+        tasks = load_tasks(definitions, read_lock(run.runs_dir))
         weights: Any = merge_or_folder(run)
         written = run.parents.get("checkpoint")
         key = model_key(written) if written else merge_key(weights, run.runs_dir)

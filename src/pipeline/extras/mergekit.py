@@ -14,7 +14,7 @@ from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import readable_yaml
+from pipeline.files import read_yaml
 from pipeline.runs.provenance import environment_for, package_version
 
 if TYPE_CHECKING:
@@ -143,12 +143,9 @@ class Mergekit(Merge):
 
 def read_config(file: Path) -> dict[str, Any]:
     """mergekit's configuration as plain data. Raises PipelineError for what it would ignore or this program refuses."""
-    import yaml
-
     place = f"merge.file={file}"
     try:
-        with readable_yaml(place):
-            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        config = read_yaml(file, place)
     except OSError as error:
         raise PipelineError(f"{place} cannot be read ({error.strerror}): give a YAML file") from error
     if not isinstance(config, dict) or not isinstance(config.get("merge_method"), str):

@@ -22,12 +22,13 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.benchmarks import contaminated_since
+from pipeline.data.load import open_source
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import hardware_that_fits
 from pipeline.estimate.models import models_of, shape_for
-from pipeline.estimate.training_rows import cut_sets
+from pipeline.estimate.training_rows import cut_sets, source_files
 from pipeline.evaluate.before import (
     define_tasks,
     refuse_early,
@@ -36,6 +37,7 @@ from pipeline.evaluate.before import (
     refuse_unreachable_base,
 )
 from pipeline.files import sha256, write_atomically
+from pipeline.hub.lock import read_lock
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Parent, Run
@@ -63,6 +65,12 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 refuse_without_torchao(run.config.sft)
             except PipelineError as error:
                 problems[str(error)] = None
+        if isinstance(run.config, DataStage) and run.hash in remaining:
+            for name, source, _ in source_files(run):
+                try:
+                    open_source(name, source, run.parents["data_root"].folder)
+                except PipelineError as error:
+                    problems[str(error)] = None
     for run, cut in cut_sets([run for run in runs if run.hash in remaining]):
         if cut.all_rows and cut.lost == cut.rows:
             problems[f"{run.name}: {no_loss(run.config.sft)}"] = None
@@ -194,7 +202,7 @@ def tokens_needed(run: Run[EvalStage], definition: Definition, model: Path) -> t
         pass
     from pipeline.evaluate.prompts import measured
 
-    needed, max_tokens = measured(definition, model, run.config.eval)
+    needed, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
     if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps({"key": key, "needed": list(needed.items()), "most": max_tokens}))

@@ -63,8 +63,7 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     if more > 0:
         sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
     insignificant = [line for line in others if not is_significant(line)]
-    primary_tested = any(line["primary"] for line in tested)
-    return sentences + others_sentence(insignificant, "other " if sentences else "", primary_tested)
+    return sentences + others_sentence(insignificant, "other " if sentences else "", bool(primary))
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> list[str]:

@@ -16,11 +16,12 @@ from pipeline.runs.run import Run
 SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
 
-def check_writable(runs_dir: Path) -> None:
-    """Raise PipelineError for a folder that cannot be written; a missing one is created."""
+def check_writable(runs_dir: Path, create: bool = True) -> None:
+    """Raise PipelineError for a folder that cannot be written; a missing one is created, or could be."""
     try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=runs_dir):
+        if create:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=next(folder for folder in (runs_dir, *runs_dir.parents) if folder.exists())):
             pass
     except OSError as error:
         raise PipelineError(

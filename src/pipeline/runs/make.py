@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints, move_folder
 from pipeline.hub.lock import read_lock
@@ -26,7 +27,8 @@ Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
-    """None where the run is finished and still valid, else the reason in a few words; parents are not checked."""
+    """None where the run is finished and still valid, else the reason in a few words; parents are not checked. Raises
+    PipelineError for a training whose manifest says another side: it is no input of it, and merges and maps read it."""
     try:
         manifest = read_manifest(run.folder)
         recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
@@ -35,6 +37,13 @@ def why_not_finished(run: Run) -> str | None:
         return str(error)
     if manifest is None:
         return _describe_nearest_run(run) or "never made"
+    if isinstance(run.config, TrainStage) and not run.config.redo:
+        asked, made_for = run.config.expert.side, manifest.config["expert"]["side"]
+        if asked != made_for:
+            raise PipelineError(
+                f"{run.name} was trained with expert.side={made_for}, and expert.side={asked} is asked for: give that "
+                "side, merge.sides=any where it is merged, or redo=true to train it again"
+            )
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
             return f"its {role} {run.parents[role].name} was recomputed with other contents"

@@ -124,7 +124,7 @@ def build_artifact(folder: Path, manifest: Manifest, copies: Path, published: Pa
     logs it. copies: where they are written; published: where they will be when W&B reads them; weights: files of an
     artifact of type weights instead, which are linked.
     """
-    name = re.sub(r"[^\w.-]", "-", manifest.name)
+    name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)
     kind = ARTIFACT_TYPES.get(manifest.stage, manifest.stage)
     if weights:
         name, kind = f"{name[-120:]}-weights", "weights"

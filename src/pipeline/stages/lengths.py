@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import statistics
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
+from pipeline.data.lines import read_files
 from pipeline.data.sources import is_wanted
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
@@ -43,12 +43,8 @@ def count_in_language(path: Path, code: str) -> int:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines or CSV."""
-    with open(file, encoding="utf-8", newline="") as lines:
-        if file.suffix == ".csv":
-            yield from csv.DictReader(lines)
-        else:
-            yield from (json.loads(line) for line in lines if line.strip())
+    """The rows of a file of JSON lines or CSV. Raises PipelineError as the data run would."""
+    return read_files([[str(file)]], "csv" if file.suffix == ".csv" else "json", ",", open)
 
 
 @lru_cache(maxsize=1024)

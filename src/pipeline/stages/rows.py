@@ -32,6 +32,7 @@ from pipeline.config.stages import (
     TrainStage,
 )
 from pipeline.merge.methods import METHODS, sweep_of
+from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.run import Parent, Run
 from pipeline.stages import analysis, data, evaluation, merge, selection, training
 from pipeline.stages.resolver import Draft, Resolver
@@ -43,9 +44,12 @@ def no_disk_needed(run: Run) -> dict[str, int]:
 
 
 def bytes_of_merge(run: Run) -> dict[str, int]:
-    """Purpose -> bytes: a merge is as large as its largest parent."""
-    files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
-    return {"weights": max((sum(path.stat().st_size for path in paths) for paths in files), default=0)}
+    """Purpose -> bytes: a merge is as large as its largest parent, or twice as large in float32."""
+    sizes = [0]
+    for parent in run.parents.values():
+        wider = run.config.merge.dtype == "float32" and stored_dtype(parent, run.runs_dir) != "float32"
+        sizes.append((1 + wider) * sum(path.stat().st_size for path in parent.folder.glob("*.safetensors")))
+    return {"weights": max(sizes)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
@@ -141,3 +143,20 @@ def training_memory(
         "gathered" if sharded else "casts": copies, "activations": activations,
         "context": CONTEXT if on_gpu else LIBRARIES,
     }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def has_bf16() -> bool:
+    """Whether the processor has instructions for products in bfloat16, without importing torch."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16 "))
+
+
+def emulated(sft: Sft) -> str:
+    """What to do about products in bfloat16 that this CPU has no instructions for; empty where there are none."""
+    if sft.precision != "bf16" or has_bf16():
+        return ""
+    return "sft.precision=bf16 is emulated by this CPU and takes 3 to 10 times as long as fp32: give sft.precision=fp32"

@@ -22,11 +22,11 @@ from transformers import set_seed
 from pipeline.config.stages import TrainStage
 from pipeline.data.rows import read_jsonl
 from pipeline.merge.resident import release_models
-from pipeline.progress import recorded_warnings, say
+from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs import resume
 from pipeline.runs.run import Run
 from pipeline.runs.tracking import Tracker
-from pipeline.train import examples, load, processes, save
+from pipeline.train import examples, load, memory, processes, save
 from pipeline.train.checkpoints import own_shard, supervised
 from pipeline.train.trainer import trainer_of, warn_of_rate
 
@@ -98,6 +98,8 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
     rows or this machine cannot do."""
     config = run.config
     warn_of_rate(config.sft)
+    if not torch.cuda.is_available() and (emulated := memory.emulated(config.sft)):
+        warn(emulated)
     load.check_kernels(config)
     if base is not None:
         load.check_base(base, tokenizer)

@@ -168,8 +168,9 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
     (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
-    if sft.optimizer == "adamw_8bit" and not torch.cuda.is_available():
-        torch.compiler.set_stance("force_eager")  # torchao compiles its steps, which costs a CPU more than it saves
+    eager = sft.optimizer == "adamw_8bit" and not torch.cuda.is_available()
+    # torchao compiles its steps, which costs a CPU more than it saves; the next training of the process may compile
+    torch.compiler.set_stance("force_eager" if eager else "default")
     return SFTConfig(
         output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none", logging_steps=1,
         per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=passes,

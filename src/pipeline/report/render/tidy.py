@@ -16,6 +16,7 @@ COLUMNS = (
     "stale unlike"
 ).split()
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, or are the same for all rows
+OWN_COLUMNS = ("eval.name", "eval.tasks", "eval.split", "eval.dtype")
 
 
 def tidy_rows(results: Results) -> str:
@@ -33,9 +34,12 @@ def tidy_rows(results: Results) -> str:
                 places.setdefault(score.run, {}).setdefault(key, {})[served[key]] = None
     lines: list[list[Any]] = []
     runs = {run.name: run for run in results.runs}
+    scored = [runs[name].config for name in results.evaluations]
+    asked = {key for config in scored for key in config if key.startswith("eval.") and not key.startswith(OWN_COLUMNS)}
+    vary = {key for key in asked if len({str(config.get(key)) for config in scored}) > 1}
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
-        knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
+        knobs = {key: value for key, value in run.config.items() if key in vary or not key.startswith(NOT_KNOBS)}
         about_run = {
             "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
             "dtype": evaluation.settings.get("dtype"),

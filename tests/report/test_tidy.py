@@ -1,0 +1,31 @@
+"""results.csv: what tells its rows apart."""
+
+from __future__ import annotations
+
+import csv
+import io
+from types import SimpleNamespace
+from typing import Any
+
+from pipeline.evaluate.records import ScoreRow
+from pipeline.report.render.tidy import tidy_rows
+
+
+def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
+    """A setting that all have is none that tells rows apart; the dtype has a column of its own."""
+    configs = {
+        "a": {"eval.temperature": 0.7, "eval.max_gen_toks": 40, "eval.dtype": "float32", "merge.name": "soup"},
+        "b": {"eval.chat_template": True, "eval.max_gen_toks": 40, "eval.dtype": "bfloat16"},
+    }
+    row = ScoreRow("mgsm", "en", None, None, 0, "exact_match", "x", 0.5, None, 10)
+    runs = [
+        SimpleNamespace(
+            name=name, config=config, model="m", weights_root=None, machine={}, versions={}, attempt=1, started="",
+            seconds=1, stale="", unlike=[],
+        )
+        for name, config in configs.items()
+    ]  # fmt: skip
+    scored = {name: SimpleNamespace(settings={}, rows=[row]) for name in configs}
+    results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
+    told = {line["run"]: line["knobs"] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
+    assert told == {"a": "eval.temperature=0.7; merge.name=soup", "b": "eval.chat_template=True"}
