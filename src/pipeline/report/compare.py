@@ -63,7 +63,8 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     if more > 0:
         sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
     insignificant = [line for line in others if not is_significant(line)]
-    return sentences + others_sentence(insignificant, "other " if sentences else "", bool(primary))
+    halved = bool(missing) or any(line["primary"] for line in tested)
+    return sentences + others_sentence(insignificant, "other " if sentences else "", halved)
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> list[str]:
