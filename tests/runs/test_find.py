@@ -12,6 +12,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.find import find_run
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
+from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
 
 
@@ -33,6 +34,14 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make_once(a_run(tmp_path, label="a_merge-3-1-of-many-experts-and-more-words", seed=3), writes())
     with pytest.raises(PipelineError, match=r"; did you mean a_merge-3-1-of-many-"):  # a beginning is a RUN too
         find_run("a_merge-3-2", tmp_path, "checkpoint")
+
+
+def test_a_run_that_is_not_finished_says_its_state(tmp_path: Path) -> None:
+    run = a_run(tmp_path, label="kpz-full")
+    run.workplace.mkdir(parents=True)
+    update_state(run.workplace, name=run.name, state="running")
+    with pytest.raises(PipelineError, match=rf"run=kpz: {run.name} is not finished, it is running: see stage="):
+        find_run("kpz", tmp_path, "run")
 
 
 def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pipeline.models.files import ADAPTER_CONFIG, IDENTIFYING_SUFFIXES
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
+from pipeline.runs.state import read_state
 
 MOST_LAYERS = 1000
 
@@ -56,6 +57,11 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
+    for record in map(read_state, sorted((runs_dir / ".work").glob("*/"))):
+        if str(record.get("name", "")).startswith(reference):
+            raise PipelineError(
+                f"{knob}={reference}: {record['name']} is not finished, it is {record.get('state')}: see stage=status"
+            )
     of_data = knob == "data_root"
     candidates = [name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data]
     kind = f"neither a folder nor a finished run of {runs_dir}" if of_data else f"not a finished run of {runs_dir}"

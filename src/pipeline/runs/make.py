@@ -38,11 +38,12 @@ def why_not_finished(run: Run) -> str | None:
     if manifest is None:
         return _describe_nearest_run(run) or "never made"
     if isinstance(run.config, TrainStage) and not run.config.redo:
-        asked, made_for = run.config.expert.side, manifest.config["expert"]["side"]
-        if asked != made_for:
+        side = run.config.expert.side
+        recorded_side = manifest.config.get("expert", {}).get("side", side)
+        if side != recorded_side:
             raise PipelineError(
-                f"{run.name} was trained with expert.side={made_for}, and expert.side={asked} is asked for: give that "
-                "side, merge.sides=any where it is merged, or redo=true to train it again"
+                f"{run.name} was trained with expert.side={recorded_side}, not {side}: give that side, merge.sides=any "
+                "where it is merged, or redo=true to train it again"
             )
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
