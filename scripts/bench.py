@@ -364,6 +364,7 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from pipeline.evaluate.model import load_model
     from pipeline.evaluate.prompts import harness_tamed, load_tasks
     from pipeline.evaluate.tasks import task_definitions
+    from pipeline.hub.lock import Lock
 
     if not (asked.model and asked.data_root):
         raise SystemExit("bench.py evaluate needs --model FOLDER and --data_root FOLDER")
@@ -373,7 +374,7 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         place = Path(tempfile.mkdtemp(dir=folder))
         with harness_tamed():
             settings = Eval("", [task], max_gen_toks=tokens)
-            (loaded,) = load_tasks(task_definitions(settings, [language], asked.data_root, place))
+            (loaded,) = load_tasks(task_definitions(settings, [language], asked.data_root, place), Lock())
             loaded.build_all_requests(samples=range(asked.questions))
         return loaded.instances
 

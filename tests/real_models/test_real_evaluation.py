@@ -23,6 +23,7 @@ from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.estimate.flops import question_sets
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub.lock import Lock
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
@@ -169,7 +170,7 @@ def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
     """All 634 steps: the distinct beginnings of the prompts, by a trie of dictionaries."""
     root = with_items(data, tmp_path / "data", code)
     definitions = task_definitions(Eval("", [EvalTask("mgsm_steps", 4)]), [code], root, tmp_path)
-    (task,) = load_tasks(definitions)
+    (task,) = load_tasks(definitions, Lock())
     task.build_all_requests()
     texts = [context + continuation for context, continuation in (request.args for request in task.instances)]
     trie: dict[int, Any] = {}

@@ -32,7 +32,7 @@ from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.rows import bytes_of_merge
+from pipeline.stages.rows import bytes_of_largest_parent
 from pipeline.stages.steps import expected_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import LIBRARIES, WIDTH
@@ -148,7 +148,7 @@ def work_seconds(run: Run, on_gpu: bool) -> float | None:
     if isinstance(config, DataStage):
         return data_seconds(run)
     if config.stage in ("merge", "analyze"):
-        size = bytes_of_merge(run)["weights"] or weights_of(run)
+        size = bytes_of_largest_parent(run) or weights_of(run)
         return 1 + merge_seconds(len(run.parents) * size, size, copy=1e9)
     return 1.0 if config.stage == "select" else None
 

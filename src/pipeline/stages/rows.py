@@ -45,11 +45,15 @@ def no_disk_needed(run: Run) -> dict[str, int]:
 
 def bytes_of_merge(run: Run) -> dict[str, int]:
     """Purpose -> bytes: a merge is as large as its largest parent, or twice as large in float32."""
-    sizes = [0]
-    for parent in run.parents.values():
-        wider = run.config.merge.dtype == "float32" and stored_dtype(parent, run.runs_dir) != "float32"
-        sizes.append((1 + wider) * sum(path.stat().st_size for path in parent.folder.glob("*.safetensors")))
-    return {"weights": max(sizes)}
+    in_float32 = run.config.merge.dtype == "float32"
+    wider = in_float32 and any(stored_dtype(parent, run.runs_dir) != "float32" for parent in run.parents.values())
+    return {"weights": (1 + wider) * bytes_of_largest_parent(run)}
+
+
+def bytes_of_largest_parent(run: Run) -> int:
+    """Bytes of the weights that are here of a run's largest parent."""
+    files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
+    return max((sum(path.stat().st_size for path in paths) for paths in files), default=0)
 
 
 @dataclass(frozen=True)
