@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -17,6 +19,7 @@ from pipeline.models.shape import SHAPES
 from pipeline.runs.disk import check_disk
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import External, Run
+from pipeline.stages.rows import bytes_of_merge
 
 LAYERS, WIDTH, INNER, WORDS = 4, 4, 6, 10
 LAYER = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER + 2 * WIDTH  # attention of four matrices, an MLP of three, two norms
@@ -82,3 +85,17 @@ def test_what_does_not_fit_is_refused_with_what_it_is_for(
     with pytest.raises(PipelineError, match=r"100.0 GB free, about 209.5 GB needed \(29.9 weights, 179.5 resume poi"):
         run = training(tmp_path, parents)
         check_disk(run, bytes_of_training(run))
+
+
+def test_a_merge_in_float32_of_bfloat16_takes_twice_as_much(tmp_path: Path) -> None:
+    experts: dict[str, Any] = {}
+    for role, rows in (("0", 3), ("1", 5)):
+        folder = tmp_path / role
+        folder.mkdir()
+        save_file({"model.norm.weight": torch.zeros(rows, 4, dtype=torch.bfloat16)}, folder / "model.safetensors")
+        experts[role] = External(role, role, folder)
+    larger = (tmp_path / "1/model.safetensors").stat().st_size
+    for dtype, times in (("null", 1), ("bfloat16", 1), ("float32", 2)):
+        words = ["stage=merge", "merge=soup", "merge.experts=[./a,./b]", f"merge.dtype={dtype}", f"runs_dir={tmp_path}"]
+        run = Run(compose(words), "soup", experts, version=1)  # type: ignore[type-var]
+        assert bytes_of_merge(run) == {"weights": times * larger}
