@@ -46,7 +46,7 @@ STAND_INS = {
         CHECK + "test_a_gpu_that_others_use", "return training_memory"
     ),
     "commands/check_lines.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
-    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "both = ["),
+    "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "sharing = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
@@ -83,6 +83,7 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
     "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
     "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
+    "train/stage.py::check_early": "no warning of bfloat16 where a card computes it; that of a CPU is tested",
     "train/stage.py::train": "the most memory of the card that a process reserved; a CPU's peak is tested",
 }
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
