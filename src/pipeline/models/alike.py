@@ -52,7 +52,7 @@ def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Ite
         b = other.get(text, a)
         if a != b:  # as JSON where both print the same: the string "1e-06" and the number 1e-06
             a, b = (json.dumps(value) if str(a) == str(b) else value for value in (a, b))
-            yield text.format(a), text.format(b)
+            yield text.replace("{}", str(a)), text.replace("{}", str(b))
     for name in sorted(first.infos.keys() ^ second.infos.keys()):
         absent = f"no {name}", f"a {name}"
         yield absent if name in second.infos else absent[::-1]  # type: ignore[misc]
