@@ -1,8 +1,8 @@
 """Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
 
 shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
-several. Each model, way to train and hardware is in one that is always run; all of them together with
-PIPELINE_TEST_SHAPES=1, in ten minutes of two cores.
+several. Each model, hardware and way to train (adapters as those of LoRA) is in one that is always run; all of them
+together with PIPELINE_TEST_SHAPES=1, in ten minutes of two cores.
 """
 
 from __future__ import annotations
