@@ -77,7 +77,7 @@ def test_a_training_of_another_side_is_refused_as_its_manifest_says_the_first(tm
     make_once(training("expert.side=math"), writes())
     assert why_not_finished(training("expert.side=math")) is None
     assert why_not_finished(training("expert.side=language", "redo=true")) is None
-    with pytest.raises(PipelineError, match="was trained with expert.side=math, and expert.side=language is asked for"):
+    with pytest.raises(PipelineError, match="was trained with expert.side=math, not language: give that side"):
         why_not_finished(training("expert.side=language"))
 
 
