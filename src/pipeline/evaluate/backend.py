@@ -7,11 +7,14 @@ scores are of `Answering` (model.py), which puts the harness' requests to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.files import sha256
 from pipeline.merge.same_tokenizer import tokenizer_folder
+from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_tokenizer
 from pipeline.models.skeleton import build_skeleton
 
@@ -37,12 +40,23 @@ def merge_or_folder(run: Run) -> Merging | Path:
 
 def without_weights(weights: Merging | Path) -> tuple[Any, Any]:
     """The model on the meta device, with its generation config, and its tokenizer."""
+    if isinstance(weights, Path):
+        return _without_weights(weights, weights, weights, _digests(weights))
+    giver = weights.giver
+    folders = (giver.model.folder, tokenizer_folder(giver), giver.folder)
+    return _without_weights(*folders, _digests(*folders))
+
+
+def _digests(*folders: Path) -> tuple[str, ...]:
+    files = (folder / name for folder in dict.fromkeys(folders) for name in BESIDE_WEIGHTS)
+    return tuple(f"{file} {sha256(file)}" for file in files if file.is_file())
+
+
+@lru_cache(maxsize=1)
+def _without_weights(folder: Path, texts: Path, generation: Path, digests: tuple[str, ...]) -> tuple[Any, Any]:
+    """Cached, as tokenizers take seconds to load and the evaluations of a table share theirs."""
     from transformers import GenerationConfig
 
-    if isinstance(weights, Path):
-        folder = texts = generation = weights
-    else:
-        folder, texts, generation = weights.giver.model.folder, tokenizer_folder(weights.giver), weights.giver.folder
     model = build_skeleton(folder, "checkpoint")
     try:
         tokenizer = load_tokenizer(texts)
