@@ -132,15 +132,15 @@ def not_planned(planning: Planning) -> list[str]:
 def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> str:
     """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs."""
     rows = [("run", "stage", "seconds", "state")]
-    for run in runs:
+    for run in runs[:max_lines]:
         if run.hash in reasons:
             rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
             seconds, how = (f"{manifest.seconds:.0f}", "finished") if manifest else ("", "deleted, no longer needed")
             rows.append((run.name, run.config.stage, seconds, how))
-    omitted = len(rows) - 1 - max_lines
-    lines = align_columns(rows[: max_lines + 1])
+    omitted = len(runs) - max_lines
+    lines = align_columns(rows)
     lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
     if runs:
         inputs = collect_hub_inputs(runs)

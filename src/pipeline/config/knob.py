@@ -67,7 +67,8 @@ def check(config: Any, prefix: str = "") -> None:
             options = item.metadata.get("options")
             hint = f" (one of {', '.join(options)})" if options else ""
             raise PipelineError(f"{name} is missing: give {name}=...{hint}")
-        check_value(name, value, item)
+        if value is not item.default:
+            check_value(name, value, item)
 
 
 def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -88,21 +88,22 @@ class History:
     def seconds_text(self, run: Run) -> str:
         """The seconds of a run as a plan shows them."""
         seconds = self.predict(run)
-        return NEEDS_GPU if self.needs_gpu(run) else "?" if seconds is None else f"~{seconds:.0f}"
+        return NEEDS_GPU if self.needs_gpu(run, seconds) else "?" if seconds is None else f"~{seconds:.0f}"
 
-    def needs_gpu(self, run: Run) -> bool:
-        """Whether a run is too long for this machine's CPU, or too large for its memory."""
+    def needs_gpu(self, run: Run, seconds: float | None) -> bool:
+        """Whether a run is too long for this machine's CPU, as predicted, or too large for its memory."""
         if not isinstance(run.config, TrainStage | EvalStage) or runs_on_gpu(self.on_gpu):
             return False
         if run.hash not in self.too_large:
             self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
-        return self.too_large[run.hash] or (self.predict(run) or 0.0) > DAY
+        return self.too_large[run.hash] or (seconds or 0.0) > DAY
 
     def sum(self, runs: Sequence[Run], workers: int = 1) -> tuple[str, str]:
         """What runs take together, divided among workers, and the runs that are not in it, as printed; "?" if none is
         known. With several workers runs are given parents first."""
-        feasible = [run for run in runs if not self.needs_gpu(run)]
-        predictions = [(run.hash, seconds) for run in feasible if (seconds := self.predict(run)) is not None]
+        predicted = [(run, self.predict(run)) for run in runs]
+        feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
+        predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
         total = sum(seconds for _, seconds in predictions)
         if total > 30 * DAY and not runs_on_gpu(self.on_gpu):

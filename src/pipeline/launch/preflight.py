@@ -125,8 +125,10 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     """Raise the PipelineError that stage=eval would raise before it loads a model."""
     models, problems = cache
     model = model_here(run, models)
-    if model is not None:
-        refuse_model(model, run.config.eval)
+    if model is not None:  # the same one of many evaluations
+        key = f"{model} {run.config.eval.chat_template}"
+        if problem := first_problem(key, problems, partial(refuse_model, model, run.config.eval)):
+            raise PipelineError(problem)
     refuse_unreachable_base(run)
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():

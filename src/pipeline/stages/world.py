@@ -18,6 +18,7 @@ from pipeline.runs.run import Parent, Run, Snapshot
 SCRIPT = "python scripts/make_small_world.py FOLDER"  # for data_root=FOLDER
 SEED = 0  # of the world that ships, which stage=data expert=sandbox writes
 WORLD = "world.json"  # in a small world's data run, and next to the base that was trained in it
+_seeds: dict[str, int] = {}  # hash of a model -> seed: each score of a table asks for it
 
 
 def refuse_another_world(model: Parent, data_root: Parent | None, config: RunStage) -> None:
@@ -82,6 +83,13 @@ def seed_of_data(data_root: Parent) -> int | None:
 
 def seed_of_model(model: Parent, config: RunStage) -> int | None:
     """The seed of the small world in which a model, or the base that it was trained from, was trained."""
+    seed = _seeds.get(model.hash)
+    if seed is None and (seed := find_seed(model, config)) is not None:
+        _seeds[model.hash] = seed
+    return seed
+
+
+def find_seed(model: Parent, config: RunStage) -> int | None:
     model = model.run if isinstance(model, Snapshot) else model
     if isinstance(model, Run):
         if "data_root" in model.parents:
