@@ -422,7 +422,7 @@ def test_weights_are_an_artifact_of_their_own_on_request(tmp_path: Path) -> None
 def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None:
     folder, (_, _, evaluation) = tmp_path / "reports/t", a_chain(tmp_path)
     (folder / "plots").mkdir(parents=True)
-    (folder / "cells.csv").write_text("row,value\nbase,1\n")
+    (folder / "cells.csv").write_text("row,language,value,questions\nbase,NA,0.25,8\nswap,sw,,8\n")
     (folder / "claims.csv").write_text("claim,verdict\nswap > base,holds\n")
     (folder / "plots/bars.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'></svg>")
     for _ in range(2):
@@ -438,6 +438,8 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     assert set(shown) == {"cells", "claims", "bars"}
     media = [path for path in logs[0].parent.rglob("*.html") if "bars" in path.name]
     assert media and "<svg" in media[0].read_text()
+    (cells,) = (json.loads(path.read_text()) for path in logs[0].parent.rglob("*.table.json") if "cells" in path.name)
+    assert cells["data"] == [["base", "NA", 0.25, 8], ["swap", "sw", None, 8]]
 
 
 SECRETS = ("sesame", "open-token", "open-signature")

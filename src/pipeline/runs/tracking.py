@@ -10,7 +10,6 @@ server can keep a run or the process from ending.
 from __future__ import annotations
 
 import atexit
-import csv
 import hashlib
 import netrc
 import os
@@ -370,6 +369,8 @@ def track_report(
 
     Its id covers the runs that it reports, so that the same report, written again, is the same W&B run.
     """
+    import pandas as pd
+
     ids = {parent.name: parent_id(parent) for parent in parents}
     described = {
         "id": hashlib.sha256(" ".join([job_type, name, *sorted(ids.values())]).encode()).hexdigest()[:32],
@@ -377,8 +378,8 @@ def track_report(
     }  # fmt: skip
     with open_run(folder, tracking, **described) as tracker:
         for path in sorted(folder.glob("*.csv")):
-            with open(path, encoding="utf-8", newline="") as file:
-                head, *rows = csv.reader(file)
-            tracker.table(path.stem, head, rows)
+            frame = pd.read_csv(path, keep_default_na=False, na_values=[""])  # numbers as such, by which W&B sorts
+            frame = frame.astype(object).where(frame.notna(), None)
+            tracker.table(path.stem, list(frame), frame.to_numpy().tolist())
         for path in sorted([*folder.glob("*.png"), *folder.glob("plots/*.svg"), *folder.glob("plots/*.png")]):
             tracker.figure(path)
