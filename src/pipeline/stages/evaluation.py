@@ -197,4 +197,4 @@ def question_files_parent(config: EvalStage, folder: Path) -> External:
     """A plain data_root as a parent, identified by the files that this evaluation reads."""
     sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
-    return External(folder.name, content_hash(sorted(files), folder), folder)
+    return External(folder.name, content_hash(sorted(files), folder), folder, files=tuple(files))
