@@ -216,6 +216,9 @@ def test_losses_of_other_sets_are_not_compared(
     other = make_single_run(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([trainings[0], other]), *runs_of_ours)
     assert told.status == 1 and "have different validation sets, whose losses cannot be compared" in told.err
+    same_rows: Any = compose([*start, *FEW, "data.size=24", "data.validation=4", "sft.loss_on=all"])
+    told = call("stage=select", "select=unreasonable", names([trainings[0], make_single_run(same_rows)]), *runs_of_ours)
+    assert told.status == 1 and "with sft.loss_on='all' cannot be compared: give all the same sft.loss_on" in told.err
     none = make_single_run(compose([*start, *FEW]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([none]), *runs_of_ours)
     assert told.status == 1 and "has no validation loss: train it with data.validation=N" in told.err

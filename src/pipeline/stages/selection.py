@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
@@ -28,6 +29,8 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
         for index, (_, training) in enumerate(sorted(trainings.items()))
         for step, candidate in snapshots_of(training, config.select.snapshots).items()
     }
+    if config.select.by == "validation_loss":
+        refuse_other_losses(list(trainings.values()))
     parents: dict[str, Parent] = dict(candidates)
     base = shared_base(list(trainings.values()), config)
     if config.select.by == "scores":
@@ -57,6 +60,31 @@ def check_rule(config: SelectStage) -> None:
         if measure.task not in scored:
             raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
         refuse_lower(measure.task, "a selection takes")
+
+
+def refuse_other_losses(trainings: list[Parent]) -> None:
+    """Raise PipelineError for trainings whose losses are of other tokens of the same rows."""
+    settings = {training.name: recipe_of(training) for training in trainings}
+    for key in ("loss_on", "template", "separator", "template_date", "seq_length", "packing"):
+        names = {
+            recipe[key]: f"{name} with sft.{key}={recipe[key]!r}" for name, recipe in settings.items() if key in recipe
+        }
+        if len(names) > 1:
+            raise PipelineError(
+                f"checkpoints: validation losses of {' and '.join(list(names.values())[:2])} cannot be compared: give "
+                f"all the same sft.{key}, or choose by scores, another select="
+            )
+
+
+def recipe_of(training: Parent) -> dict[str, Any]:
+    """The knobs of a training, planned or finished, without those that it does not read."""
+    planned = training.run if isinstance(training, Snapshot) else training
+    manifest = read_manifest(training.folder) if not isinstance(planned, Run) else None
+    recipe = (
+        asdict(planned.config.sft) if isinstance(planned, Run) else manifest.config.get("sft", {}) if manifest else {}
+    )
+    unread = "separator" if recipe.get("template") == "chat" else "template_date"
+    return {key: value for key, value in recipe.items() if key != unread}
 
 
 def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
