@@ -64,27 +64,26 @@ def check_rule(config: SelectStage) -> None:
 
 def refuse_other_losses(trainings: list[Parent]) -> None:
     """Raise PipelineError for trainings whose losses are of other tokens of the same rows."""
-    settings = {training.name: recipe_of(training) for training in trainings}
+    recipes = {training.name: recipe_of(training) for training in trainings}
     for key in ("loss_on", "template", "separator", "template_date", "seq_length", "packing"):
-        names = {
-            recipe[key]: f"{name} with sft.{key}={recipe[key]!r}" for name, recipe in settings.items() if key in recipe
+        named = {
+            recipe[key]: f"{name} with sft.{key}={recipe[key]!r}" for name, recipe in recipes.items() if key in recipe
         }
-        if len(names) > 1:
+        if len(named) > 1:
+            first, second, *_ = named.values()
             raise PipelineError(
-                f"checkpoints: validation losses of {' and '.join(list(names.values())[:2])} cannot be compared: give "
-                f"all the same sft.{key}, or choose by scores, another select="
+                f"checkpoints: validation losses of {first} and {second} cannot be compared: give all the same "
+                f"sft.{key}, or choose by scores, another select="
             )
 
 
 def recipe_of(training: Parent) -> dict[str, Any]:
-    """The knobs of a training, planned or finished, without those that it does not read."""
+    """The knobs of a training, planned or finished."""
     planned = training.run if isinstance(training, Snapshot) else training
-    manifest = read_manifest(training.folder) if not isinstance(planned, Run) else None
-    recipe = (
-        asdict(planned.config.sft) if isinstance(planned, Run) else manifest.config.get("sft", {}) if manifest else {}
-    )
-    unread = "separator" if recipe.get("template") == "chat" else "template_date"
-    return {key: value for key, value in recipe.items() if key != unread}
+    if isinstance(planned, Run):
+        return asdict(planned.config.sft)
+    manifest = read_manifest(training.folder)
+    return manifest.config.get("sft", {}) if manifest else {}
 
 
 def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
