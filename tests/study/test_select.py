@@ -179,6 +179,20 @@ def test_the_lowest_validation_loss(
         assert (chosen["checkpoint"], chosen["values"]) == (expected, {"validation_loss": losses[expected]})
 
 
+def test_snapshots_of_one_run_are_not_two_runs(trainings: list[Path], runs_of_ours: list[str], call: Any) -> None:
+    """select.place counts runs, also where their snapshots are named one by one."""
+    first, other = (path.name for path in trainings)
+    named = f"checkpoints=[{first}@2,{first}@3,{other}@2]"
+    chosen = []
+    for place in (1, 2):
+        told = call("stage=select", "select=unreasonable", named, f"select.place={place}", *runs_of_ours)
+        assert told.status == 0, told.err[-2000:]
+        chosen.append(json.loads((Path(told.out.strip()) / "choice.json").read_text())["chosen"]["checkpoint"])
+    assert sorted(name.partition("@")[0] for name in chosen) == sorted([first, other])
+    told = call("stage=select", "select=unreasonable", named, "select.place=3", *runs_of_ours)
+    assert told.status == 1 and "select.place=3: only 2 runs have a snapshot" in told.err
+
+
 def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_path: Path) -> None:
     """In a table, the select row is built before its trainings are made: their steps decide the snapshots."""
     shared = [f"runs_dir={tmp_path}", "tracking.mode=disabled", f"data_root={world}"]

@@ -103,7 +103,7 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
         place = Path(source.url or source.hub or "")
-        if (source.url and place.is_file()) or (source.hub and place.is_dir()):
+        if (source.url or source.hub) and place.exists():
             folder = place if place.is_dir() else place.parent
             named = list(folder.glob(source.files)) if source.files and folder == place else []
             found = named or (folder.rglob("*") if folder == place else [place])

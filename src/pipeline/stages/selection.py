@@ -24,9 +24,10 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
     trainings = {
         training.hash: training for training in (resolver.model(name, "checkpoints") for name in config.checkpoints)
     }
+    runs = dict.fromkeys(training.name.partition("@")[0] for _, training in sorted(trainings.items()))
     candidates = {
-        f"{index}@{step}": candidate
-        for index, (_, training) in enumerate(sorted(trainings.items()))
+        f"{[*runs].index(training.name.partition('@')[0])}@{step}": candidate
+        for training in trainings.values()
         for step, candidate in snapshots_of(training, config.select.snapshots).items()
     }
     if config.select.by == "validation_loss":
