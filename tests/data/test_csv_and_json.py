@@ -10,10 +10,13 @@ from typing import Any
 import datasets
 import pytest
 from reading import read_source
+from small_runs import writes
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import DataStage
 from pipeline.errors import PipelineError
+from pipeline.launch.run_json import element_of, run_of
+from pipeline.runs.make import make_once
 from pipeline.stages.rows import build
 
 
@@ -61,6 +64,33 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
     config.expert.sources["own"].split = "train[:34%]"  # of lines, of which none is counted before
     with pytest.raises(PipelineError, match=r"has no split train\[:34%\]: there are \['train'\]"):
         read_source("own", config.expert.sources["own"], None)
+
+
+def test_data_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
+    """A copy of a repository, a file in place of an address, and a data_root: another hash where a file is another,
+    and no run under the hash of what it was planned with, in this process or in a worker."""
+    file = tmp_path / "data/train.csv"
+    file.parent.mkdir()
+    words = ["stage=data", "expert=own", "data.shuffle=false", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled",
+             "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'"]  # fmt: skip
+    places = [
+        [f"expert.sources.own.hub={tmp_path}", "expert.sources.own.file=x"],
+        [f"expert.sources.own.hub={tmp_path}", "expert.sources.own.file=x", "expert.sources.own.files=data/*.csv"],
+        [f"expert.sources.own.url={file}", "expert.sources.own.file=x"],
+        [f"data_root={tmp_path}", "expert.sources.own.file=data/train.csv"],
+    ]
+    for place in places:
+        file.write_text("q,a\n0,five\n1,six\n")
+        config: Any = compose([*words, *place])
+        planned = build(config)
+        worker = run_of(json.loads(json.dumps(element_of(planned))))
+        assert planned.hash == build(config).hash == worker.hash
+        file.write_text("q,a\n0,five\n1,ten\n")
+        assert planned.hash != build(config).hash
+        for run in (planned, worker):
+            with pytest.raises(PipelineError, match="was changed after data-own was planned, or while it read it: rer"):
+                make_once(run, writes())
+        make_once(build(config), writes())
 
 
 def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:

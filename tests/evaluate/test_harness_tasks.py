@@ -304,6 +304,10 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Pa
         run = build(compose([*words, "eval.run_code=true"]))
         hashes.append((run.hash, run.parents["include_path"].hash))
     assert hashes[0] == hashes[1] and hashes[1][0] != hashes[2][0] and hashes[1][1] != hashes[2][1]
+    planned: Any = run.parents["include_path"]
+    assert not planned.has_changed
+    (own / "own.py").write_text((own / "own.py").read_text() + "# while the run waits\n")
+    assert planned.has_changed  # which refuses the run
 
 
 def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from planned import canonical, plan
 
 from pipeline.errors import PipelineError
-from pipeline.report.expression import evaluate
+from pipeline.report.expression import evaluate, is_open_choice
 from pipeline.tables.plan import ScoreRef
 from pipeline.tables.run_specs import Ref
 from pipeline.tables.schema import read_table
@@ -137,6 +137,29 @@ def test_a_choice_can_be_made_by_other_scores() -> None:
         .models[5,]
         .startswith("swap language=sw")
     )
+
+
+def test_what_stands_beside_a_choice_by_other_questions_is_no_part_of_it() -> None:
+    """It is scored and shown; the number is that of the one that was chosen there, once, and not again on the test."""
+    by = "{run: swap, best: [b], by: {eval.split: dev}}"
+    made = plan(changed("{run: swap, best: [b]}", by) + "beside: [b]\n")
+    item = made.cells["sw.avg", "best"].items[0]
+    (reading,) = item.readings
+    assert list(reading) == [(), (3,), (5,)] and not is_open_choice(item)
+    assert made.chosen[reading[()].model].models == {(b,): reading[b,].model for b in (3, 5)}
+    assert {dict(score.words).get("eval.split") for score in reading.values()} == {None}
+
+
+@pytest.mark.parametrize("other", ["metric: numeric_match", "pair: en-sw"])
+def test_a_best_is_shown_in_the_number_that_it_is_chosen_by(other: str) -> None:
+    """Else a cell would show the candidate that is best in it, and name the one that was chosen."""
+    shown = "{run: swap, best: [b], " + other + "}"
+    with pytest.raises(PipelineError, match=f"column 'best': {other} is not what best compares: leave it out, or choo"):
+        plan(changed("{run: swap, best: [b]}", shown))
+    elsewhere = shown.replace("best: [b]", "best: [b], by: {eval.split: dev}")
+    (reading,) = plan(changed("{run: swap, best: [b]}", elsewhere)).cells["sw.avg", "best"].items[0].readings
+    assert list(reading) == [()]
+    plan(changed("{run: swap, best: [b]}", "{run: swap, best: [b], metric: exact_match}"))
 
 
 def test_all_of_a_run_over_axes_is_a_list_that_closes_them() -> None:

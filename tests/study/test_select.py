@@ -179,6 +179,20 @@ def test_the_lowest_validation_loss(
         assert (chosen["checkpoint"], chosen["values"]) == (expected, {"validation_loss": losses[expected]})
 
 
+def test_snapshots_of_one_run_are_not_two_runs(trainings: list[Path], runs_of_ours: list[str], call: Any) -> None:
+    """select.place counts runs, also where their snapshots are named one by one."""
+    first, other = (path.name for path in trainings)
+    named = f"checkpoints=[{first}@2,{first}@3,{other}@2]"
+    chosen = []
+    for place in (1, 2):
+        told = call("stage=select", "select=unreasonable", named, f"select.place={place}", *runs_of_ours)
+        assert told.status == 0, told.err[-2000:]
+        chosen.append(json.loads((Path(told.out.strip()) / "choice.json").read_text())["chosen"]["checkpoint"])
+    assert sorted(name.partition("@")[0] for name in chosen) == sorted([first, other])
+    told = call("stage=select", "select=unreasonable", named, "select.place=3", *runs_of_ours)
+    assert told.status == 1 and "select.place=3: only 2 runs have a snapshot" in told.err
+
+
 def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_path: Path) -> None:
     """In a table, the select row is built before its trainings are made: their steps decide the snapshots."""
     shared = [f"runs_dir={tmp_path}", "tracking.mode=disabled", f"data_root={world}"]
@@ -216,6 +230,9 @@ def test_losses_of_other_sets_are_not_compared(
     other = make_single_run(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([trainings[0], other]), *runs_of_ours)
     assert told.status == 1 and "have different validation sets, whose losses cannot be compared" in told.err
+    same_rows: Any = compose([*start, *FEW, "data.size=24", "data.validation=4", "sft.loss_on=all"])
+    told = call("stage=select", "select=unreasonable", names([trainings[0], make_single_run(same_rows)]), *runs_of_ours)
+    assert told.status == 1 and "with sft.loss_on='all' cannot be compared: give all the same sft.loss_on" in told.err
     none = make_single_run(compose([*start, *FEW]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([none]), *runs_of_ours)
     assert told.status == 1 and "has no validation loss: train it with data.validation=N" in told.err

@@ -66,7 +66,7 @@ def include(folder: str) -> None:
     path = Path(folder).resolve()
     if not path.is_dir():
         raise PipelineError(f"eval.include_path={folder} is not a folder: give the one with your task files (*.yaml)")
-    digest = content_hash(sorted(file for file in path.rglob("*") if is_part(file)), path)
+    digest = content_hash([*parts_of(path)], path)
     if path in _included and _included[path][0] == digest:
         return
     own_index = index(path)
@@ -81,8 +81,9 @@ def include(folder: str) -> None:
     _included[path] = digest, own_index
 
 
-def is_part(file: Path) -> bool:
-    return file.is_file() and "__pycache__" not in file.parts
+def parts_of(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder of task files whose content identifies it."""
+    return tuple(sorted(file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts))
 
 
 def included_folder(task: str) -> tuple[Path, str] | None:

@@ -35,6 +35,7 @@ def parent_to_json(parent: Parent) -> dict[str, Any]:
     elif not isinstance(parent, Run):
         entry |= {"folder": str(parent.folder)} | ({"model": True} if isinstance(parent, Folder) else {})
         entry |= {"hub": parent.hub} if isinstance(parent, External) and parent.hub else {}
+        entry |= {"files": [*map(str, parent.files)]} if isinstance(parent, External) and parent.files else {}
     return entry
 
 
@@ -66,7 +67,8 @@ def parent_of(role: str, entry: dict[str, Any], element: Element, runs_dir: Path
     if entry.get("model"):
         return from_folder(Path(entry["folder"]), role, runs_dir)
     if "folder" in entry:
-        return External(entry["name"], entry["hash"], Path(entry["folder"]), entry.get("hub"))
+        files = tuple(map(Path, entry.get("files", ())))
+        return External(entry["name"], entry["hash"], Path(entry["folder"]), entry.get("hub"), files)
     folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
         raise PipelineError(f"its {role} {entry['name']} is not finished")

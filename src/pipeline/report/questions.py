@@ -28,7 +28,7 @@ Key = tuple[ScoreRef, str | None]  # a score, and a pair of languages
 
 @dataclass
 class Questions:
-    """Some cells of a table and the answers under them, on the questions that all of them share.
+    """Some cells of a table and the answers under them, in each language on the questions that all of them share.
 
     Each property maps a score (with its pair) to its answers (N,), its mean, or its means in draws of problems (draws,)
     or on both halves (2,), from which `evaluate` makes the same of a cell.
@@ -59,8 +59,15 @@ class Questions:
         import numpy as np
 
         stored = {key: self.answers.scores_by_question(key[0], self.metric, key[1]) for key in self.needed_scores}
-        ids = shared_questions(stored.values())
-        vectors = {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in stored.items()}
+        by_place: dict[str, list[Mapping[Any, Any]]] = {}
+        for (score, pair), answers in stored.items():
+            by_place.setdefault(pair or score.language, []).append(answers)
+        shared = {place: shared_questions(of_place) for place, of_place in by_place.items()}
+        ids = sorted(set().union(*shared.values()))
+        vectors = {
+            (score, pair): on_all([answers[doc_id] for doc_id in own], own, ids)
+            for (score, pair), answers in stored.items() for own in [shared[pair or score.language]]
+        }  # fmt: skip
         groups = self.groups_of_questions(ids)
         if len(set(groups)) == len(ids):
             return vectors
@@ -70,11 +77,10 @@ class Questions:
 
     def groups_of_questions(self, ids: Sequence[Any]) -> Sequence[Any]:
         """What each question is in one cluster with: those about its passage, or itself alone."""
-        score, pair = self.needed_scores[0]
-        benchmark = find_benchmark(task_of(score))
+        benchmark = find_benchmark(task_of(self.needed_scores[0][0]))
         if benchmark is None or benchmark.passage is None:
             return ids
-        groups = self.answers.groups_of(score, pair)
+        groups = {doc_id: group for key in self.needed_scores for doc_id, group in self.answers.groups_of(*key).items()}
         return [groups.get(doc_id, doc_id) for doc_id in ids]
 
     def means_of(self, weigh: Callable[[np.ndarray], np.ndarray]) -> dict[Key, np.ndarray]:
@@ -219,6 +225,19 @@ class Corpora(Questions):
 
     def contrast(self, array: np.ndarray, estimate: float | None, draws: np.ndarray | None, reach: float) -> Contrast:
         return corpus_contrast(array[..., 0], array[..., 1:], self.size, estimate, draws)
+
+
+def on_all(answers: Sequence[float], own: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
+    """(N,) answers to the questions `own` as ones to all of `ids`, with the mean and the variance of the mean that they
+    have: what a language lacks counts as its mean, and what it has differs from that by so much more."""
+    import numpy as np
+
+    values, places = np.array(answers, dtype=float), {doc_id: place for place, doc_id in enumerate(ids)}
+    if len(own) == len(ids):
+        return values
+    vector = np.full(len(ids), values.mean())
+    vector[[places[doc_id] for doc_id in own]] += len(ids) / len(own) * (values - values.mean())
+    return vector
 
 
 def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:

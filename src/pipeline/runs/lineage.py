@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Ancestor, read_manifest
 from pipeline.runs.run import External, Parent, Run, Snapshot
+from pipeline.runs.unchanged import content_digest
 
 
 def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str = "") -> Any:
@@ -74,15 +76,33 @@ def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent
     manifest = read_manifest(expert.folder)
     recorded = manifest.base if manifest else None
     run_folder = folder_of(recorded.hash, Path(config.runs_dir)) if recorded else None
-    if run_folder:
-        return from_folder(run_folder, key, Path(config.runs_dir))
+    if recorded and run_folder:
+        return as_recorded(from_folder(run_folder, key, Path(config.runs_dir)), recorded, expert.name)
     model = (manifest.config.get("model") or {"path": manifest.facts.get("base")}) if manifest and recorded else {}
     path, revision = model.get("path"), model.get("revision")  # a select run has it in its facts
     if not path:
         path, revision = _base_reference(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
     base = find_run(path, Path(config.runs_dir), key, revision)
+    if recorded:
+        as_recorded(base, recorded, expert.name, path)
     if isinstance(base, External) and revision and not base.folder.is_dir():
         return replace(base, folder=Path(f"{base.folder}@{revision}"))
+    return base
+
+
+def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
+    """The base, as long as it is the one that a training or merge recorded. Raises PipelineError where it was changed
+    since. Of a model on the Hub that was not locked, then or now, the reference is all that is known; digests of
+    earlier versions are of another kind, and not compared."""
+    unlocked, by_files = hashlib.sha256(reference.encode()).hexdigest(), (base.hash, recorded.hash)
+    kinds = {known.partition(":")[0] if ":" in known else "" for known in by_files}
+    is_other = base.hash != recorded.hash and len(kinds) == 1 and unlocked not in by_files
+    content = content_digest(base)
+    if is_other or (content and recorded.content and content != recorded.content):
+        raise PipelineError(
+            f"{owner} was made from {recorded.name}, and {base.folder} has changed since: restore it, or make "
+            f"{owner} again with redo=true"
+        )
     return base
 
 
@@ -118,17 +138,16 @@ def base_folder(folder: Path) -> Path:
     """The folder of an adapter's base: by the manifest of its run, else by its adapter_config.json."""
     manifest = read_manifest(folder)
     home = folder.parents[1] if folder.parent.name == "snapshots" else folder
-    if manifest:
-        recorded = manifest.base
-        if recorded:
-            run_folder = folder_of(recorded.hash, home.parent)
-            if run_folder:
-                return run_folder
-        model = manifest.config.get("model") or {}
-        if model.get("path"):
-            base = find_run(model["path"], home.parent, f"the base of {folder.name}").folder
-            return base if base.is_dir() or not model.get("revision") else Path(f"{base}@{model['revision']}")
-    name, revision = named_base(folder)
+    recorded, knob = manifest.base if manifest else None, f"the base of {folder.name}"
+    run_folder = folder_of(recorded.hash, home.parent) if recorded else None
+    if recorded and run_folder:
+        return as_recorded(from_folder(run_folder, knob, home.parent), recorded, folder.name).folder
+    model = (manifest.config.get("model") or {}) if manifest else {}
+    name, revision = (Path(model["path"]), model.get("revision")) if model.get("path") else named_base(folder)
+    if model.get("path") or (recorded and name.is_dir()):
+        reference = str(model.get("path") or name.resolve())
+        base = find_run(reference, home.parent, knob, revision)
+        name = (as_recorded(base, recorded, folder.name, reference) if recorded else base).folder
     return Path(f"{name}@{revision}") if revision and not name.is_dir() else name
 
 

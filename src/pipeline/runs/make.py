@@ -128,8 +128,9 @@ def _compute_run(
         facts = stage(run, run.work, tracker)
         resume.remove_resume_point(run.work)
         for parent in run.parents.values():
-            if isinstance(parent, Folder) and parent.has_changed:
-                raise PipelineError(f"{parent.folder} was changed while {run.label} read it: rerun the same command")
+            if isinstance(parent, External | Folder) and parent.has_changed:
+                problem = f"{parent.folder} was changed after {run.label} was planned, or while it read it"
+                raise PipelineError(f"{problem}: rerun the same command")
         manifest = Manifest(
             name=run.name,
             hash=run.hash,

@@ -20,7 +20,7 @@ from pipeline.config.evaluation import is_sampled
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
-from pipeline.files import FileState
+from pipeline.files import FileState, content_hash
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.identity import folder_digest
 from pipeline.runs.folders import place_of
@@ -44,12 +44,20 @@ class Parent(Protocol):
 
 @dataclass(frozen=True)
 class External:
-    """An existing input: a finished run, identified by its hash; a folder, by its content; or a model on the Hub."""
+    """An existing input: a finished run, identified by its hash; files, by their content; or a model on the Hub."""
 
     name: str
     hash: str
     folder: Path
     hub: str | None = None  # for a model on the Hub: its id and the requested revision, as in the lock file
+    files: tuple[Path, ...] = ()  # below the folder, of which `hash` is the content
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether its files differ from when they were hashed; read again only where one was touched. A deleted file
+        did not change what was read of it."""
+        all_here = bool(self.files) and all(path.is_file() for path in self.files)
+        return all_here and content_hash([*self.files], self.folder) != self.hash
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def at_locked_revisions(config: DataStage) -> DataStage:
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
-    """The data_root: a data run, or a folder identified by the files of the sources. What rows are compared with is
-    recorded (data/benchmarks.py), but not part of the hash."""
+    """The data_root: a data run, or a folder identified by the files of the sources; without one, the sources that are
+    here. What rows are compared with is recorded (data/benchmarks.py), but not part of the hash."""
     if config.expert.world is not None:
         return {}
     if config.expert.items is not None and config.data_root is None:
@@ -86,7 +86,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
             f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name a folder with some"
         )
     if config.data_root is None:
-        return {}
+        return local_sources(config)
     data_root = resolver.data_root(config.data_root)
     refuse_items(data_root or Path(config.data_root))
     if config.expert.items is not None:
@@ -94,8 +94,23 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
-        data_root = External(folder.name, content_hash(files, folder), folder)
+        data_root = External(folder.name, content_hash(files, folder), folder, files=tuple(files))
     return {"data_root": data_root}
+
+
+def local_sources(config: DataStage) -> dict[str, Parent]:
+    """The sources whose hub is a folder, a copy of a repository, or whose url is a file, identified by content."""
+    parents: dict[str, Parent] = {}
+    for name, source in config.expert.sources.items():
+        place = Path(source.url or source.hub or "")
+        if (source.url or source.hub) and place.exists():
+            folder = place if place.is_dir() else place.parent
+            named = list(folder.glob(source.files)) if source.files and folder == place else []
+            found = named or (folder.rglob("*") if folder == place else [place])
+            visible = (path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
+            files = tuple(sorted(path for path in visible if path.is_file()))
+            parents[f"source {name}"] = External(place.name, content_hash([*files], folder), folder, files=files)
+    return parents
 
 
 def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:

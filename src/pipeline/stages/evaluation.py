@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
 from pipeline.config.evaluation import Eval
-from pipeline.config.harness_tasks import include, included_folder
+from pipeline.config.harness_tasks import include, included_folder, parts_of
 from pipeline.config.stages import EvalStage, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import SAMPLED, scoring_runs
@@ -76,7 +76,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
     if folder := included_folder(config.eval.tasks[0].task):
-        parents["include_path"] = External(folder[0].name, folder[1], folder[0])
+        parents["include_path"] = External(folder[0].name, folder[1], folder[0], files=parts_of(folder[0]))
     (code,) = config.languages
     return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
 
@@ -197,4 +197,4 @@ def question_files_parent(config: EvalStage, folder: Path) -> External:
     """A plain data_root as a parent, identified by the files that this evaluation reads."""
     sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
-    return External(folder.name, content_hash(sorted(files), folder), folder)
+    return External(folder.name, content_hash(sorted(files), folder), folder, files=tuple(files))

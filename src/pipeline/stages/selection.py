@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
@@ -23,11 +24,14 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
     trainings = {
         training.hash: training for training in (resolver.model(name, "checkpoints") for name in config.checkpoints)
     }
+    runs = dict.fromkeys(training.name.partition("@")[0] for _, training in sorted(trainings.items()))
     candidates = {
-        f"{index}@{step}": candidate
-        for index, (_, training) in enumerate(sorted(trainings.items()))
+        f"{[*runs].index(training.name.partition('@')[0])}@{step}": candidate
+        for training in trainings.values()
         for step, candidate in snapshots_of(training, config.select.snapshots).items()
     }
+    if config.select.by == "validation_loss":
+        refuse_other_losses(list(trainings.values()))
     parents: dict[str, Parent] = dict(candidates)
     base = shared_base(list(trainings.values()), config)
     if config.select.by == "scores":
@@ -57,6 +61,30 @@ def check_rule(config: SelectStage) -> None:
         if measure.task not in scored:
             raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
         refuse_lower(measure.task, "a selection takes")
+
+
+def refuse_other_losses(trainings: list[Parent]) -> None:
+    """Raise PipelineError for trainings whose losses are of other tokens of the same rows."""
+    recipes = {training.name: recipe_of(training) for training in trainings}
+    for key in ("loss_on", "template", "separator", "template_date", "seq_length", "packing"):
+        named = {
+            recipe[key]: f"{name} with sft.{key}={recipe[key]!r}" for name, recipe in recipes.items() if key in recipe
+        }
+        if len(named) > 1:
+            first, second, *_ = named.values()
+            raise PipelineError(
+                f"checkpoints: validation losses of {first} and {second} cannot be compared: give all the same "
+                f"sft.{key}, or choose by scores, another select="
+            )
+
+
+def recipe_of(training: Parent) -> dict[str, Any]:
+    """The knobs of a training, planned or finished."""
+    planned = training.run if isinstance(training, Snapshot) else training
+    if isinstance(planned, Run):
+        return asdict(planned.config.sft)
+    manifest = read_manifest(training.folder)
+    return manifest.config.get("sft", {}) if manifest else {}
 
 
 def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:

@@ -176,4 +176,4 @@ def with_tokenizer(folder: Path) -> External:
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
         )
-    return External(folder.name, content_hash(files, folder), folder)
+    return External(folder.name, content_hash(files, folder), folder, files=tuple(files))

@@ -23,6 +23,7 @@ from pipeline.tables.plan import (
     Published,
     ScoreRef,
     TablePlan,
+    another_number,
     difference_of,
 )
 from pipeline.tables.run_specs import At, Reads, Specs
@@ -181,16 +182,8 @@ class Expansion:
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
             raise self.table.refuse(place.where, f"{problem}rows_changed.attention.0-1,30-31")
-        self.table_plan.cells[place.key] = Cell(
-            *place.key,
-            items,
-            tuple(point for point in reduce if point[1]),
-            (),
-            metric,
-            pair,
-            fact,
-            self.published_number(place),
-        )
+        steps, published = tuple(step for step in reduce if step[1]), self.published_number(place)
+        self.table_plan.cells[place.key] = Cell(*place.key, items, steps, (), metric, pair, fact, published)
 
     def rows_of(self, place: Place) -> tuple[str, ...]:
         """The rows that a row is reduced over; () if it is reduced over axes."""
@@ -271,12 +264,22 @@ class Expansion:
         readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
             candidates = {point: ScoreRef(model, words, language) for point, model in models.items()}
-            if set(best) <= set(self.table.beside) or candidate_scores.issuperset(candidates.values()):
-                readings.append(
-                    {point: self.add_score(place, model, words, language) for point, model in models.items()}
-                )
-            else:
-                readings.append({(): self.add_score(place, self.add_chosen(choice, run, at, models), words, language)})
+            beside, same_questions = (
+                set(best) <= set(self.table.beside),
+                {one.words for one in candidate_scores} == {words},
+            )
+            repeated = candidate_scores.issuperset(candidates.values()) or (beside and same_questions)  # in each draw
+            metric, pair = (specs.fill_placeholders(place.words.get(key), at) for key in ("metric", "pair"))
+            if repeated and (other := another_number(words, metric, pair)):
+                problem = f"{other} is not what best compares: leave it out, or choose by other scores, by: ..."
+                raise self.table.refuse(place.where, problem)
+            reading: dict[Candidate, ScoreRef] = {}
+            if not repeated:
+                chosen = self.add_chosen(choice, run, at, models)
+                reading[()] = self.add_score(place, chosen, words, language)
+            if repeated or beside:
+                reading |= {point: self.add_score(place, model, words, language) for point, model in models.items()}
+            readings.append(reading)
         return Item(at, tuple(readings), choice.key)
 
     def fill_settings(self, place: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:

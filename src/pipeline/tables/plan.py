@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from pipeline.benchmarks import difference_parts, lower_is_better
+from pipeline.benchmarks import difference_parts, lower_is_better, primary_metric
 from pipeline.config.harness_tasks import task_of_option
 from pipeline.tables.run_specs import At, Ref, Spec
 from pipeline.tables.schema import Table
@@ -47,6 +47,15 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
         return None
     measure, task = parts
     return measure, replace(score, words=tuple((key, task if key == "task" else value) for key, value in score.words))
+
+
+def another_number(words: tuple[tuple[str, Any], ...], metric: str | None, pair: str | None) -> str:
+    """What of a cell is not the number that a choice compares: a metric other than the primary one of the task that
+    `words` score, or one direction of a translation; empty where it is that number. The report repeats a choice by what
+    the cell shows, and would show another candidate's number than that of the chosen one."""
+    if metric is not None and metric != primary_metric(task_of(ScoreRef("", words, "")))[0]:
+        return f"metric: {metric}"
+    return "" if pair is None else f"pair: {pair}"
 
 
 @dataclass
