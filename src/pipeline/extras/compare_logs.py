@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import finite_or_none, percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
 from pipeline.report.cells import cell_result
-from pipeline.report.contrasts import best_of, measure_pairs
+from pipeline.report.contrasts import mark_best, measure_pairs
 from pipeline.report.load.answers import Evaluation, Vector, read_answers
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.marks import questions_to_keep
@@ -41,11 +41,12 @@ Sentences = dict[str, list[str]]  # title -> how the logs differ, and what is no
 @dataclass
 class LogAnswers(StoredAnswers):
     """The matched items of logs. numbers: item -> its number, over 100 as tables have it; rows: of results.csv; shares:
-    the columns of shares of 1."""
+    the columns of shares of 1; lower: those of which less is better."""
 
     numbers: dict[ScoreRef, Vector] = field(default_factory=dict)
     rows: dict[ScoreRef, ScoreRow] = field(default_factory=dict)
     shares: set[str] = field(default_factory=set)
+    lower: set[str] = field(default_factory=set)
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         if score not in self.numbers:
@@ -63,6 +64,9 @@ class LogAnswers(StoredAnswers):
 
     def is_share(self, metric: str) -> bool:
         return metric in self.shares
+
+    def less_is_better(self, task: str, metric: str) -> bool:
+        return metric in self.lower
 
 
 class Column(NamedTuple):
@@ -103,20 +107,19 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     for column in columns.values():
         add_column(plan, stored, evaluations, column)
     cells = [cell_result(stored, cell) for cell in plan.cells.values()]
-    rivals = {title: [cell for cell in cells if cell.column == title and cell.value is not None] for title in columns}
-    best = [best_of(plan, stored, rivals[title], column.lower) for title, column in columns.items()]
-    pairs = [(left.row, right.row, place) for place in columns for right, left in combinations(rivals[place], 2)]
+    scored = {title: [cell.row for cell in cells if cell.column == title and cell.value is not None]
+              for title in columns}  # fmt: skip
+    pairs = [(left, right, place) for place, rows in scored.items() for right, left in combinations(rows, 2)]
     table.primary = pairs[0] if len(pairs) == 1 else ()
     answers, parquet = read_answers(evaluations, questions_to_keep(cells))
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
         note=note_of(computed), command=command, rows=titles, columns=plan.columns,
         runs=[run_of(title, logs) for title, logs in logs_of.items()],
-        cells=[replace(cell, best=any(cell is top for top in best)) for cell in cells], computed=computed,
+        cells=mark_best(plan, stored, cells), computed=computed,
         seconds=sum(log.seconds for logs in logs_of.values() for log in logs),
         versions={"pipeline": package_version(DISTRIBUTION)}, primary=table.primary,
-        contrasts=[{**line, "lower_is_better": columns[line["place"]].lower}
-                   for line in measure_pairs(plan, stored, pairs)],
+        contrasts=measure_pairs(plan, stored, dict.fromkeys(pairs, 1)),
         evaluations=evaluations, answers=answers, parquet=parquet,
     )  # fmt: skip
 
@@ -128,6 +131,7 @@ def add_column(plan: TablePlan, stored: LogAnswers, evaluations: Mapping[str, Ev
     factor = 100 if is_share else 1
     scale = factor / percent_factor(column.metric)
     stored.shares |= {title} if is_share else set()
+    stored.lower |= {title} if column.lower else set()
     for model in plan.rows:
         score = ScoreRef(model, (("task", title),), LANGUAGE)
         plan.cells[model, title] = Cell(model, title, [Item({}, ({(): score},))], metric=title)

@@ -249,14 +249,12 @@ def runs_frame(results: Results) -> Frame:
             Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
             Td("" if run.seconds is None else format_duration(run.seconds), run.seconds),
         ])  # fmt: skip
-    caption = f"{sum(run.finished for run in results.runs)} finished{counted(results.failed, 'failed')}"
-    caption += f"{counted(results.missing, 'not started')}, {format_duration(results.seconds)} in total."
+    counts = [f"{sum(run.finished for run in results.runs)} finished"]
+    counts += [f"{len(runs)} {what}" for runs, what in ((results.failed, "failed"), (results.missing, "not started"))
+               if runs]  # fmt: skip
+    caption = f"{', '.join([*counts, format_duration(results.seconds)])} in total."
     columns = ["Run", "Kind", "Used in", "Model", "Time"]
     return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
-
-
-def counted(runs: Sequence[Any], what: str) -> str:
-    return f", {len(runs)} {what}" if runs else ""
 
 
 def details_of(run: RunResult) -> list[Line]:

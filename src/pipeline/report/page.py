@@ -14,7 +14,7 @@ from pipeline.report import figures
 from pipeline.report.frames import cells_frame, cells_note, claims_frame, contrasts_frame, next_steps, runs_frame
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results
-from pipeline.report.marks import Mark, browsed, group_marks
+from pipeline.report.marks import Marks, browsed
 from pipeline.report.render.cells import cell_lines, chosen_text, group_reasons
 from pipeline.report.render.maps import changes_of
 
@@ -26,7 +26,7 @@ JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 
 def page(
     results: Results, headline: Sequence[str], notes: Sequence[str],
-    marks: Sequence[Mark],
+    marks: Marks,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     """index.html of a report, and its figures as SVG by name."""
     lines, answers = chart_lines(results), results.answers
@@ -52,10 +52,10 @@ def page(
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
         reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
         stopped=[
-            (name, len(stopped), by_message((run.reason, run.name) for run in stopped))
+            (name, len(stopped), by_message((reason, run) for run, reason in stopped.items()))
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
-        next_steps=next_steps(results), marks=group_marks(marks), differences=differences, warnings=warnings,
+        next_steps=next_steps(results), marks=marks, differences=differences, warnings=warnings,
         tables=tables, pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
         computed={**results.computed, **listed_facts}, runs=runs_frame(results),
     )  # fmt: skip
@@ -141,31 +141,24 @@ def answer_data(
     language, question, prompt, expected, right or wrong, extracted, response, scores]]}}. Items are indices into
     `strings`, as rows share their questions, and often their answers. All evaluations show the same number of
     questions: as many as `most_bytes` allow, but at least one."""
-    strings: dict[str, int] = {}
-    models: dict[str, list[list[int]]] = {row: [] for row, *_ in shown}
-    size = 0
-    for number in range(max((len(answers[place].first) for place in shown.values() if place in answers), default=0)):
-        strings_before, lines = len(strings), []
-        for (row, column, language), place in shown.items():
-            if place in answers and number < len(answers[place].first):
-                doc, correct, prompt, target, response, extracted, scores = answers[place].first[number]
-                right = "" if correct is None else "✓ right" if correct else "✗ wrong"
-                texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
-                lines.append((row, [strings.setdefault(text, len(strings)) for text in texts]))
-        size += json_bytes([list(strings)[strings_before:], [line for _, line in lines]])
-        if number and size > most_bytes:
-            strings = dict(list(strings.items())[:strings_before])
-            break
-        for row, line in lines:
-            models[row].append(line)
-    return {"strings": list(strings), "models": {row: lines for row, lines in models.items() if lines}}
-
-
-def json_bytes(value: Any) -> int:
-    """Bytes of a value as JSON that is embedded in HTML."""
     from jinja2.utils import htmlsafe_json_dumps
 
-    return len(htmlsafe_json_dumps(value, **JSON_STYLE).encode())
+    items = {at: answers[place].first for at, place in shown.items() if place in answers}
+    number = max(map(len, items.values()), default=0)
+    while True:
+        strings: dict[str, int] = {}
+        models: dict[str, list[list[int]]] = {}
+        for question in range(number):
+            for (row, column, language), first in items.items():
+                for doc, correct, prompt, target, response, extracted, scores in first[question : question + 1]:
+                    right = "" if correct is None else "✓ right" if correct else "✗ wrong"
+                    texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+                    models.setdefault(row, []).append([strings.setdefault(text, len(strings)) for text in texts])
+        data = {"strings": list(strings), "models": models}
+        size = len(htmlsafe_json_dumps(data, **JSON_STYLE).encode())
+        if number < 2 or size <= most_bytes:
+            return data
+        number = max(1, min(number - 1, int(number * most_bytes / size)))
 
 
 # ---------------------------------------------------------------------------------------------------- texts

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.benchmarks import find_benchmark, is_measure
+from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
@@ -113,6 +113,10 @@ class StoredAnswers:
     def is_share(self, metric: str) -> bool:
         """Whether a metric's scores of questions are shares of 1."""
         return not is_measure(metric)
+
+    def less_is_better(self, task: str, metric: str) -> bool:
+        """Whether less of a metric is better; an empty one is the task's own."""
+        return lower_is_better(task) and metric in ("", primary_metric(task)[0])
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """doc_id -> score of each question, as tables show it, over 100. Raises NoScore for an unfinished run, or one

@@ -105,7 +105,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     lines += [f"- {MISSING} {one_line(reason)}" for reason in group_reasons(results, "missing")]
     for title, runs in (("Failed runs:", results.failed), ("Not started:", results.missing)):
         lines += (
-            ["", title, "", *(f"- {run.name}: {one_line(run.reason)}" for run in runs[:NAMED_AT_MOST])] if runs else []
+            ["", title, "", *(f"- {name}: {one_line(runs[name])}" for name in list(runs)[:NAMED_AT_MOST])] if runs else []
         )
         lines += [f"- and {len(runs) - NAMED_AT_MOST} more"] if len(runs) > NAMED_AT_MOST else []
     return escape("\n".join(lines).rstrip(), quote=False) + "\n"
