@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -217,11 +217,8 @@ def not_testable(claim: Claim, reason: str) -> Verdict:
 
 def word_of(claim: Claim, low: float, high: float) -> str:
     """The verdict by the interval of left minus right, in shares (for a relative claim: left minus scaled right)."""
-    if claim.direction == "within":
-        reach = claim.threshold / 100
-        return SHOWN if -reach < low and high < reach else CONTRADICTED if low > reach or high < -reach else UNDECIDED
-    sides = [claim.excess(end) for end in (low, high)]
-    return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 else UNDECIDED
+    sides, around = [claim.excess(end) for end in (low, high)], claim.direction == "within" and low <= 0 <= high
+    return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 and not around else UNDECIDED
 
 
 def word_of_all(words: Iterable[str]) -> str:
@@ -245,8 +242,7 @@ def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """A part of a claim that is tested on its own: a place, a candidate a side, or a pair of experts."""
 
     name: str
@@ -264,7 +260,7 @@ def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     """The verdict over separate units: shown if all are, contradicted if one is, at 5 % after Holm's correction over
     all units. The numbers are those of the unit that is furthest from the claim."""
-    verdicts = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
+    verdicts = [judge_difference(claim, *unit[1:]) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
     words = [
         verdict.verdict if verdict.verdict != CONTRADICTED or p < LEVEL else UNDECIDED
