@@ -137,11 +137,7 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
         content = yaml.safe_load(text)
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
         raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
-    claims = [claim_of(words, table, file) for table, listed in content.items() for words in listed]
-    names = [claim.id for claim in claims]
-    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise PipelineError(f"{file}: two claims have the id {repeated[0]}")
-    return tuple(claims)
+    return tuple(claim_of(words, table, file) for table, listed in content.items() for words in listed)
 
 
 def claim_of(words: Any, table: str, file: str) -> Claim:
@@ -196,7 +192,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def format_points(value: float, sign: str = "") -> str:
     """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
-    return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if value else "0"
+    return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
 
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
+from pipeline.benchmarks import chance_of, find_benchmark, is_measure
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, behind
@@ -12,7 +12,6 @@ from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
-GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to
 
 
 Marks = dict[str, dict[str, list[str]]]  # problem -> row -> the places and sizes of its suspicious scores
@@ -61,25 +60,6 @@ def mark_lines(marks: Marks) -> list[str]:
         row, details = next(iter(rows.items()))
         lines.append(f"{pluralize(sum(map(len, rows.values())), 'score')} {mark}: {row}, {details[0]}")
     return lines
-
-
-def inconclusive_sentence(results: Results) -> list[str]:
-    """A sentence where most generated answers were cut off, in most of the scores of a column: then these compare
-    lengths."""
-    by_column: dict[str, dict[Place, bool]] = {}
-    for source in results.behind:
-        answers = results.answers.get(source.place, Answers())
-        if kind_of(source.row.task) in GENERATED and answers.n:
-            by_column.setdefault(source.cell.column, {})[source.place] = answers.cut_off > answers.n / 2
-    affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
-    if not affected:
-        return []
-    scored = {place: cut for column in affected for place, cut in by_column[column].items()}
-    where = f" of {', '.join(affected)}" * (len(affected) < len(by_column))
-    return [
-        f"Inconclusive: in {sum(scored.values())} of {len(scored)} scores{where} most answers ran out of tokens; "
-        "raise eval.max_gen_toks."
-    ]
 
 
 def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
