@@ -52,7 +52,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
         failed={name: without_private(reason) for name, reason in failed.items()}, missing=missing,
-        seconds=sum(run.seconds or 0.0 for run in run_results), machine=dict(sorted(typical.machine.items())), git=git_state(),
+        seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
+        machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
         computed={"Contamination": describe_overlaps(runs)},
         contrasts=measure_pairs(plan, stored, compared_pairs(plan, measured)),
@@ -101,7 +102,8 @@ def describe_runs(
             missing[name] = reason = without_private(f"not made ({reasons[run.hash]})")
         results.append(RunResult(name, run.config.stage, run.folder, run.label, False, without_private(reason)))
     typical = typical_runs(results)
-    return [replace(run, unlike=differences(run, typical[run.stage])) if run.finished else run for run in results], missing
+    marked = (replace(run, unlike=differences(run, typical[run.stage])) if run.finished else run for run in results)
+    return list(marked), missing
 
 
 def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:

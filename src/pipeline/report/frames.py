@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.progress import format_duration
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
-from pipeline.report.compare import is_significant, p_text
+from pipeline.report.compare import is_significant
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, ScoreBehind
 from pipeline.report.render.cells import cell_difference, legend
 
@@ -46,8 +44,6 @@ class Td:
     bold: bool = False
     missing: str = ""
     count: int = 0
-    title: str = ""
-    id: str = ""
     place: tuple[str, str] | None = None
     small: Sequence[Small] = ()
     more: Sequence[Line] = ()
@@ -56,17 +52,13 @@ class Td:
 
 @dataclass(frozen=True)
 class Frame:
-    """A table of the page: each row is its name and its cells. texts: the columns of text; note, id, open: of its
-    section, if it has one of its own."""
+    """A table of a page: each row is its name and its cells. texts: the columns of text."""
 
     label: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Td]]
     texts: Sequence[int] = (0,)
-    note: str = ""
-    id: str = ""
-    open: bool = True
 
     @property
     def cells(self) -> list[list[Td]]:
@@ -176,85 +168,20 @@ def next_steps(results: Results) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- other tables
 
 
-def claims_frame(verdicts: Sequence[Verdict]) -> Frame:
-    caption = (
-        "Differences, intervals and minimum detectable differences (power 80 %) in points; facts recorded by runs in "
-        "their own unit; a claim is shown if its interval lies on its side of the threshold; p tests that threshold."
-    )
-    rows = []
-    for verdict in verdicts:
-        claim = verdict.claim.texts
-        how = " against ".join(filter(None, [claim["left"], claim["right"]]))
-        how += f", n = {verdict.n}" if verdict.n is not None else ""
-        how += f", p {p_text(verdict.p)}" if verdict.p is not None else ""
-        test = f"{claim['test']}, {claim['direction']}" + f" by {claim['threshold']}" * (claim["threshold"] != "0")
-        more = [Line(f"{how}. {verdict.detail}" if verdict.detail else how)]
-        rows.append([
-            Td(claim["text"], small=[Small(claim["section"])]),
-            Td(verdict.verdict, bold=verdict.verdict in (SHOWN, CONTRADICTED)),
-            number_td(verdict.difference), range_td(verdict.low, verdict.high),
-            Td("" if verdict.could_see is None else format_points(verdict.could_see), verdict.could_see),
-            Td(test, more=more),
-        ])  # fmt: skip
-    columns = ["Claim", "Verdict", "Difference", "95 % interval", "Detectable", "How"]
-    note = f"Written before looking at any result, and decided by code. {tally(verdicts)}"
-    return Frame("Claims", caption, columns, rows, (0, 1, 5), note, "claims")
-
-
-def contrasts_frame(results: Results) -> Frame:
-    note = (
-        "In points (for bits and reading, in bits), over problems and over the experts that both sides are means of. A "
-        "choice on these problems is scored on the half that it was not chosen on. p after Holm’s correction over all "
-        "of them; bold: p below 0.05. Interval and p of two single models: Tango’s score test, of bits Student’s t "
-        "over questions. “Detectable”: the minimum detectable difference at power 80 %."
-    )
-    if results.primary and len(results.contrasts) > 1:
-        note += " The primary comparison has half of the 5 % to itself, so that less is detectable in the others."
-    if not results.declared:
-        note += " The best expert is chosen by these same questions, which biases its score upwards."
-    rows = []
-    for line in results.contrasts:
-        numbers = [Td(missing=line["missing"] or "no answers"), *[Td()] * 4]
-        if line["p_holm"] is not None:
-            numbers = [
-                replace(number_td(line["difference"]), bold=is_significant(line)),
-                range_td(line["low"], line["high"]), Td(p_text(line["p_holm"]).removeprefix("= "), line["p_holm"]),
-                Td(f"{line['could_see']:.1f}", line["could_see"]), Td(str(line["n"]), line["n"]),
-            ]  # fmt: skip
-        rows.append([line["left"], line["right"], line["place"], *numbers])
-    columns = "Left", "Right", "Place", "Difference", "95 % interval", "p (Holm)", "Detectable", "Questions"
-    title = "Comparisons" if results.declared else "Merges against base and best expert"
-    return Frame(title, results.title, columns, rows, (0, 1, 2), note, "contrasts", len(rows) <= 20)
-
-
-def number_td(value: float | None) -> Td:
-    return Td() if value is None else Td(signed(value), value)
-
-
-def range_td(low: float | None, high: float | None) -> Td:
-    return Td() if low is None or high is None else Td(f"{signed(low)} to {signed(high)}", low)
-
-
-def runs_frame(results: Results) -> Frame:
-    """All runs behind the table: trainings, then evaluations, then the rest; with the cells that they score."""
-    serves: dict[str, dict[str, None]] = {}
+def runs_table(results: Results) -> dict[str, Any]:
+    """All runs behind the table: trainings, then evaluations, then the rest; of each the cells that it scores, or its
+    label, and what a click shows; with the flags of runs."""
+    used: dict[str, dict[str, None]] = {}
     for cell in results.cells:
         for score in cell.scores:
-            serves.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
-    order, flags, rows = [*TRAININGS, "eval"], flags_of(results), []
-    for run in sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9):
-        used = "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
-        rows.append([
-            Td(run.name, id=f"run-{quote(run.name)}", more=details_of(run), flags=flags([run.name])),
-            Td(KINDS.get(run.stage, run.stage) + ("" if run.finished else ", not finished")), Td(used), Td(run.model),
-            Td("" if run.seconds is None else format_duration(run.seconds), run.seconds),
-        ])  # fmt: skip
-    counts = [f"{sum(run.finished for run in results.runs)} finished"]
-    counts += [f"{len(runs)} {what}" for runs, what in ((results.failed, "failed"), (results.missing, "not started"))
-               if runs]  # fmt: skip
-    caption = f"{', '.join([*counts, format_duration(results.seconds)])} in total."
-    columns = ["Run", "Kind", "Used in", "Model", "Time"]
-    return Frame("Runs", f"{caption} A click on a run shows its configuration.", columns, rows, (0, 1, 2, 3))
+            used.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+    order = [*TRAININGS, "eval"]
+    return {
+        "runs": sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9),
+        "details": {run.name: details_of(run) for run in results.runs}, "kinds": KINDS, "flags": flags_of(results),
+        "used": {run.name: "; ".join(used.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
+                 for run in results.runs},
+    }  # fmt: skip
 
 
 def details_of(run: RunResult) -> list[Line]:

@@ -10,8 +10,11 @@ from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
+from pipeline.progress import format_duration
 from pipeline.report import figures
-from pipeline.report.frames import cells_frame, cells_note, claims_frame, contrasts_frame, next_steps, runs_frame
+from pipeline.report.claims import format_points
+from pipeline.report.compare import is_significant, p_text
+from pipeline.report.frames import cells_frame, cells_note, next_steps, runs_table, signed, tally
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results
 from pipeline.report.marks import Marks, browsed
@@ -39,7 +42,6 @@ def page(
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    tables = [claims_frame(results.verdicts), contrasts_frame(results)]
     charts = [(drawn["scores"], chart_note(lines))] if "scores" in drawn else []
     pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
     is_published = any(item.published is not None for item in results.cells)
@@ -56,8 +58,8 @@ def page(
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
         next_steps=next_steps(results), marks=marks, differences=differences, warnings=warnings,
-        tables=tables, pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
-        computed={**results.computed, **listed_facts}, runs=runs_frame(results),
+        pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
+        computed={**results.computed, **listed_facts}, tally=tally(results.verdicts), **runs_table(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
@@ -74,6 +76,8 @@ def environment() -> Any:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     templates.policies["json.dumps_kwargs"] = JSON_STYLE
+    templates.filters |= {"signed": signed, "points": format_points, "p_text": p_text, "duration": format_duration}
+    templates.tests["significant"] = is_significant
     return templates
 
 

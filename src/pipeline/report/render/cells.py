@@ -104,9 +104,8 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
         lines += [f"- {one_line(key)}: {chosen_text(choice)}"]
     lines += [f"- {MISSING} {one_line(reason)}" for reason in group_reasons(results, "missing")]
     for title, runs in (("Failed runs:", results.failed), ("Not started:", results.missing)):
-        lines += (
-            ["", title, "", *(f"- {name}: {one_line(runs[name])}" for name in list(runs)[:NAMED_AT_MOST])] if runs else []
-        )
+        listed = [f"- {name}: {one_line(reason)}" for name, reason in runs.items()]
+        lines += ["", title, "", *listed[:NAMED_AT_MOST]] if runs else []
         lines += [f"- and {len(runs) - NAMED_AT_MOST} more"] if len(runs) > NAMED_AT_MOST else []
     return escape("\n".join(lines).rstrip(), quote=False) + "\n"
 
