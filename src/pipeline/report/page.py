@@ -1,30 +1,41 @@
-"""The report as one page: index.html, from the results of a table, as frames that one macro renders. It works offline
+"""The report as one page: index.html, from the results of a table, rendered by templates. It works offline
 and, but for the table of answers, without JavaScript."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.progress import format_duration
 from pipeline.report import figures
-from pipeline.report.claims import format_points
+from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
 from pipeline.report.compare import is_significant, p_text
-from pipeline.report.frames import cells_frame, cells_note, next_steps, runs_table, signed, tally
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import Results
+from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, behind
 from pipeline.report.marks import Marks, browsed
-from pipeline.report.render.cells import cell_lines, chosen_text, group_reasons
+from pipeline.report.render.cells import cell_difference, cell_lines, chosen_text, group_reasons, legend
 from pipeline.report.render.maps import changes_of
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
+KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
+INTERVALS = "Below a number: its 95 % interval over draws of problems, with choices repeated in each draw."
+PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
+FLAGS = (
+    "≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its files, or "
+    "those of a parent, have changed since it was computed."
+)
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+
+
+Line = tuple[str, str, str]  # that a click on a cell shows: text, the run that it leads to, and the link's text
 
 
 def page(
@@ -50,7 +61,7 @@ def page(
     html = environment().get_template("page.html.j2").render(
         results=results, headline=headline, notes=notes,
         cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results), cells=cells_frame(results),
+        cells_note=cells_note(results), flags=flags_of(results), lines_of=lines_of, difference_of=cell_difference,
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
         reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
         stopped=[
@@ -87,6 +98,105 @@ def data_tables() -> dict[str, str]:
 
     bundle = Path(itables.options.dt_bundle)
     return {"js": bundle.read_text(encoding="utf-8"), "css": bundle.with_suffix(".css").read_text(encoding="utf-8")}
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def cells_note(results: Results) -> str:
+    """What the marks in the table mean, those that it has."""
+    notes = [INTERVALS] if any(cell.low is not None for cell in results.cells) else []
+    notes += legend(results.cells, PAPER)
+    return " ".join(notes + ([FLAGS] if any(run.stale or run.unlike for run in results.runs) else []))
+
+
+def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]]]:
+    """Function from names of runs to their flags (stale, different environment), each with its reason."""
+    runs = {run.name: run for run in results.runs}
+
+    def flags(names: Iterable[str]) -> list[tuple[str, str]]:
+        named_runs = [runs[name] for name in names if name in runs]
+        stale = [f"{run.name}: {run.stale}" for run in named_runs if run.stale]
+        unlike = [f"{run.name}: {', '.join(run.unlike)}" for run in named_runs if run.unlike]
+        return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
+
+    return flags
+
+
+def lines_of(cell: CellResult) -> list[Line]:
+    """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
+    unfinished ones and trainings."""
+    sources = behind([cell])
+    lines, places = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
+    for _, score, row in sorted(sources, key=lambda source: places.index(source.row.where)):
+        axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
+        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
+        lines.append((axes, score.run, value or score.run))
+    scored = {source.score.run for source in sources}
+    axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
+    others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
+    return lines + [(axes_of.get(run, ""), run, run) for run in others]
+
+
+def next_steps(results: Results) -> list[str]:
+    """What would add to these results, or use them."""
+    stale = sum(bool(run.stale) for run in results.runs)
+    undone = len(results.failed) + len(results.missing)
+    steps = [f"Compute what is missing ({undone} runs): the command above; finished runs are not repeated."] * (
+        undone > 0
+    )
+    steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
+    limits = {run.config["eval.limit"] for run in results.runs if run.config.get("eval.limit")}
+    if limits and results.contrasts and not any(map(is_significant, results.contrasts)):
+        steps.append(f"No difference is significant, and eval.limit={max(limits)} leaves questions out: "
+                     "every.eval.limit=null scores all, so that smaller differences are detectable.")  # fmt: skip
+    if "stage=compare" not in results.command:
+        if results.trainings and not results.sampled:
+            steps.append("One or two trainings of each model do not show how much trainings differ: "
+                         "every.seed=[0,1,2] trains each three times; stage=plan prints the cost.")  # fmt: skip
+        forms = "archive, latex, markdown, csv or figures"
+        steps.append(f"stage=export with this table, export.to=FILE and export.format={forms} takes the results along.")
+    return steps or ["In a notebook: from pipeline.report import results."]
+
+
+def runs_table(results: Results) -> dict[str, Any]:
+    """All runs behind the table: trainings, then evaluations, then the rest; of each the cells that it scores, or its
+    label."""
+    used: dict[str, dict[str, None]] = {}
+    for cell in results.cells:
+        for score in cell.scores:
+            used.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+    order = [*TRAININGS, "eval"]
+    return {
+        "runs": sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9),
+        "details_of": details_of, "kinds": KINDS,
+        "used": {run.name: "; ".join(used.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
+                 for run in results.runs},
+    }  # fmt: skip
+
+
+def details_of(run: RunResult) -> list[Line]:
+    """A run's reasons, parents and configuration (values other than defaults)."""
+    config = "; ".join(f"{key}={'null' if value is None else value}" for key, value in run.config.items())
+    notes = [
+        run.stale and f"stale: {run.stale}",
+        *run.unlike,
+        run.reason,
+        run.started,
+        config and f"configuration: {config}",
+    ]
+    return [*((note, "", "") for note in notes if note), *((role, name, name) for role, name in run.parents.items())]
+
+
+def signed(value: float) -> str:
+    return format_points(value, "+").replace("-", "−")
+
+
+def tally(verdicts: Sequence[Verdict]) -> str:
+    """Counts of verdicts, such as: Of 9: 3 shown, 1 contradicted, 5 undecided."""
+    counts = Counter(verdict.verdict for verdict in verdicts)
+    words = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
+    return f"Of {len(verdicts)}: {', '.join(f'{counts[word]} {word}' for word in words if counts[word])}."
 
 
 # ---------------------------------------------------------------------------------------------------- figures
