@@ -152,7 +152,7 @@ def add_column(plan: TablePlan, stored: LogAnswers, evaluations: Mapping[str, Ev
 
 
 def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator[Column]:
-    """The metrics that can be compared; `computed` gets sentences on how the logs differ, and on what is not compared."""
+    """The metrics that can be compared; `computed` gets sentences on how the logs differ, and what is not compared."""
     titles = Counter[str]()
     for tool, task, filter_name in dict.fromkeys(key for of_model in models.values() for key in of_model):
         found = ((title, of_model.get((tool, task, filter_name))) for title, of_model in models.items())

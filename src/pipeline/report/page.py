@@ -4,23 +4,21 @@ and, but for the table of answers, without JavaScript."""
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
 from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.progress import format_duration
 from pipeline.report import figures
-from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, Verdict, format_points
-from pipeline.report.compare import is_significant, p_text
+from pipeline.report.claims import VERDICTS
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import TRAININGS, CellResult, Results, RunResult, behind
+from pipeline.report.load.contents import TRAININGS, CellResult, Results, behind
 from pipeline.report.marks import Marks, browsed
 from pipeline.report.render.cells import cell_difference, cell_lines, chosen_text, group_reasons, legend
 from pipeline.report.render.maps import changes_of
+from pipeline.report.templates import JSON_STYLE, environment, render
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
@@ -32,16 +30,14 @@ FLAGS = (
 )
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
-JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 
 
 Line = tuple[str, str, str]  # that a click on a cell shows: text, the run that it leads to, and the link's text
 
 
 def page(
-    results: Results, headline: Sequence[str], notes: Sequence[str],
-    marks: Marks,
-) -> tuple[str, dict[str, str]]:  # fmt: skip
+    results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
+) -> tuple[str, dict[str, str]]:
     """index.html of a report, and its figures as SVG by name."""
     lines, answers = chart_lines(results), results.answers
     drawn = draw_figures(results, lines)
@@ -58,38 +54,26 @@ def page(
     is_published = any(item.published is not None for item in results.cells)
     facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
     listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
-    html = environment().get_template("page.html.j2").render(
-        results=results, headline=headline, notes=notes,
+    html = render(
+        "page.html.j2", results=results, headline=headline, notes=notes,
         cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results), flags=flags_of(results), lines_of=lines_of, difference_of=cell_difference,
+        cells_note=cells_note(results), lines_of=lines_of, difference_of=cell_difference,
         chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
         reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
         stopped=[
             (name, len(stopped), by_message((reason, run) for run, reason in stopped.items()))
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
-        next_steps=next_steps(results), marks=marks, differences=differences, warnings=warnings,
+        limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
+        verdict_words=VERDICTS,
+        run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
         pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
-        computed={**results.computed, **listed_facts}, tally=tally(results.verdicts), **runs_table(results),
+        computed={**results.computed, **listed_facts}, **runs_table(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
     alone = {name: re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", svg) + "\n" for name, svg in drawn.items()}
     return html, {f"{name}.svg": svg for name, svg in alone.items()}
-
-
-def environment() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    templates = Environment(
-        loader=PackageLoader("pipeline.report", "."),
-        autoescape=lambda name: name is None or not name.endswith((".css", ".js")),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    templates.policies["json.dumps_kwargs"] = JSON_STYLE
-    templates.filters |= {"signed": signed, "points": format_points, "p_text": p_text, "duration": format_duration}
-    templates.tests["significant"] = is_significant
-    return templates
 
 
 def data_tables() -> dict[str, str]:
@@ -110,19 +94,6 @@ def cells_note(results: Results) -> str:
     return " ".join(notes + ([FLAGS] if any(run.stale or run.unlike for run in results.runs) else []))
 
 
-def flags_of(results: Results) -> Callable[[Iterable[str]], list[tuple[str, str]]]:
-    """Function from names of runs to their flags (stale, different environment), each with its reason."""
-    runs = {run.name: run for run in results.runs}
-
-    def flags(names: Iterable[str]) -> list[tuple[str, str]]:
-        named_runs = [runs[name] for name in names if name in runs]
-        stale = [f"{run.name}: {run.stale}" for run in named_runs if run.stale]
-        unlike = [f"{run.name}: {', '.join(run.unlike)}" for run in named_runs if run.unlike]
-        return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
-
-    return flags
-
-
 def lines_of(cell: CellResult) -> list[Line]:
     """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
     unfinished ones and trainings."""
@@ -138,27 +109,6 @@ def lines_of(cell: CellResult) -> list[Line]:
     return lines + [(axes_of.get(run, ""), run, run) for run in others]
 
 
-def next_steps(results: Results) -> list[str]:
-    """What would add to these results, or use them."""
-    stale = sum(bool(run.stale) for run in results.runs)
-    undone = len(results.failed) + len(results.missing)
-    steps = [f"Compute what is missing ({undone} runs): the command above; finished runs are not repeated."] * (
-        undone > 0
-    )
-    steps += [f"{stale} runs are stale: the command above recomputes them."] * (stale > 0)
-    limits = {run.config["eval.limit"] for run in results.runs if run.config.get("eval.limit")}
-    if limits and results.contrasts and not any(map(is_significant, results.contrasts)):
-        steps.append(f"No difference is significant, and eval.limit={max(limits)} leaves questions out: "
-                     "every.eval.limit=null scores all, so that smaller differences are detectable.")  # fmt: skip
-    if "stage=compare" not in results.command:
-        if results.trainings and not results.sampled:
-            steps.append("One or two trainings of each model do not show how much trainings differ: "
-                         "every.seed=[0,1,2] trains each three times; stage=plan prints the cost.")  # fmt: skip
-        forms = "archive, latex, markdown, csv or figures"
-        steps.append(f"stage=export with this table, export.to=FILE and export.format={forms} takes the results along.")
-    return steps or ["In a notebook: from pipeline.report import results."]
-
-
 def runs_table(results: Results) -> dict[str, Any]:
     """All runs behind the table: trainings, then evaluations, then the rest; of each the cells that it scores, or its
     label."""
@@ -169,34 +119,10 @@ def runs_table(results: Results) -> dict[str, Any]:
     order = [*TRAININGS, "eval"]
     return {
         "runs": sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9),
-        "details_of": details_of, "kinds": KINDS,
+        "kinds": KINDS,
         "used": {run.name: "; ".join(used.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
                  for run in results.runs},
     }  # fmt: skip
-
-
-def details_of(run: RunResult) -> list[Line]:
-    """A run's reasons, parents and configuration (values other than defaults)."""
-    config = "; ".join(f"{key}={'null' if value is None else value}" for key, value in run.config.items())
-    notes = [
-        run.stale and f"stale: {run.stale}",
-        *run.unlike,
-        run.reason,
-        run.started,
-        config and f"configuration: {config}",
-    ]
-    return [*((note, "", "") for note in notes if note), *((role, name, name) for role, name in run.parents.items())]
-
-
-def signed(value: float) -> str:
-    return format_points(value, "+").replace("-", "−")
-
-
-def tally(verdicts: Sequence[Verdict]) -> str:
-    """Counts of verdicts, such as: Of 9: 3 shown, 1 contradicted, 5 undecided."""
-    counts = Counter(verdict.verdict for verdict in verdicts)
-    words = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
-    return f"Of {len(verdicts)}: {', '.join(f'{counts[word]} {word}' for word in words if counts[word])}."
 
 
 # ---------------------------------------------------------------------------------------------------- figures
