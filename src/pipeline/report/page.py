@@ -22,12 +22,7 @@ from pipeline.report.templates import JSON_STYLE, environment, render
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
-INTERVALS = "Below a number: its 95 % interval over draws of problems, with choices repeated in each draw."
 PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
-FLAGS = (
-    "≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its files, or "
-    "those of a parent, have changed since it was computed."
-)
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 
@@ -40,7 +35,9 @@ def page(
 ) -> tuple[str, dict[str, str]]:
     """index.html of a report, and its figures as SVG by name."""
     lines, answers = chart_lines(results), results.answers
-    drawn = draw_figures(results, lines)
+    is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
+    text = "Scores by row: the numbers are in the table above"
+    chart = draw_svg(lambda: figures.scores(lines), "scores", text) if lines and is_small else ""
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(place in answers and answers[place].n for place in shown.values())
@@ -49,17 +46,10 @@ def page(
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    charts = [(drawn["scores"], chart_note(lines))] if "scores" in drawn else []
-    pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
-    is_published = any(item.published is not None for item in results.cells)
-    facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
-    listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
-        cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results), lines_of=lines_of, difference_of=cell_difference,
-        chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
-        reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
+        marks_of_cells=legend(results.cells, PAPER), lines_of=lines_of, difference_of=cell_difference,
+        chosen_text=chosen_text, reasons={name: group_reasons(results, name) for name in ("suspect", "missing")},
         stopped=[
             (name, len(stopped), by_message((reason, run) for run, reason in stopped.items()))
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
@@ -67,13 +57,12 @@ def page(
         limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
         verdict_words=VERDICTS,
         run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
-        pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
-        computed={**results.computed, **listed_facts}, **runs_table(results),
+        chart=chart, lines=lines, maps=maps, answered=answered, bundle=data_tables() if answered else {},
+        facts={"Versions": results.versions, "Machine": results.machine, "Git": results.git}, **runs_table(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
-    alone = {name: re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", svg) + "\n" for name, svg in drawn.items()}
-    return html, {f"{name}.svg": svg for name, svg in alone.items()}
+    return html, {"scores.svg": re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n"} if chart else {}
 
 
 def data_tables() -> dict[str, str]:
@@ -85,13 +74,6 @@ def data_tables() -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------- tables
-
-
-def cells_note(results: Results) -> str:
-    """What the marks in the table mean, those that it has."""
-    notes = [INTERVALS] if any(cell.low is not None for cell in results.cells) else []
-    notes += legend(results.cells, PAPER)
-    return " ".join(notes + ([FLAGS] if any(run.stale or run.unlike for run in results.runs) else []))
 
 
 def lines_of(cell: CellResult) -> list[Line]:
@@ -126,24 +108,6 @@ def runs_table(results: Results) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------- figures
-
-
-def draw_figures(results: Results, lines: list[dict[str, Any]]) -> dict[str, str]:
-    """Name -> SVG of each figure that the table has numbers for, unless it would be too large."""
-    drawn = {}
-    if lines and len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS:
-        text = "Scores by row: the numbers are in the table above"
-        drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
-    return drawn
-
-
-def chart_note(lines: list[dict[str, Any]]) -> str:
-    """What the marks in the chart of these lines mean, those that it has."""
-    marks = {"low": "lines the 95 % intervals", "published": "diamonds the published numbers",
-             "chance": "dashed lines the score of guessing"}  # fmt: skip
-    shown = [text for key, text in marks.items() if any(line[key] is not None for line in lines)]
-    best = " A bar in full colour is significantly above all others." if any(line["best"] for line in lines) else ""
-    return f"{', '.join(['Bars are the scores of the table', *shown])}.{best}"
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
@@ -202,18 +166,6 @@ def answer_data(
 
 
 # ---------------------------------------------------------------------------------------------------- texts
-
-
-def facts_text(facts: Mapping[str, Any]) -> str:
-    texts_of = {True: "yes", False: "no", None: "unknown"}
-    texts = (f"{key} {texts_of[value] if isinstance(value, bool | None) else value}" for key, value in facts.items())
-    return " · ".join(texts)
-
-
-def shortened(items: Iterable[str], limit: int = 40) -> list[str]:
-    lines = list(items)
-    more = [f"and {len(lines) - limit} more, in the files next to this page"] if len(lines) > limit else []
-    return [*lines[:limit], *more]
 
 
 def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
