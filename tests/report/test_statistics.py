@@ -202,7 +202,8 @@ def test_expert_variance_against_the_analysis_of_variance():
     rows = pandas.DataFrame([(a, q, means[a, q]) for a in range(3) for q in range(8)], columns=["a", "q", "value"])
     table = stats.anova_lm(ols("value ~ C(a) + C(q)", rows).fit())
     squares = table["sum_sq"] / table["df"]
-    assert expert_part(means.mean(axis=1), means, means.shape[1])[:2] == pytest.approx((squares["C(a)"] / 24, squares["Residual"] / 24))
+    between, within, experts = expert_part(means.mean(axis=1), means, 8)
+    assert (between, within, experts) == pytest.approx((squares["C(a)"] / 24, squares["Residual"] / 24, 3))
 
 
 def test_an_interval_over_one_expert_is_refused():

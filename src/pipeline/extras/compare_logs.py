@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean, mean_stderr
-from pipeline.evaluate.records import ScoreRow
+from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import finite_or_none, percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
 from pipeline.report.cells import cell_result
 from pipeline.report.contrasts import mark_best, measure_pairs
-from pipeline.report.load.answers import Evaluation, Vector, read_answers
+from pipeline.report.load.answers import Evaluation, Place, Vector, read_answers
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.marks import questions_to_keep
 from pipeline.report.stored import NoScore, StoredAnswers
@@ -35,6 +35,7 @@ from pipeline.text import pluralize
 LANGUAGE = "all"  # stands where a language does: logs do not name one
 LONGEST = 120  # characters of a setting that are shown
 IN_NOTE = 3  # sentences of a kind next to the verdict; the others are under "How it was computed"
+Samples = dict[str, list[tuple[Place, list[Sample]]]]  # of each model
 Sentences = dict[str, list[str]]  # title -> how the logs differ, and what is not compared
 
 
@@ -103,9 +104,13 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     table = Table("", name, "", "", None, {}, {}, {}, {}, Side(""), [], sides, (), [], False)
     plan = TablePlan(table, {}, rows=titles, columns=list(columns))
     stored = LogAnswers(BoundTable(plan, {}, {}, {}, {}))
-    evaluations = {title: Evaluation([], {}, []) for title in titles}
+    samples: Samples = {title: [] for title in titles}
     for column in columns.values():
-        add_column(plan, stored, evaluations, column)
+        add_column(plan, stored, samples, column)
+    evaluations = {
+        title: Evaluation([row for score, row in stored.rows.items() if score.model == title], samples=samples[title])
+        for title in titles
+    }
     cells = [cell_result(stored, cell) for cell in plan.cells.values()]
     scored = {title: [cell.row for cell in cells if cell.column == title and cell.value is not None]
               for title in columns}  # fmt: skip
@@ -124,7 +129,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     )  # fmt: skip
 
 
-def add_column(plan: TablePlan, stored: LogAnswers, evaluations: Mapping[str, Evaluation], column: Column) -> None:
+def add_column(plan: TablePlan, stored: LogAnswers, samples: Samples, column: Column) -> None:
     """A cell of each model; of those with a log also its items, its row of results.csv and its answers."""
     title, is_binary = column.title, column.all_values(lambda value: value in (0, 1))
     is_share = column.all_values(lambda value: 0 <= value <= 1)
@@ -142,13 +147,11 @@ def add_column(plan: TablePlan, stored: LogAnswers, evaluations: Mapping[str, Ev
         stored.numbers[score] = {at: factor * value / 100 for at, value in enumerate(values)}
         stored.rows[score] = ScoreRow(title, LANGUAGE, None, None, log.num_fewshot, column.metric, log.filter,
                                       scale * mean(values), error, len(values))  # fmt: skip
-        samples = [
+        samples[model].append(((model, title, LANGUAGE), [
             {**log.items[key], "doc_id": at, "scores": {column.metric: value},
              "correct": bool(value) if is_binary else None}
             for at, (key, value) in enumerate(zip(column.keys, values, strict=True))
-        ]  # fmt: skip
-        evaluations[model].rows.append(stored.rows[score])
-        evaluations[model].samples.append(((model, title, LANGUAGE), samples))
+        ]))  # fmt: skip
 
 
 def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator[Column]:

@@ -30,9 +30,7 @@ MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables h
 Line = tuple[str, str, str]  # that a click on a cell shows: text, the run that it leads to, and the link's text
 
 
-def page(
-    results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
-) -> tuple[str, dict[str, str]]:
+def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks) -> tuple[str, dict[str, str]]:
     """index.html of a report, and its figures as SVG by name."""
     lines, answers = chart_lines(results), results.answers
     is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
