@@ -114,11 +114,12 @@ def check_archive(file: Path) -> tuple[str, int]:
                 which = f"format {contents['format']}, this one reads {FORMAT}"
                 raise PipelineError(f"{file} was written by another version of this program ({which}): export it again")
             name, finished = contents["table"], int(contents["finished"])
-            listed = {line.partition("  ")[::2] for line in archive.read(SUMS).decode().splitlines()}
-            if changed := sorted(listed ^ {(digest, member) for member, digest in digests_of(archive).items()}):
-                raise PipelineError(f"{file} was changed after it was exported ({changed[0][1]}): export it again")
             if not re.fullmatch(NAME, name):
                 raise ValueError(name)
+            lines = (line.split("  ", 1) for line in archive.read(SUMS).decode().splitlines())
+            listed = {(member, digest) for digest, member in lines}
+            if changed := sorted(listed ^ set(digests_of(archive).items())):
+                raise PipelineError(f"{file} was changed after it was exported ({changed[0][0]}): export it again")
             return name, finished
     except PipelineError:
         raise
