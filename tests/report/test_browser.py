@@ -13,7 +13,7 @@ import pytest
 from made_up_report import line_of, made_up, read, sample, score, write_eval
 
 from pipeline.report.compare import correct_contrasts
-from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, RunResult
 from pipeline.report.write import write_report
 
 pytestmark = pytest.mark.browser
@@ -72,7 +72,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     )  # fmt: skip
     results = replace(
         made_up(tmp_path / "x", ["qac"], []), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
-        command=HOSTILE, failed=[FailedRun(HOSTILE, HOSTILE)], missing=[FailedRun(HOSTILE, HOSTILE)],
+        command=HOSTILE, failed={HOSTILE: HOSTILE}, missing={HOSTILE: HOSTILE},
         runs=[run, data], git={HOSTILE: HOSTILE}, choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
         contrasts=correct_contrasts([line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)]),
         **read([cell], [run]),

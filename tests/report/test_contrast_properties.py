@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.stats.contrast import contrast, expert_variance
+from pipeline.stats.contrast import contrast, expert_part
 
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 shapes = st.sampled_from([(9,), (7,), (3, 12), (2, 3, 15), (4, 1)])
@@ -77,7 +77,7 @@ def test_the_parts_of_an_error(array):
         mean_square = n * ((rows - grand) ** 2).sum() / (a - 1)
         rest = (means**2).sum() - n * (rows**2).sum() - a * (columns**2).sum() + a * n * grand**2
         wanted.append((mean_square / (a * n), rest / max(1, (a - 1) * (n - 1)) / (a * n), a))
-        assert expert_variance(means) == pytest.approx(wanted[-1][:2], abs=1e-12)
+        assert expert_part(means.mean(axis=1), means, means.shape[1])[:2] == pytest.approx(wanted[-1][:2], abs=1e-12)
     assert found.experts**2 == pytest.approx(sum(max(0, b - w) for b, w, _ in wanted), abs=1e-9)
     if wanted and any(b > 0 for b, _, _ in wanted):
         between = sum(b for b, _, _ in wanted)

@@ -203,7 +203,7 @@ def test_scores_are_those_that_inspect_printed(tmp_path: Path) -> None:
     assert len(log.items) == 5 and log.model == "mockllm/strong" and log.version == "0.3.285"
     for metric in ("match", "includes"):
         values = [item["scores"][metric] for item in log.items.values()]
-        assert sum(values) / 5 == pytest.approx(log.scores[metric]) and set(values) <= {0.0, 0.5, 1.0}
+        assert sum(values) / 5 == pytest.approx(log.printed[metric]) and set(values) <= {0.0, 0.5, 1.0}
     assert 0.5 in [item["scores"]["match"] for item in log.items.values()]
 
 

@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 from pipeline.report.claims import CONTRADICTED, SHOWN, Claim
 from pipeline.report.compare import correct_contrasts
-from pipeline.report.contrasts import MeasuredPair, pooled_ratios
+from pipeline.report.contrasts import pooled_ratios
 from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import holm
 
@@ -120,9 +120,9 @@ def false_families(families: int, spread: float, pooled: bool) -> float:
     for _ in range(families):
         rates = 0.5 + rng.normal(0, spread, (30, 3, 1))
         differences = (rng.random((30, 3, 40)) < rates).astype(float) - (rng.random((30, 3, 40)) < 0.5)
-        measured = [MeasuredPair({}, "acc", ["seed"], contrast(one)) for one in differences]
+        measured = [([("acc", "seed")], contrast(one)) for one in differences]
         ratios = [pooled_ratios(measured)["acc", "seed"] if pooled else 0.0]
-        ps = [one.contrast.with_least_between(ratios).p for one in measured if one.contrast]
+        ps = [one.with_least_between(ratios).p for _, one in measured]
         false += min(holm(ps)) < 0.05
     return false / families
 
@@ -139,10 +139,10 @@ def test_a_pooled_ratio_by_hand():
     differences = np.random.default_rng(0).integers(-1, 2, (3, 50))
     first = contrast(differences)
     parts = [(4e-4, 1e-4, 3), (2e-4, 2e-4, 3)]
-    measured = [MeasuredPair({}, "acc", ["seed"], replace(first, parts=[part])) for part in parts]
+    measured = [([("acc", "seed")], replace(first, parts=[part])) for part in parts]
     assert pooled_ratios(measured) == {("acc", "seed"): pytest.approx(2)}
-    high, low = (one.contrast.with_least_between([2.0]) for one in measured if one.contrast)
-    assert high is measured[0].contrast and low.experts**2 == pytest.approx(2e-4)
+    high, low = (one.with_least_between([2.0]) for _, one in measured)
+    assert high is measured[0][1] and low.experts**2 == pytest.approx(2e-4)
     error = first.problems**2 + 2e-4
     assert (low.error**2, low.df) == pytest.approx((error, 2 * error / 4e-4))
 

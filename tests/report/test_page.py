@@ -12,7 +12,7 @@ import pytest
 from made_up_report import NASTY, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, RunResult
 from pipeline.report.page import chart_lines
 from pipeline.report.write import write_report
 
@@ -74,9 +74,9 @@ class Page(HTMLParser):
 
 
 def test_the_page(one_language, reports):
-    failed = [FailedRun("ties-1f00", "merge.density <2> must be in (0, 1]")]
+    failed = {"ties-1f00": "merge.density <2> must be in (0, 1]"}
     first = replace(one_language.runs[0], unlike=["torch 2.12, most 2.13"], stale="scores.json was changed")
-    missing = [FailedRun("slerp-2", "not made (never made)")]
+    missing = {"slerp-2": "not made (never made)"}
     results = replace(one_language, failed=failed, missing=missing, runs=[first, *one_language.runs[1:]])
     page = Page(write_report(results, reports))
     for told in (
@@ -138,7 +138,7 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
     lines = [sample(doc, NASTY + str(doc), doc % 2 == 0, prompt=NASTY * 3, target=NASTY) for doc in range(31)]
     folder = write_eval(tmp_path / "runs" / "e", [score("mgsm", 0.5, 31, "qac")], {"mgsm.qac": lines[::-1]})
     cell = CellResult(NASTY, NASTY, 50.0, runs=["e", NASTY], scores=[CellScore("e", {NASTY: NASTY})], task="mgsm")
-    results = results_of([cell], {"e": folder}, title=NASTY, failed=[FailedRun(NASTY, NASTY)])
+    results = results_of([cell], {"e": folder}, title=NASTY, failed={NASTY: NASTY})
     path = write_report(results, reports)
     page = Page(path)
     assert len(page.scripts) == 3 and "<script>alert" not in path.read_text()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
-from pipeline.stats.contrast import contrast, expert_variance
+from pipeline.stats.contrast import contrast, expert_part
 from pipeline.stats.statistics import (
     half_weights,
     halved_means,
@@ -202,7 +202,8 @@ def test_expert_variance_against_the_analysis_of_variance():
     rows = pandas.DataFrame([(a, q, means[a, q]) for a in range(3) for q in range(8)], columns=["a", "q", "value"])
     table = stats.anova_lm(ols("value ~ C(a) + C(q)", rows).fit())
     squares = table["sum_sq"] / table["df"]
-    assert expert_variance(means) == pytest.approx((squares["C(a)"] / 24, squares["Residual"] / 24))
+    between, within, experts = expert_part(means.mean(axis=1), means, 8)
+    assert (between, within, experts) == pytest.approx((squares["C(a)"] / 24, squares["Residual"] / 24, 3))
 
 
 def test_an_interval_over_one_expert_is_refused():

@@ -11,7 +11,7 @@ import pytest
 from made_up_report import line_of, made_up, results_of, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
+from pipeline.report.load.contents import CellResult, CellScore, Results
 from pipeline.report.render.cells import BEST_NOTE, cells_markdown
 from pipeline.report.write import write_report
 
@@ -59,8 +59,8 @@ def test_the_table_exactly(tmp_path):
     for name in EARLIER:
         (folder / name).write_text("of an earlier version")
     page = write_report(
-        results_of(cells, found, contrasts=lines, failed=[FailedRun("to-2", "no memory")],
-                   missing=[FailedRun("eval-x", "not made (never made)")], sampled=["seed"]), folder,
+        results_of(cells, found, contrasts=lines, failed={"to-2": "no memory"},
+                   missing={"eval-x": "not made (never made)"}, sampled=["seed"]), folder,
     )  # fmt: skip
     assert page == folder / "index.html" and not any((folder / name).exists() for name in EARLIER)
     told = (folder / "cells.md").read_text()

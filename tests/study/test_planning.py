@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import ADDED_CONF
 from pipeline.report.compare import headline_sentences
-from pipeline.report.contrasts import less_is_better, measure_pairs
+from pipeline.report.contrasts import measure_pairs
 from pipeline.report.expression import evaluate
 from pipeline.report.questions import stored_metric
 from pipeline.report.stored import StoredAnswers
@@ -190,8 +190,9 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: pyte
 
     assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == (4.2, 4.2)
     assert lower_is_better("wikitext") and lower_is_better("crows_pairs_english") and not lower_is_better("arc_easy")
-    assert less_is_better("wikitext", "bits_per_byte") and less_is_better("wikitext", "")
-    assert not less_is_better("arc_easy", "acc") and not less_is_better("crows_pairs_english", "pct_stereotype")
+    less = StoredAnswers(found.bind()).less_is_better
+    assert less("wikitext", "bits_per_byte") and less("wikitext", "")
+    assert not less("arc_easy", "acc") and not less("crows_pairs_english", "pct_stereotype")
     assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
     with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a sweep frames"):
         refuse_lower("wikitext", "a sweep frames")
@@ -210,7 +211,7 @@ def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> 
                 return {at: float((at % 9 > 0) if score == high else (at % 9 == 0)) for at in range(90)}
 
         nothing: Any = None
-        lines = measure_pairs(plan, Stored(nothing), [("one", "two", "all")])
+        lines = measure_pairs(plan, Stored(nothing), {("one", "two", "all"): 1})
         assert headline_sentences(lines)[0].startswith(f"“one” is {verb} than “two” in “all” by 77.8 points")
         assert lines[0]["lower_is_better"] == (verb == "worse")
 

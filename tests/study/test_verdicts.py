@@ -298,7 +298,7 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 
     there = plan_of("sandbox_full")
     made: Any = Made(there, {"layer swap": 1.0}, experts=0.2, n=40)
-    (line,) = measure_pairs(there, made, [("layer swap", "soup", "qac: flores to")])
+    (line,) = measure_pairs(there, made, {("layer swap", "soup", "qac: flores to"): 1})
     values = []
     for row in ("layer swap", "soup"):
         cell, scores = there.cells[row, "qac: flores to"], []

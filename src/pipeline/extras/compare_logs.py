@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean, mean_stderr
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import finite_or_none, percent_factor
-from pipeline.extras.logs import Log, read_models
+from pipeline.extras.logs import Log, Logs, read_models
 from pipeline.report.cells import cell_result
-from pipeline.report.contrasts import best_of, measure_pairs
+from pipeline.report.contrasts import mark_best, measure_pairs
 from pipeline.report.load.answers import Evaluation, Place, Vector, read_answers
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.marks import questions_to_keep
@@ -35,16 +35,19 @@ from pipeline.text import pluralize
 LANGUAGE = "all"  # stands where a language does: logs do not name one
 LONGEST = 120  # characters of a setting that are shown
 IN_NOTE = 3  # sentences of a kind next to the verdict; the others are under "How it was computed"
+Samples = dict[str, list[tuple[Place, list[Sample]]]]  # of each model
+Sentences = dict[str, list[str]]  # title -> how the logs differ, and what is not compared
 
 
 @dataclass
 class LogAnswers(StoredAnswers):
     """The matched items of logs. numbers: item -> its number, over 100 as tables have it; rows: of results.csv; shares:
-    the columns of shares of 1."""
+    the columns of shares of 1; lower: those of which less is better."""
 
     numbers: dict[ScoreRef, Vector] = field(default_factory=dict)
     rows: dict[ScoreRef, ScoreRow] = field(default_factory=dict)
     shares: set[str] = field(default_factory=set)
+    lower: set[str] = field(default_factory=set)
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         if score not in self.numbers:
@@ -63,120 +66,135 @@ class LogAnswers(StoredAnswers):
     def is_share(self, metric: str) -> bool:
         return metric in self.shares
 
+    def less_is_better(self, task: str, metric: str) -> bool:
+        return metric in self.lower
+
+
+class Column(NamedTuple):
+    """A metric that can be compared. values: model -> the number of each item that all logs hold, whose keys are
+    `keys`; lower: less of it is better."""
+
+    title: str
+    metric: str
+    lower: bool
+    logs: Mapping[str, Log]
+    keys: Sequence[str]
+    values: Mapping[str, Sequence[float]]
+
+    def all_values(self, test: Any) -> bool:
+        return all(test(value) for values in self.values.values() for value in values)
+
 
 def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     """The results of a comparison. Raises PipelineError for a log that cannot be read, fewer than two models, or no
     item that two models share."""
     models = read_models(entries)
-    titles = list(models)
-    sides = [Side(title, {"run": title}) for title in titles]
-    table = Table("", name, "", "", None, {}, {}, {}, {}, Side(""), [], sides, (), [], False)
-    plan = TablePlan(table, {}, rows=titles)
-    stored = LogAnswers(BoundTable(plan, {}, {}, {}, {}))
-    computed: dict[str, list[str]] = {
+    titles, logs_of = list(models), {title: list(logs.values()) for title, logs in models.items()}
+    computed: Sentences = {
         "Logs": [f"“{title}”: {pluralize(len(logs), 'log')} by {logs[0].tool} {logs[0].version}."
-                 for title, logs in models.items()],
+                 for title, logs in logs_of.items()],
         "Matched items": [], "Incomplete logs": [], "Different settings": [], "Not compared": [],
     }  # fmt: skip
-    samples: dict[str, list[tuple[Place, list[Sample]]]] = {title: [] for title in titles}
-    lower: set[str] = set()
-    for column, metric, logs, keys in matched_columns(models, computed):
-        numbers = {title: [float(log.items[key]["scores"][metric]) for key in keys] for title, log in logs.items()}
-        is_share, is_binary = (all(test(value) for values in numbers.values() for value in values)
-                               for test in (lambda value: 0 <= value <= 1, lambda value: value in (0, 1)))  # fmt: skip
-        plan.columns.append(column)
-        stored.shares |= {column} if is_share else set()
-        lower |= {column} if any(metric in log.lower_is_better for log in logs.values()) else set()
-        for title in titles:
-            score = ScoreRef(title, (("task", column),), LANGUAGE)
-            plan.cells[title, column] = Cell(title, column, [Item({}, ({(): score},))], metric=column)
-            if title not in logs:
-                continue
-            values, factor = numbers[title], 100 if is_share else 1
-            scale = factor / percent_factor(metric)
-            error = mean_stderr(values) if is_share and scale == 1 else None  # else results.csv has Wilson's of it
-            stored.numbers[score] = {at: factor * value / 100 for at, value in enumerate(values)}
-            stored.rows[score] = ScoreRow(column, LANGUAGE, None, None, logs[title].num_fewshot, metric,
-                                          logs[title].filter, scale * mean(values), error, len(values))  # fmt: skip
-            samples[title].append(((title, column, LANGUAGE), [
-                {**logs[title].items[key], "doc_id": at, "scores": {metric: value},
-                 "correct": bool(value) if is_binary else None}
-                for at, (key, value) in enumerate(zip(keys, values, strict=True))
-            ]))  # fmt: skip
+    columns = {column.title: column for column in matched_columns(models, computed)}
     computed = {title: list(dict.fromkeys(sentences)) for title, sentences in computed.items()}
-    if not plan.columns:
+    if not columns:
         problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(computed['Not compared'], '.')}"
         raise PipelineError(problem.rstrip("."))
-    cells = [cell_result(stored, cell) for cell in plan.cells.values()]
-    scored = {column: [cell for cell in cells if cell.column == column and cell.value is not None]
-              for column in plan.columns}  # fmt: skip
-    best = [best_of(plan, stored, rivals, column in lower) for column, rivals in scored.items()]
-    pairs = [(left.row, right.row, column) for column, rivals in scored.items()
-             for right, left in combinations(rivals, 2)]  # fmt: skip
-    table.primary = pairs[0] if len(pairs) == 1 else ()
+    sides = [Side(title, {"run": title}) for title in titles]
+    table = Table("", name, "", "", None, {}, {}, {}, {}, Side(""), [], sides, (), [], False)
+    plan = TablePlan(table, {}, rows=titles, columns=list(columns))
+    stored = LogAnswers(BoundTable(plan, {}, {}, {}, {}))
+    samples: Samples = {title: [] for title in titles}
+    for column in columns.values():
+        add_column(plan, stored, samples, column)
     evaluations = {
         title: Evaluation([row for score, row in stored.rows.items() if score.model == title], samples=samples[title])
         for title in titles
     }
+    cells = [cell_result(stored, cell) for cell in plan.cells.values()]
+    scored = {title: [cell.row for cell in cells if cell.column == title and cell.value is not None]
+              for title in columns}  # fmt: skip
+    pairs = [(left, right, place) for place, rows in scored.items() for right, left in combinations(rows, 2)]
+    table.primary = pairs[0] if len(pairs) == 1 else ()
     answers, parquet = read_answers(evaluations, questions_to_keep(cells))
     return Results(
         table=name, title=f"{titles[1]} against {titles[0]}" if len(titles) == 2 else f"{len(titles)} models compared",
         note=note_of(computed), command=command, rows=titles, columns=plan.columns,
-        runs=[run_of(title, logs) for title, logs in models.items()],
-        cells=[replace(cell, best=any(cell is top for top in best)) for cell in cells], computed=computed,
-        seconds=sum(log.seconds for logs in models.values() for log in logs),
+        runs=[run_of(title, logs) for title, logs in logs_of.items()],
+        cells=mark_best(plan, stored, cells), computed=computed,
+        seconds=sum(log.seconds for logs in logs_of.values() for log in logs),
         versions={"pipeline": package_version(DISTRIBUTION)}, primary=table.primary,
-        contrasts=[{**line, "lower_is_better": line["place"] in lower} for line in measure_pairs(plan, stored, pairs)],
+        contrasts=measure_pairs(plan, stored, dict.fromkeys(pairs, 1)),
         evaluations=evaluations, answers=answers, parquet=parquet,
     )  # fmt: skip
 
 
-Column = tuple[str, str, dict[str, Log], list[str]]  # title, metric, logs by model, keys of the items that all hold
+def add_column(plan: TablePlan, stored: LogAnswers, samples: Samples, column: Column) -> None:
+    """A cell of each model; of those with a log also its items, its row of results.csv and its answers."""
+    title, is_binary = column.title, column.all_values(lambda value: value in (0, 1))
+    is_share = column.all_values(lambda value: 0 <= value <= 1)
+    factor = 100 if is_share else 1
+    scale = factor / percent_factor(column.metric)
+    stored.shares |= {title} if is_share else set()
+    stored.lower |= {title} if column.lower else set()
+    for model in plan.rows:
+        score = ScoreRef(model, (("task", title),), LANGUAGE)
+        plan.cells[model, title] = Cell(model, title, [Item({}, ({(): score},))], metric=title)
+        if model not in column.logs:
+            continue
+        log, values = column.logs[model], column.values[model]
+        error = mean_stderr(values) if is_share and scale == 1 else None  # else results.csv has Wilson's of it
+        stored.numbers[score] = {at: factor * value / 100 for at, value in enumerate(values)}
+        stored.rows[score] = ScoreRow(title, LANGUAGE, None, None, log.num_fewshot, column.metric, log.filter,
+                                      scale * mean(values), error, len(values))  # fmt: skip
+        samples[model].append(((model, title, LANGUAGE), [
+            {**log.items[key], "doc_id": at, "scores": {column.metric: value},
+             "correct": bool(value) if is_binary else None}
+            for at, (key, value) in enumerate(zip(column.keys, values, strict=True))
+        ]))  # fmt: skip
 
 
-def matched_columns(models: Mapping[str, Sequence[Log]], computed: Mapping[str, list[str]]) -> Iterator[Column]:
-    """The metrics that can be compared; `told` gets sentences on how the logs differ, and on what is not compared."""
-    tasks: dict[tuple[str, str, str], dict[str, Log]] = {}
-    for title, listed in models.items():
-        for log in listed:
-            tasks.setdefault((log.tool, log.task, log.filter), {})[title] = log
+def matched_columns(models: Mapping[str, Logs], computed: Sentences) -> Iterator[Column]:
+    """The metrics that can be compared; `computed` gets sentences on how the logs differ, and what is not compared."""
     titles = Counter[str]()
-    for (tool, task, filter_name), logs in tasks.items():
+    for tool, task, filter_name in dict.fromkeys(key for of_model in models.values() for key in of_model):
+        found = ((title, of_model.get((tool, task, filter_name))) for title, of_model in models.items())
+        logs = {title: log for title, log in found if log}
         first, *others = logs.values()
-        keys = [key for key in first.items if all(key in other.items for other in others)]
+        keys = [key for key in first.items if all(key in other.items for other in others)] if others else []
         computed["Incomplete logs"] += [f"“{title}”: {text}" for title, log in logs.items() for text in log.problems]
-        if not (others and keys):
+        if not keys:
             empty = [f"no item of {task} has a score in {log.file.name} of “{title}”."
                      for title, log in logs.items() if not log.items]  # fmt: skip
             alone = f"{task}: only “{next(iter(logs))}” has a log."
             computed["Not compared"] += empty or [f"{task}: no item is in all logs." if others else alone]
         elif any(len(log.items) > len(keys) for log in logs.values()):
             counts = " and ".join(f"{len(log.items)} of “{title}”" for title, log in logs.items())
-            computed["Matched items"].append(
-                f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
-            )
-        computed["Different settings"] += differences_of(task, logs, keys) if others and keys else ()
+            matched = f"{task}: {len(keys)} matched items, of {counts}; only these are compared."
+            computed["Matched items"].append(matched)
+        computed["Different settings"] += differences_of(task, logs, keys) if keys else ()
         metrics = {name: None for log in logs.values() for item in log.items.values() for name in item["scores"]}
         for metric in metrics if all(log.items for log in logs.values()) else ():
             if reason := why_not(logs, metric):
                 computed["Not compared"].append(f"{reason}.")
-            elif others and keys:
-                is_lower = any(metric in log.lower_is_better for log in logs.values())
+            elif keys:
+                lower = any(metric in log.lower_is_better for log in logs.values())
                 column = f"{task} {metric}{f' ({filter_name})' * (filter_name != 'none')}"
-                column = re.sub(r"[\x00-\x1f]+", "_", column + " (lower is better)" * is_lower)
+                column = re.sub(r"[\x00-\x1f]+", "_", column + " (lower is better)" * lower)
                 titles[column] += 1
-                yield column + f" of {tool}" * (titles[column] > 1), metric, logs, keys
+                values = {title: [float(log.items[key]["scores"][metric]) for key in keys]
+                          for title, log in logs.items()}  # fmt: skip
+                yield Column(column + f" of {tool}" * (titles[column] > 1), metric, lower, logs, keys, values)
 
 
 def why_not(logs: Mapping[str, Log], metric: str) -> str:
     """Why a metric cannot be compared; empty if it can."""
     for title, log in logs.items():
-        known = [
-            number for item in log.items.values() if (number := finite_or_none(item["scores"].get(metric))) is not None
-        ]
-        if lacking := len(log.items) - len(known):
-            return f"{metric} of {log.task} has no number for {lacking} of {len(log.items)} items of “{title}”"
-        printed, value = log.scores.get(metric), mean(known)
+        numbers = [finite_or_none(item["scores"].get(metric)) for item in log.items.values()]
+        known = [number for number in numbers if number is not None]
+        if lacking := len(numbers) - len(known):
+            return f"{metric} of {log.task} has no number for {lacking} of {len(numbers)} items of “{title}”"
+        printed, value = log.printed.get(metric), mean(known)
         if printed is not None and not log.problems and abs(value - printed) > 1e-6 * max(1.0, abs(printed)):
             score = f"{metric} of {log.task} is {printed:.6g} for “{title}”, but the mean of its items {value:.6g}"
             return f"{score}, so a comparison of items says nothing about it"
@@ -209,10 +227,9 @@ def first_of(sentences: Sequence[str], where: str) -> str:
     return " ".join([*sentences[:IN_NOTE], *more])
 
 
-def note_of(computed: Mapping[str, Sequence[str]]) -> str:
+def note_of(computed: Sentences) -> str:
     """What a reader of the verdict must know: the matched part, differences in settings, and what is not compared."""
     sentences = [f"{title}: {first_of(listed, ' under “How it was computed”.')}" for title, listed in computed.items()
                  if listed and title != "Logs"]  # fmt: skip
-    return " ".join(
-        sentences if computed["Different settings"] else ["The recorded settings are the same.", *sentences]
-    )
+    same = [] if computed["Different settings"] else ["The recorded settings are the same."]
+    return " ".join([*same, *sentences])

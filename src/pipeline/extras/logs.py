@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,13 @@ NO_SETTING = ("model", "batch_size", "use_cache", "bootstrap_iters", "gen_kwargs
               "generation.timeout", "generation.attempt_timeout", "generation.cache")  # fmt: skip
 THE_MODEL = ("pretrained", "model", "peft", "delta", "revision", "base_url", "tokenizer")  # of model_args
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, OSError)
+Item = dict[str, Any]  # a sample: texts, and under scores what the tool recorded, numbers or not
 
 
 @dataclass(frozen=True)
 class Log:
-    """A task of a model, as one filter (lm_eval) read its answers. items: key -> a sample, whose scores are what the
-    tool recorded, numbers or not; scores: metric -> the number that the tool printed; lower_is_better: metrics, as far
-    as the log tells; problems: what the log lacks."""
+    """A task of a model, as one filter (lm_eval) read its answers. printed: metric -> the number that the tool printed;
+    lower_is_better: metrics, as far as the log tells; problems: what the log lacks."""
 
     tool: str
     model: str
@@ -45,8 +45,8 @@ class Log:
     filter: str
     file: Path
     started: str
-    items: dict[str, dict[str, Any]]
-    scores: Mapping[str, float]
+    items: dict[str, Item]
+    printed: Mapping[str, float]
     settings: Mapping[str, str]
     version: str
     num_fewshot: int | None = None
@@ -55,7 +55,62 @@ class Log:
     seconds: float = 0.0
 
 
-def keyed(items: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+Logs = dict[tuple[str, str, str], Log]  # of a model: (tool, task, filter) -> its log
+
+
+def read_models(entries: Sequence[str]) -> dict[str, Logs]:
+    """The logs of the models in these folders and files, by their titles. Raises PipelineError, among others, for a
+    task that a model ran twice."""
+    models: dict[tuple[str, str], Logs] = {}
+    for entry in entries:
+        for log in read_entry(Path(entry)):
+            logs = models.setdefault((os.path.realpath(entry), log.model), {})
+            if (other := logs.setdefault((log.tool, log.task, log.filter), log)) is not log:
+                problem = f"results={entry} holds {log.task} of {log.model} twice, in {other.file.name} and"
+                raise PipelineError(f"{problem} {log.file.name}: name one of these files instead")
+    names, shared = Counter(model for _, model in models), os.path.commonpath([entry for entry, _ in models])
+    titles = [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in models]
+    if len(titles) < 2:
+        raise PipelineError(f"results holds one model, {titles[0]}: name the folders or files of two or more")
+    return dict(zip(titles, models.values(), strict=True))
+
+
+def read_entry(path: Path) -> list[Log]:
+    """The logs of a file, or of all files below a folder; of other JSON none. Raises PipelineError without any."""
+    if path.suffix == ".jsonl":
+        raise PipelineError(f"results={path} is a samples file: give the results_*.json next to it, or its folder")
+    below = [file for file in sorted(path.rglob("*")) if file.suffix in (".json", ".eval")
+             and not any(part.startswith(".") for part in file.relative_to(path).parts)]  # fmt: skip
+    logs: list[Log] = []
+    for file in filter(Path.is_file, [path] if path.is_file() else below):
+        is_eval = file.suffix == ".eval"
+        with as_one_sentence(file, "inspect_ai" if is_eval else "lm_eval or inspect_ai"):
+            content = {} if is_eval else json.loads(file.read_bytes().decode(errors="replace"))
+            keys = content.keys() if isinstance(content, dict) else ()
+            if is_eval or {"version", "status", "eval"} <= set(keys):
+                logs += read_inspect(file)
+            elif {"results", "configs", "n-shot"} <= set(keys):  # its unpaired surrogates become question marks
+                logs += read_lm_eval(file, json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace")))
+    if not logs:
+        expected = "results_*.json with samples_*.jsonl of lm_eval, nor .eval or .json of inspect_ai"
+        there = f"holds no log, neither {expected}" if path.exists() else "does not exist"
+        raise PipelineError(f"results={path} {there}: give folders or files that lm_eval or inspect_ai wrote")
+    return logs
+
+
+@contextmanager
+def as_one_sentence(path: Path, tool: str) -> Iterator[None]:
+    """Raise PipelineError, naming the file, for whatever a malformed one raises while it is read."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except MALFORMED as error:
+        problem = f"{path} is not a complete log of {tool} ({type(error).__name__}: {first_line(error)})"
+        raise PipelineError(f"{problem}: copy it again, or name other files in results") from error
+
+
+def keyed(items: Iterable[tuple[str, Item]]) -> dict[str, Item]:
     """Items by key; one that the data holds twice by its key and how often it came before."""
     counts: Counter[str] = Counter()
     by_key = {}
@@ -65,92 +120,33 @@ def keyed(items: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, An
     return by_key
 
 
-def sample_of(prompt: Any, target: Any, response: Any, extracted: Any, scores: Mapping[str, Any]) -> dict[str, Any]:
+def item_of(prompt: Any, target: Any, response: Any, extracted: Any, scores: Mapping[str, Any]) -> Item:
     texts = {"prompt": prompt, "target": target, "response": response, "extracted": extracted}
     return {name: text_of(value) for name, value in texts.items()} | {"scores": scores}
 
 
-# ---------------------------------------------------------------------------------------------------- reading
-
-
-def read_models(entries: Sequence[str]) -> dict[str, list[Log]]:
-    """The logs of the models in these folders and files, by their titles. Raises PipelineError, among others, for a
-    task that a model ran twice."""
-    models: dict[tuple[Path, str], list[Log]] = {}
-    for entry in entries:
-        for log in read_entry(Path(entry)):
-            logs = models.setdefault((Path(entry).resolve(), log.model), [])
-            for other in logs:
-                if (log.tool, log.task, log.filter) == (other.tool, other.task, other.filter):
-                    problem = f"results={entry} holds {log.task} of {log.model} twice"
-                    files = f"{other.file.name} and {log.file.name}"
-                    raise PipelineError(f"{problem}, in {files}: name one of these files instead")
-            logs.append(log)
-    names = Counter(model for _, model in models)
-    shared = os.path.commonpath([entry for entry, _ in models])
-    titles = [f"{model} ({os.path.relpath(entry, shared)})" if names[model] > 1 else model for entry, model in models]
-    if len(titles) < 2:
-        raise PipelineError(f"results holds one model, {titles[0]}: name the folders or files of two or more")
-    return dict(zip(titles, models.values(), strict=True))
-
-
-def read_entry(path: Path) -> list[Log]:
-    """The logs of a file, or of all files below a folder."""
-    if not path.exists():
-        raise PipelineError(f"results={path} does not exist: give folders or files that lm_eval or inspect_ai wrote")
-    below = [file for file in sorted(path.rglob("*")) if file.suffix in (".json", ".eval")
-             and not any(part.startswith(".") for part in file.relative_to(path).parts)]  # fmt: skip
-    logs = [log for file in ([path] if path.is_file() else below) if file.is_file() for log in read_file(file)]
-    if not logs:
-        expected = "results_*.json with samples_*.jsonl of lm_eval, nor .eval or .json of inspect_ai"
-        raise PipelineError(f"results={path} holds no log, neither {expected}: give another folder or file")
-    return logs
-
-
-def read_file(file: Path) -> list[Log]:
-    """The logs in a file; none if it is JSON of something else."""
-    if file.suffix == ".jsonl":
-        raise PipelineError(f"results={file} is a samples file: give the results_*.json next to it, or its folder")
-    with as_one_sentence(file, "inspect_ai" if file.suffix == ".eval" else "lm_eval or inspect_ai"):
-        if file.suffix == ".eval":
-            return read_inspect(file)
-        content = json.loads(file.read_bytes().decode(errors="replace"))
-        if isinstance(content, dict) and {"version", "status", "eval"} <= content.keys():
-            return read_inspect(file)
-        is_lm_eval = isinstance(content, dict) and {"results", "configs", "n-shot"} <= content.keys()
-        with as_one_sentence(file, "lm_eval"):
-            return read_lm_eval(file, replaced_surrogates(content)) if is_lm_eval else []
-
-
-def replaced_surrogates(content: Any) -> Any:
-    """JSON whose unpaired surrogates, which JSON can write and UTF-8 cannot, are question marks."""
-    return json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
-
-
-# ---------------------------------------------------------------------------------------------------- lm_eval
-
-
-def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
+def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
     """The tasks of one results file, with the samples files next to it."""
-    match = TIME.search(path.name)
-    names = {task: f"samples_{task}_{match[1]}.jsonl" for task in content["configs"]} if match else {}
+    time = TIME.search(path.name)
+    names = {task: f"samples_{task}_{time[1]}.jsonl" for task in content["configs"]} if time else {}
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
     if not there:
         expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
         raise PipelineError(f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples")
-    logs = []
     for task, samples in there.items():
-        by_filter: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        by_filter: dict[str, list[tuple[str, Item]]] = {}
         with as_one_sentence(samples, "lm_eval"):
-            for row in read_lines(samples):
+            for row in read_samples(samples):
                 by_filter.setdefault(str(row["filter"]), []).append((str(row["doc_hash"]), lm_eval_item(row)))
+            if not by_filter:
+                raise ValueError("it is empty")
         expected, shots = content.get("n-samples", {}).get(task, {}).get("effective"), content["n-shot"].get(task)
         directions = content.get("higher_is_better", {}).get(task) or {}
         for name, items in by_filter.items():
             lacking = f"{samples.name} holds {len(items)} of the {expected} items that were scored."
             printed = {key.partition(",")[0]: value for key, value in content["results"].get(task, {}).items()
                        if key.endswith(f",{name}") and finite_or_none(value) is not None}  # fmt: skip
-            logs.append(Log(
+            yield Log(
                 "lm_eval", model_title(str(content.get("model_name") or "")), task, name, path,
                 str(content.get("date") or ""), keyed(items), printed,
                 setting_texts(lm_eval_settings(content, task)), str(content.get("lm_eval_version")),
@@ -158,21 +154,10 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> list[Log]:
                 frozenset(metric for metric, higher in directions.items() if higher is False),
                 (lacking,) if isinstance(expected, int) and len(items) < expected else (),
                 float(content.get("total_evaluation_time_seconds") or 0),
-            ))  # fmt: skip
-    return logs
+            )  # fmt: skip
 
 
-def read_lines(samples: Path) -> list[dict[str, Any]]:
-    try:
-        lines = read_samples(samples)
-    except (PipelineError, UnicodeDecodeError):
-        raise PipelineError(f"{samples} holds a line that is not JSON: copy it again") from None
-    if not lines:
-        raise PipelineError(f"{samples} is empty: copy it again")
-    return lines
-
-
-def lm_eval_item(row: Mapping[str, Any]) -> dict[str, Any]:
+def lm_eval_item(row: Mapping[str, Any]) -> Item:
     """One line of a samples file. Where options were weighed, what is extracted is the most likely one."""
     arguments = row["arguments"]
     requests = [list(argument.values()) if isinstance(argument, dict) else list(argument)
@@ -184,14 +169,14 @@ def lm_eval_item(row: Mapping[str, Any]) -> dict[str, Any]:
     if len(requests) == len(read) > 1 and all(isinstance(pair, list) and len(pair) == 2 for pair in read):
         extracted = requests[max(range(len(read)), key=lambda at: float(read[at][0]))][1]
     values = {str(metric): row.get(metric) for metric in row["metrics"]}
-    return sample_of(requests[0][0], row["target"], response, extracted, values)
+    return item_of(requests[0][0], row["target"], response, extracted, values)
 
 
 def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
-    """What may differ between two runs of a task, by dotted names: of the task, of the command, and versions."""
+    """What may differ between two runs of a task: of the task, of the command, and versions."""
     config = content.get("config", {})
     arguments = config.get("model_args")
-    settings = config | {
+    return config | {
         "num_fewshot": content["n-shot"].get(task), "version of the task": content["versions"].get(task),
         "chat_template": content.get("chat_template_sha"), "system_instruction": content.get("system_instruction_sha"),
         **{key: content.get(key) for key in ("fewshot_as_multiturn", "max_length")},
@@ -200,10 +185,6 @@ def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
         "arguments": {key: value for key, value in arguments.items() if key not in THE_MODEL}
         if isinstance(arguments, dict) else None,
     }  # fmt: skip
-    return {key: value for key, value in flatten_dict(settings).items() if not key.startswith(NO_SETTING)}
-
-
-# ---------------------------------------------------------------------------------------------------- inspect_ai
 
 
 def read_inspect(path: Path) -> list[Log]:
@@ -219,20 +200,16 @@ def read_inspect(path: Path) -> list[Log]:
         raise ValueError(str(error)) from error
     if not log.samples:
         raise PipelineError(f"{path} holds no samples: run inspect eval without --no-log-samples")
-    to_float = value_to_float()
-
-    def named(scorer: str, value: Any) -> dict[str, float]:
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        return {f"{scorer} {key}".strip(): to_float(part) for key, part in parts}
-
+    to_float, by_name = value_to_float(), dict[str, list[Any]]()
+    for sample in sorted(log.samples, key=lambda sample: sample.epoch):
+        by_name.setdefault(str(sample.id), []).append(sample)
     items = []
     for name in dict.fromkeys(str(sample.id) for sample in log.samples):
-        of_item = [sample for sample in log.samples if str(sample.id) == name]
-        first, *_ = epochs = sorted(of_item, key=lambda sample: sample.epoch)
-        recorded: dict[str, list[float]] = {}
-        for scorer, score in (pair for sample in epochs for pair in (sample.scores or {}).items()):
-            for metric, value in named(scorer, score.value).items():
-                recorded.setdefault(metric, []).append(value)
+        (first, *_), recorded = by_name[name], dict[str, list[float]]()
+        for scorer, score in (pair for sample in by_name[name] for pair in (sample.scores or {}).items()):
+            parts = score.value if isinstance(score.value, dict) else {"": score.value}
+            for part, value in parts.items():
+                recorded.setdefault(f"{scorer} {part}".strip(), []).append(to_float(value))
         messages = [f"{message.role}: {message.text}" for message in first.messages if message.role != "assistant"]
         prompt = first.input if isinstance(first.input, str) else "\n\n".join(message.text for message in first.input)
         target = first.target if isinstance(first.target, str) else ", ".join(first.target)
@@ -240,11 +217,11 @@ def read_inspect(path: Path) -> list[Log]:
         response = first.output.completion if first.output else ""
         answer = next((score.answer for score in (first.scores or {}).values() if score.answer), response)
         values = {metric: mean(numbers) for metric, numbers in recorded.items()}
-        items.append((key, sample_of("\n\n".join(messages) or prompt, target, response, answer, values)))
-    scored_items = [(key, item) for key, item in items if item["scores"]]
-    problems = [] if log.status == "success" else [f"The run of {path.name} has status={log.status}."]
-    if len(scored_items) < len(items):
-        problems.append(f"{len(items) - len(scored_items)} of {len(items)} items of {path.name} have no score.")
+        items.append((key, item_of("\n\n".join(messages) or prompt, target, response, answer, values)))
+    scored = [(key, item) for key, item in items if item["scores"]]
+    problems = [f"The run of {path.name} has status={log.status}."] * (log.status != "success")
+    if len(scored) < len(items):
+        problems.append(f"{len(items) - len(scored)} of {len(items)} items of {path.name} have no score.")
     printed = {}
     for summary in log.results.scores if log.results else []:
         if number := summary.metrics.get("accuracy") or summary.metrics.get("mean"):
@@ -256,24 +233,9 @@ def read_inspect(path: Path) -> list[Log]:
     settings |= {"dataset": {key: spec["dataset"][key] for key in ("name", "location")}}
     return [Log(
         "inspect_ai", model_title(log.eval.model), log.eval.task, "none", path, str(log.eval.created or ""),
-        keyed(scored_items), printed, setting_texts(flatten_dict(settings)), str(log.eval.packages.get("inspect_ai")),
+        keyed(scored), printed, setting_texts(settings), str(log.eval.packages.get("inspect_ai")),
         problems=tuple(problems),
     )]  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- texts
-
-
-@contextmanager
-def as_one_sentence(path: Path, tool: str) -> Iterator[None]:
-    """Raise PipelineError, naming the file, for whatever a malformed one raises while it is read."""
-    try:
-        yield
-    except PipelineError:
-        raise
-    except MALFORMED as error:
-        problem = f"{path} is not a complete log of {tool} ({type(error).__name__}: {first_line(error)})"
-        raise PipelineError(f"{problem}: copy it again, or name other files in results") from error
 
 
 def model_title(name: str) -> str:
@@ -284,11 +246,10 @@ def model_title(name: str) -> str:
 
 
 def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as text on one line, without those unset, secrets and local paths."""
+    """Settings by dotted names as text on one line, without those unset or without effect, secrets and local paths."""
     texts = {}
-    for name, value in settings.items():
-        if value is not None and value != {} and value != [] and not SECRET.search(name):
-            private = without_private(value)
-            text = private if isinstance(private, str) else json.dumps(private, ensure_ascii=False, sort_keys=True)
-            texts[name] = " ".join(text.split()) or repr(text)
+    for name, value in flatten_dict(dict(settings)).items():
+        if value not in (None, {}, []) and not name.startswith(NO_SETTING) and not SECRET.search(name):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+            texts[name] = " ".join(without_private(text).split()) or repr(text)
     return texts

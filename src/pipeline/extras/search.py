@@ -36,10 +36,9 @@ from pipeline.extras.optuna_study import (
 )
 from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
-from pipeline.report.frames import Frame
-from pipeline.report.page import environment
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
+from pipeline.report.templates import render
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
@@ -236,13 +235,12 @@ class Outcome:
         kinds = ("choosing", "test", "test, beyond given")
         titles = ["", "configuration", *(f"{name}, {kind}" for kind in kinds for name in self.names)]
         chosen = "What was chosen, on the questions that chose it and on test questions"
-        frames = [
-            Frame(chosen, chosen, titles, list(map(result_line, rows)), (0, 1)),
-            Frame("All trials", "All trials", header, [[str(value) for value in line] for line in lines]),
+        tables = [
+            (chosen, titles, (0, 1), list(map(result_line, rows))),
+            ("All trials", header, (0,), [[str(value) for value in line] for line in lines]),
         ]
         title = f"Search: {folder.name.removeprefix('search-').rpartition('-')[0]}"
-        template = environment().get_template("plain.html.j2")
-        html = template.render(title=title, note="", picture="", sentences=sentences, frames=frames)
+        html = render("plain.html.j2", title=title, note="", picture="", sentences=sentences, tables=tables)
         write_atomically(folder / "index.html", html)
         print("\n".join([*sentences, *align_columns([titles, *map(result_line, rows)])]), file=sys.stderr)
         return folder / "index.html"

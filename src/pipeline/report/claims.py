@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -34,6 +34,7 @@ FACT = "fact"  # a metric: values that runs recorded, instead of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
 NOT_TESTABLE = "cannot be tested"
+VERDICTS = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,7 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
         content = yaml.safe_load(text)
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
         raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
-    claims = [claim_of(words, table, file) for table, listed in content.items() for words in listed]
-    names = [claim.id for claim in claims]
-    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise PipelineError(f"{file}: two claims have the id {repeated[0]}")
-    return tuple(claims)
+    return tuple(claim_of(words, table, file) for table, listed in content.items() for words in listed)
 
 
 def claim_of(words: Any, table: str, file: str) -> Claim:
@@ -196,7 +193,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def format_points(value: float, sign: str = "") -> str:
     """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
-    return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if value else "0"
+    return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
 
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:
@@ -217,11 +214,8 @@ def not_testable(claim: Claim, reason: str) -> Verdict:
 
 def word_of(claim: Claim, low: float, high: float) -> str:
     """The verdict by the interval of left minus right, in shares (for a relative claim: left minus scaled right)."""
-    if claim.direction == "within":
-        reach = claim.threshold / 100
-        return SHOWN if -reach < low and high < reach else CONTRADICTED if low > reach or high < -reach else UNDECIDED
-    sides = [claim.excess(end) for end in (low, high)]
-    return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 else UNDECIDED
+    sides, around = [claim.excess(end) for end in (low, high)], claim.direction == "within" and low <= 0 <= high
+    return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 and not around else UNDECIDED
 
 
 def word_of_all(words: Iterable[str]) -> str:
@@ -245,8 +239,7 @@ def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """A part of a claim that is tested on its own: a place, a candidate a side, or a pair of experts."""
 
     name: str
@@ -264,7 +257,7 @@ def count_units(claim: Claim, units: Sequence[Unit]) -> tuple[int, str]:
 def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     """The verdict over separate units: shown if all are, contradicted if one is, at 5 % after Holm's correction over
     all units. The numbers are those of the unit that is furthest from the claim."""
-    verdicts = [judge_difference(claim, unit.contrast, unit.left, unit.right) for unit in units]
+    verdicts = [judge_difference(claim, *unit[1:]) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
     words = [
         verdict.verdict if verdict.verdict != CONTRADICTED or p < LEVEL else UNDECIDED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TableStage
@@ -15,7 +15,7 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
-from pipeline.report.load.contents import FailedRun, Results, RunResult
+from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.marks import questions_to_keep
 from pipeline.report.private import without_private
 from pipeline.report.stored import StoredAnswers
@@ -46,15 +46,15 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     measured = mark_best(plan, stored, [cell_result(stored, plan.cells[place], cell) for place, cell in cells.items()])
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, names, failed, reasons)
-    finished = [run for run in run_results if run.finished]
-    versions, machine = usual_environments(finished).get("eval", ({}, {}))
+    typical = typical_runs(run_results).get("eval", RunResult("", "eval", Path()))
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
-        failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
-        seconds=sum(run.seconds or 0.0 for run in finished), machine=machine, git=git_state(),
-        versions={"pipeline": package_version(DISTRIBUTION), **versions},
+        failed={name: without_private(reason) for name, reason in failed.items()}, missing=missing,
+        seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
+        machine=dict(sorted(typical.machine.items())),
+        versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
         computed={"Contamination": describe_overlaps(runs)},
         contrasts=measure_pairs(plan, stored, compared_pairs(plan, measured)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
@@ -88,24 +88,22 @@ def describe_overlaps(runs: Iterable[Run]) -> list[str]:
 
 def describe_runs(
     runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
-) -> tuple[list[RunResult], list[FailedRun]]:
-    """(all runs as their manifests record them, those that were not tried yet)."""
-    run_results, missing = [], []
+) -> tuple[list[RunResult], dict[str, str]]:
+    """(all runs as their manifests record them, run -> why it was not tried yet)."""
+    results, missing = [], {}
     for run in runs:
-        manifest = read_manifest(run.folder)
-        if manifest is None:
-            why = (
-                f"not made ({reasons[run.hash]})" if run.hash in reasons else "deleted after what needs it was finished"
-            )
-            reason = without_private(failed.get(names[run.hash], why))
-            run_results.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, reason))
-            missing += (
-                [FailedRun(names[run.hash], reason)] if names[run.hash] not in failed and run.hash in reasons else []
-            )
+        name, manifest = names[run.hash], read_manifest(run.folder)
+        if manifest is not None:
+            stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
+            results.append(finished_result(run, name, manifest, without_private(stale)))
             continue
-        stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
-        run_results.append(finished_result(run, names[run.hash], manifest, without_private(stale)))
-    return mark_unlike(run_results), missing
+        reason = failed.get(name, "deleted after what needs it was finished")
+        if run.hash in reasons and name not in failed:
+            missing[name] = reason = without_private(f"not made ({reasons[run.hash]})")
+        results.append(RunResult(name, run.config.stage, run.folder, run.label, False, without_private(reason)))
+    typical = typical_runs(results)
+    marked = (replace(run, unlike=differences(run, typical[run.stage])) if run.finished else run for run in results)
+    return list(marked), missing
 
 
 def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
@@ -136,24 +134,19 @@ def format_knob_value(value: Any) -> Any:
     return without_private(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
 
 
-def usual_environments(runs: Iterable[RunResult]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Stage -> (versions, machine) of most of its runs."""
-    counts: dict[str, Counter[str]] = {}
-    for run in runs:
-        counts.setdefault(run.stage, Counter())[json.dumps([run.versions, run.machine], sort_keys=True)] += 1
-    return {stage: tuple(json.loads(counter.most_common(1)[0][0])) for stage, counter in counts.items()}
+def typical_runs(runs: Iterable[RunResult]) -> dict[str, RunResult]:
+    """Stage -> the first of its finished runs that has the versions and the machine of most of them."""
+    alike: dict[str, dict[str, list[RunResult]]] = {}
+    for run in filter(lambda run: run.finished, runs):
+        environment = json.dumps([run.versions, run.machine], sort_keys=True)
+        alike.setdefault(run.stage, {}).setdefault(environment, []).append(run)
+    return {stage: max(groups.values(), key=len)[0] for stage, groups in alike.items()}
 
 
-def mark_unlike(runs: Sequence[RunResult]) -> list[RunResult]:
-    """The runs, each with its differences from most runs of its stage: device, threads, versions."""
-    commonest = usual_environments(run for run in runs if run.finished)
-
-    def describe_unlike(run: RunResult) -> list[str]:
-        pairs = (run.versions, run.machine), commonest[run.stage]
-        own, usual = ({**versions, **machine} for versions, machine in pairs)
-        return [
-            f"{name} {own.get(name, 'unknown')}, most {usual.get(name, 'unknown')}"
-            for name in sorted({*own, *usual}) if own.get(name) != usual.get(name)
-        ]  # fmt: skip
-
-    return [replace(run, unlike=describe_unlike(run)) if run.finished else run for run in runs]
+def differences(run: RunResult, typical: RunResult) -> list[str]:
+    """A run's differences from most runs of its stage: device, threads, versions."""
+    own, usual = ({**one.versions, **one.machine} for one in (run, typical))
+    return [
+        f"{name} {own.get(name, 'unknown')}, most {usual.get(name, 'unknown')}"
+        for name in sorted({*own, *usual}) if own.get(name) != usual.get(name)
+    ]  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from pipeline.benchmarks import is_measure, kind_of, lower_is_better, primary_metric
+from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.evaluate.metrics import mean
@@ -20,7 +20,7 @@ from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
 from pipeline.report.questions import questions_of, stored_metric, tasks_of
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
-from pipeline.stats.contrast import Contrast, power_over_experts
+from pipeline.stats.contrast import Contrast, ExpertPart, power_over_experts
 from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL, least_detected, smallest_difference
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
@@ -136,25 +136,24 @@ Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
     """The pairs of a table's contrasts: those declared, or else the default ones, and each merge with its control; each
     with the number of models that its right side was chosen of."""
-    declared = dict.fromkeys(declared_pairs(plan), 1)
-    return (declared or default_pairs(plan, cells)) | dict.fromkeys(control_pairs(plan), 1)
+    return (declared_pairs(plan) or default_pairs(plan, cells)) | control_pairs(plan)
 
 
-def declared_pairs(plan: TablePlan) -> list[Pair]:
+def declared_pairs(plan: TablePlan) -> dict[Pair, int]:
     """The pairs that a table's `compare` names, in each row (or column) that has both sides."""
     return pairs_across(plan, plan.compare)
 
 
-def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> list[Pair]:
+def control_pairs(plan: TablePlan) -> dict[Pair, int]:
+    """Each merge with its control, in every row (or column) that has both."""
+    return pairs_across(plan, plan.controls)
+
+
+def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
     """Each pair of rows (or columns) in every column (or row) that has both."""
     places = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
     pairs = [(*sides, place) for sides, across in zip(compared, places, strict=True) for place in across]
-    return [pair for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))]
-
-
-def control_pairs(plan: TablePlan) -> list[Pair]:
-    """Each merge with its control, in every row (or column) that has both."""
-    return pairs_across(plan, plan.controls)
+    return {pair: 1 for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))}
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
@@ -184,20 +183,9 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
     return [(place, name) if left in plan.columns else (name, place) for name in (left, right)]
 
 
-@dataclass
-class MeasuredPair:
-    """A pair's line of contrasts.csv without the numbers of its contrast, which is None if there is none; axes: the
-    sampled axes that its contrast has parts of."""
-
-    line: dict[str, Any]
-    metric: str
-    axes: Sequence[str] = ()
-    contrast: Contrast | None = None
-
-
-def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair] | Mapping[Pair, int]) -> list[Line]:
-    """The lines of contrasts.csv, one for each pair. A mapping has the number of models that the right side is the best
-    of on these questions.
+def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]) -> list[Line]:
+    """The lines of contrasts.csv, one for each pair, with the number of models that its right side is the best of on
+    these questions.
 
     Resampled are problems (for translations, sentences), and the experts that both sides average over; trainings:
     "these", or "a sample" of three or more seeds; could_see: by the measured discordance, after Holm's correction over
@@ -207,35 +195,47 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]
     Three experts estimate their variance badly: among many contrasts some find it near zero, and their p then survives
     any correction. In each contrast the ratio of variances between and within experts is at least that of all together.
     """
-    measured, primary = [], plan.table.primary
-    for pair in pairs:
+    lines, measured, primary = [], [], plan.table.primary
+    for pair, chosen_of in pairs.items():
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
-        if metric := stored_metric(plan, cells):
-            measured.append(measure_pair(plan, cells, metric, pair, answers))
-            measured[-1].line["chosen_of"] = pairs[pair] if isinstance(pairs, Mapping) else 1
-    ratios = pooled_ratios(measured)
-    firsts = [tuple(entry.line[key] for key in ("left", "right", "place")) == tuple(primary) for entry in measured]
-    tested = [first for first, entry in zip(firsts, measured, strict=True) if entry.contrast is not None]
-    count = len(tested) + (bool(primary) and not any(tested))  # a missing primary comparison keeps its half
-    for entry, is_first in zip(measured, firsts, strict=True):
-        if entry.contrast is not None:
-            contrast = entry.contrast.with_least_between([ratios[entry.metric, axis] for axis in entry.axes])
-            numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "spread")}
-            numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
-            entry.line |= {name: None if number is None else 100 * number for name, number in numbers.items()}
-            entry.line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
-    return correct_contrasts([dict.fromkeys(MEASURED) | entry.line for entry in measured], primary)
+        if not (metric := stored_metric(plan, cells)):
+            continue
+        comparison = compare_cells(plan, cells, metric, answers)
+        (task,) = tasks_of(plan, cells)
+        line: dict[str, Any] = dict.fromkeys(MEASURED) | dict(zip(("left", "right", "place"), pair, strict=True)) | {
+            "over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points",
+            "lower_is_better": bool(task) and answers.less_is_better(str(task), metric), "chosen_of": chosen_of,
+        }  # fmt: skip
+        lines.append(line)
+        if any(trainings_of(plan, score.model) for score, _ in comparison.questions.needed_scores):
+            line["trainings"] = "a sample" if comparison.varied_axes else "these"
+        try:
+            contrast, (left, right) = comparison.contrast(), comparison.values
+        except NoScore as error:
+            line["missing"] = str(error)
+        else:
+            line |= {"left_value": 100 * left, "right_value": 100 * right}
+            measured.append((line, [(metric, axis) for axis in comparison.varied_axes], contrast))
+    ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
+    firsts = [[line["left"], line["right"], line["place"]] == [*primary] for line, _, _ in measured]
+    count = len(measured) + (bool(primary) and not any(firsts))  # a missing primary comparison keeps its half
+    for (line, axes, contrast), is_first in zip(measured, firsts, strict=True):
+        contrast = contrast.with_least_between([ratios[axis] for axis in axes])
+        numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "spread")}
+        numbers["could_see"] = contrast.detectable(holm_level(count, is_first, bool(primary)))
+        line |= {name: None if number is None else 100 * number for name, number in numbers.items()}
+        line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant}
+    return correct_contrasts(lines, primary)
 
 
-def pooled_ratios(measured: Sequence[MeasuredPair]) -> dict[tuple[str, str], float]:
-    """The variance between experts as a multiple of that within them, of all contrasts of a metric, by axis."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    for entry in measured:
-        for axis, (between, within, _) in zip(entry.axes, entry.contrast.parts if entry.contrast else (), strict=True):
-            totals = sums.setdefault((entry.metric, axis), [0.0, 0.0])
-            totals[0] += between
-            totals[1] += within
-    return {key: between / within if within > 0 else 0.0 for key, (between, within) in sums.items()}
+def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
+    """The variance between experts as a multiple of that within them, of all contrasts, by their axes."""
+    parts: dict[Any, list[ExpertPart]] = {}
+    for axes, contrast in measured:
+        for axis, part in zip(axes, contrast.parts, strict=True):
+            parts.setdefault(axis, []).append(part)
+    sums = {axis: [sum(values) for values in zip(*of_axis, strict=True)] for axis, of_axis in parts.items()}
+    return {axis: between / within if within > 0 else 0.0 for axis, (between, within, _) in sums.items()}
 
 
 def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers) -> Comparison:
@@ -243,29 +243,6 @@ def compare_cells(plan: TablePlan, cells: Sequence[Cell], metric: str, answers: 
     left, right = ([(1.0, cell)] for cell in cells)
     axes = [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
     return Comparison(questions_of(plan, answers, cells, metric), left, right, axes)
-
-
-def measure_pair(
-    plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers
-) -> MeasuredPair:
-    comparison = compare_cells(plan, cells, metric, answers)
-    line: dict[str, Any] = dict(zip(("left", "right", "place"), pair, strict=True))
-    line |= {"over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points"}
-    (task,) = tasks_of(plan, cells)
-    line["lower_is_better"] = bool(task) and less_is_better(str(task), metric)
-    if any(trainings_of(plan, score.model) for score, _ in comparison.questions.needed_scores):
-        line["trainings"] = "a sample" if comparison.varied_axes else "these"
-    try:
-        contrast, (left, right) = comparison.contrast(), comparison.values
-        line |= {"left_value": 100 * left, "right_value": 100 * right}
-    except NoScore as error:
-        return MeasuredPair(line | {"missing": str(error)}, metric)
-    return MeasuredPair(line, metric, comparison.varied_axes, contrast)
-
-
-def less_is_better(task: str, metric: str) -> bool:
-    """Whether less of a metric is better; an empty one is the task's own."""
-    return lower_is_better(task) and metric in ("", primary_metric(task)[0])
 
 
 def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
@@ -276,12 +253,8 @@ def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResul
         if cell.value is not None and cell.task:
             place = cell.column if models_in_rows(plan) else cell.row
             rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
-    best = {
-        id(top)
-        for (_, task, _), candidates in rivals.items()
-        if (top := best_of(plan, answers, candidates, less_is_better(task, candidates[0].metric))) is not None
-    }
-    return [replace(cell, best=id(cell) in best) for cell in cells]
+    best = [top for of_place in rivals.values() if (top := best_of(plan, answers, of_place))]
+    return [replace(cell, best=any(cell is top for top in best)) for cell in cells]
 
 
 def models_in_rows(plan: TablePlan) -> bool:
@@ -289,23 +262,19 @@ def models_in_rows(plan: TablePlan) -> bool:
     return any(side.words.get("run") for side in plan.table.rows)
 
 
-def best_of(
-    plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult], lower: bool = False
-) -> CellResult | None:
-    """The highest (or lowest) cell if it is significantly above all others; None at the first rival that it is not
-    above, as contrasts of translations take seconds."""
+def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> CellResult | None:
+    """The best cell if it is significantly above all others; None at the first rival that it is not above, as
+    contrasts of translations take seconds."""
+    lower, ps = answers.less_is_better(cells[0].task, cells[0].metric), []
     top, *rivals = sorted(cells, key=lambda cell: cell.value or 0, reverse=not lower)
-    ps = []
     for rival in rivals if top.maximum is None else []:
         pair = [plan.cells[cell.row, cell.column] for cell in (top, rival)]
         metric = stored_metric(plan, pair)
-        if metric is None:
-            return None
         try:
-            contrast = compare_cells(plan, pair, metric, answers).contrast()
+            contrast = compare_cells(plan, pair, metric, answers).contrast() if metric else None
         except NoScore:
             return None
-        if contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
+        if contrast is None or contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
             return None
         ps.append(contrast.p)
     return top if ps and max(holm(ps)) < LEVEL else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
-from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
+from pipeline.benchmarks import chance_of, find_benchmark, is_measure
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, behind
@@ -13,27 +12,24 @@ from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
-GENERATED = ("number", "translation", "program", "answer")  # kinds of benchmarks that the model writes answers to
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A suspicious score: `mark` names the problem, `detail` its place and size."""
-
-    mark: str
-    row: str
-    detail: str
+Marks = dict[str, dict[str, list[str]]]  # problem -> row -> the places and sizes of its suspicious scores
 
 
-def suspicious_scores(results: Results) -> list[Mark]:
+def suspicious_scores(results: Results) -> Marks:
     """Marks on suspicious scores.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's, or of an expert
     that has lost the base's skill.
     """
-    marks = []
+    marks: Marks = {}
     by_text: dict[tuple, dict[str, list[str]]] = {}
     visited: set[tuple[str, str, str, str]] = set()  # one evaluation may be behind several cells of a row
+
+    def mark(problem: str, row: str, detail: str) -> None:
+        marks.setdefault(problem, {}).setdefault(row, []).append(detail)
+
     for source in results.behind:
         cell, score, row = source
         if (cell.row, *source.place) in visited:
@@ -42,58 +38,33 @@ def suspicious_scores(results: Results) -> list[Mark]:
         where = [row.where] if row.where not in cell.column.split() else []
         location = ", ".join([cell.column, *where, *(f"{axis} {value}" for axis, value in score.at.items())])
         run_answers = results.answers.get(source.place, Answers())
-        marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
+        for problem, detail in _marks(row, run_answers):
+            mark(problem, cell.row, f"{location}: {detail}")
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
             place = (row.task, row.where, row.num_fewshot, run_answers.text)
             by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
-    marks += damaged_experts(results)
+    for cell, lost in damaged_experts(results):
+        mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
     for same in by_text.values():
-        for name, places in same.items():
-            other_rows = ", ".join(row_name for row_name in same if row_name != name)
-            text = f"each answer is that of {other_rows}"
-            marks += [Mark("identical", name, f"{label}: {text}") for label in places if other_rows]
+        for name, places in same.items() if len(same) > 1 else ():
+            others = ", ".join(row_name for row_name in same if row_name != name)
+            for location in places:
+                mark("identical", name, f"{location}: each answer is that of {others}")
     return marks
 
 
-def group_marks(marks: Sequence[Mark]) -> dict[str, dict[str, list[str]]]:
-    """mark -> row -> its details, in order of appearance."""
-    groups: dict[str, dict[str, list[str]]] = {}
-    for item in marks:
-        groups.setdefault(item.mark, {}).setdefault(item.row, []).append(item.detail)
-    return groups
-
-
-def mark_lines(marks: Sequence[Mark]) -> list[str]:
+def mark_lines(marks: Marks) -> list[str]:
     """A line for each kind of mark: how many scores have it, and the first of them."""
     lines = []
-    for mark, rows in group_marks(marks).items():
+    for mark, rows in marks.items():
         row, details = next(iter(rows.items()))
         lines.append(f"{pluralize(sum(map(len, rows.values())), 'score')} {mark}: {row}, {details[0]}")
     return lines
 
 
-def inconclusive_sentence(results: Results) -> list[str]:
-    """A sentence where most generated answers were cut off, in most of the scores of a column: then these compare
-    lengths."""
-    by_column: dict[str, dict[Place, bool]] = {}
-    for source in results.behind:
-        answers = results.answers.get(source.place, Answers())
-        if kind_of(source.row.task) in GENERATED and answers.n:
-            by_column.setdefault(source.cell.column, {})[source.place] = answers.cut_off > answers.n / 2
-    affected = [column for column, places in by_column.items() if sum(places.values()) > len(places) / 2]
-    if not affected:
-        return []
-    scored = {place: cut for column in affected for place, cut in by_column[column].items()}
-    where = f" of {', '.join(affected)}" * (len(affected) < len(by_column))
-    return [
-        f"Inconclusive: in {sum(scored.values())} of {len(scored)} scores{where} most answers ran out of tokens; "
-        "raise eval.max_gen_toks."
-    ]
-
-
-def damaged_experts(results: Results) -> Iterator[Mark]:
-    """A mark on each expert that does worse than the base even without a question's text (`Benchmark.lost_skill`):
-    merges of it measure its damage, not its language."""
+def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
+    """Each expert that does worse than the base even without a question's text (`Benchmark.lost_skill`), and by how
+    much: merges of it measure its damage, not its language."""
     bases = {(cell.column, cell.task): cell.value for cell in results.cells if cell.role == "base"}
     for cell in results.cells:
         benchmark, base = find_benchmark(cell.task), bases.get((cell.column, cell.task))
@@ -101,8 +72,7 @@ def damaged_experts(results: Results) -> Iterator[Mark]:
         if cell.role != "expert" or cell.task != task or not is_measure(cell.metric):
             continue
         if cell.value is not None and base is not None and base - cell.value > most:
-            lost = f"{base - cell.value:.1f} bits below the base, where {most:g} is allowed"
-            yield Mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
+            yield cell, f"{base - cell.value:.1f} bits below the base, where {most:g} is allowed"
 
 
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The report as one page: index.html, from the results of a table, as frames that one macro renders. It works offline
+"""The report as one page: index.html, from the results of a table, rendered by templates. It works offline
 and, but for the table of answers, without JavaScript."""
 
 from __future__ import annotations
@@ -10,27 +10,32 @@ from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
-from pipeline.report.frames import cells_frame, cells_note, claims_frame, contrasts_frame, next_steps, runs_frame
+from pipeline.report.claims import VERDICTS
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import Results
-from pipeline.report.marks import Mark, browsed, group_marks
-from pipeline.report.render.cells import cell_lines, chosen_text, group_reasons
+from pipeline.report.load.contents import TRAININGS, CellResult, Results, behind
+from pipeline.report.marks import Marks, browsed
+from pipeline.report.render.cells import cell_difference, cell_lines, chosen_text, group_reasons, legend
 from pipeline.report.render.maps import changes_of
+from pipeline.report.templates import JSON_STYLE, environment, render
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
+KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
+PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
-JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
 
 
-def page(
-    results: Results, headline: Sequence[str], notes: Sequence[str],
-    marks: Sequence[Mark],
-) -> tuple[str, dict[str, str]]:  # fmt: skip
+Line = tuple[str, str, str]  # that a click on a cell shows: text, the run that it leads to, and the link's text
+
+
+def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks) -> tuple[str, dict[str, str]]:
     """index.html of a report, and its figures as SVG by name."""
     lines, answers = chart_lines(results), results.answers
-    drawn = draw_figures(results, lines)
+    is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
+    text = "Scores by row: the numbers are in the table above"
+    chart = draw_svg(lambda: figures.scores(lines), "scores", text) if lines and is_small else ""
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(place in answers and answers[place].n for place in shown.values())
@@ -39,42 +44,23 @@ def page(
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    tables = [claims_frame(results.verdicts), contrasts_frame(results)]
-    charts = [(drawn["scores"], chart_note(lines))] if "scores" in drawn else []
-    pictures = [("charts", "Chart", charts), ("maps", "Changes by training", maps)]
-    is_published = any(item.published is not None for item in results.cells)
-    facts = {"Versions": results.versions, "Machine": results.machine, "Git": results.git}
-    listed_facts = {title: [facts_text(values)] for title, values in facts.items() if values}
-    html = environment().get_template("page.html.j2").render(
-        results=results, headline=headline, notes=notes,
-        cells_title="The table, measured and published" if is_published else "The table",
-        cells_note=cells_note(results), cells=cells_frame(results),
-        chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
-        reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
+    html = render(
+        "page.html.j2", results=results, headline=headline, notes=notes,
+        marks_of_cells=legend(results.cells, PAPER), lines_of=lines_of, difference_of=cell_difference,
+        chosen_text=chosen_text, reasons={name: group_reasons(results, name) for name in ("suspect", "missing")},
         stopped=[
-            (name, len(stopped), by_message((run.reason, run.name) for run in stopped))
+            (name, len(stopped), by_message((reason, run) for run, reason in stopped.items()))
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
-        next_steps=next_steps(results), marks=group_marks(marks), differences=differences, warnings=warnings,
-        tables=tables, pictures=pictures, answered=answered, bundle=data_tables() if answered else {},
-        computed={**results.computed, **listed_facts}, runs=runs_frame(results),
+        limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
+        verdict_words=VERDICTS,
+        run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
+        chart=chart, lines=lines, maps=maps, answered=answered, bundle=data_tables() if answered else {},
+        facts={"Versions": results.versions, "Machine": results.machine, "Git": results.git}, **runs_table(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
-    alone = {name: re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", svg) + "\n" for name, svg in drawn.items()}
-    return html, {f"{name}.svg": svg for name, svg in alone.items()}
-
-
-def environment() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    templates = Environment(
-        loader=PackageLoader("pipeline.report", "."),
-        autoescape=lambda name: name is None or not name.endswith((".css", ".js")),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    templates.policies["json.dumps_kwargs"] = JSON_STYLE
-    return templates
+    return html, {"scores.svg": re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n"} if chart else {}
 
 
 def data_tables() -> dict[str, str]:
@@ -85,25 +71,41 @@ def data_tables() -> dict[str, str]:
     return {"js": bundle.read_text(encoding="utf-8"), "css": bundle.with_suffix(".css").read_text(encoding="utf-8")}
 
 
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def lines_of(cell: CellResult) -> list[Line]:
+    """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
+    unfinished ones and trainings."""
+    sources = behind([cell])
+    lines, places = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
+    for _, score, row in sorted(sources, key=lambda source: places.index(source.row.where)):
+        axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
+        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
+        lines.append((axes, score.run, value or score.run))
+    scored = {source.score.run for source in sources}
+    axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
+    others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
+    return lines + [(axes_of.get(run, ""), run, run) for run in others]
+
+
+def runs_table(results: Results) -> dict[str, Any]:
+    """All runs behind the table: trainings, then evaluations, then the rest; of each the cells that it scores, or its
+    label."""
+    used: dict[str, dict[str, None]] = {}
+    for cell in results.cells:
+        for score in cell.scores:
+            used.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+    order = [*TRAININGS, "eval"]
+    return {
+        "runs": sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9),
+        "kinds": KINDS,
+        "used": {run.name: "; ".join(used.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
+                 for run in results.runs},
+    }  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------------- figures
-
-
-def draw_figures(results: Results, lines: list[dict[str, Any]]) -> dict[str, str]:
-    """Name -> SVG of each figure that the table has numbers for, unless it would be too large."""
-    drawn = {}
-    if lines and len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS:
-        text = "Scores by row: the numbers are in the table above"
-        drawn["scores"] = draw_svg(lambda: figures.scores(lines), "scores", text)
-    return drawn
-
-
-def chart_note(lines: list[dict[str, Any]]) -> str:
-    """What the marks in the chart of these lines mean, those that it has."""
-    marks = {"low": "lines the 95 % intervals", "published": "diamonds the published numbers",
-             "chance": "dashed lines the score of guessing"}  # fmt: skip
-    shown = [text for key, text in marks.items() if any(line[key] is not None for line in lines)]
-    best = " A bar in full colour is significantly above all others." if any(line["best"] for line in lines) else ""
-    return f"{', '.join(['Bars are the scores of the table', *shown])}.{best}"
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
@@ -141,46 +143,27 @@ def answer_data(
     language, question, prompt, expected, right or wrong, extracted, response, scores]]}}. Items are indices into
     `strings`, as rows share their questions, and often their answers. All evaluations show the same number of
     questions: as many as `most_bytes` allow, but at least one."""
-    strings: dict[str, int] = {}
-    models: dict[str, list[list[int]]] = {row: [] for row, *_ in shown}
-    size = 0
-    for number in range(max((len(answers[place].first) for place in shown.values() if place in answers), default=0)):
-        strings_before, lines = len(strings), []
-        for (row, column, language), place in shown.items():
-            if place in answers and number < len(answers[place].first):
-                doc, correct, prompt, target, response, extracted, scores = answers[place].first[number]
-                right = "" if correct is None else "✓ right" if correct else "✗ wrong"
-                texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
-                lines.append((row, [strings.setdefault(text, len(strings)) for text in texts]))
-        size += json_bytes([list(strings)[strings_before:], [line for _, line in lines]])
-        if number and size > most_bytes:
-            strings = dict(list(strings.items())[:strings_before])
-            break
-        for row, line in lines:
-            models[row].append(line)
-    return {"strings": list(strings), "models": {row: lines for row, lines in models.items() if lines}}
-
-
-def json_bytes(value: Any) -> int:
-    """Bytes of a value as JSON that is embedded in HTML."""
     from jinja2.utils import htmlsafe_json_dumps
 
-    return len(htmlsafe_json_dumps(value, **JSON_STYLE).encode())
+    items = {at: answers[place].first for at, place in shown.items() if place in answers}
+    number = max(map(len, items.values()), default=0)
+    while True:
+        strings: dict[str, int] = {}
+        models: dict[str, list[list[int]]] = {}
+        for question in range(number):
+            for (row, column, language), first in items.items():
+                for doc, correct, prompt, target, response, extracted, scores in first[question : question + 1]:
+                    right = "" if correct is None else "✓ right" if correct else "✗ wrong"
+                    texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+                    models.setdefault(row, []).append([strings.setdefault(text, len(strings)) for text in texts])
+        data = {"strings": list(strings), "models": models}
+        size = len(htmlsafe_json_dumps(data, **JSON_STYLE).encode())
+        if number < 2 or size <= most_bytes:
+            return data
+        number = max(1, min(number - 1, int(number * most_bytes / size)))
 
 
 # ---------------------------------------------------------------------------------------------------- texts
-
-
-def facts_text(facts: Mapping[str, Any]) -> str:
-    texts_of = {True: "yes", False: "no", None: "unknown"}
-    texts = (f"{key} {texts_of[value] if isinstance(value, bool | None) else value}" for key, value in facts.items())
-    return " · ".join(texts)
-
-
-def shortened(items: Iterable[str], limit: int = 40) -> list[str]:
-    lines = list(items)
-    more = [f"and {len(lines) - limit} more, in the files next to this page"] if len(lines) > limit else []
-    return [*lines[:limit], *more]
 
 
 def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:

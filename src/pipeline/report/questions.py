@@ -83,13 +83,6 @@ class Questions:
         groups = {doc_id: group for key in self.needed_scores for doc_id, group in self.answers.groups_of(*key).items()}
         return [groups.get(doc_id, doc_id) for doc_id in ids]
 
-    def means_of(self, weigh: Callable[[np.ndarray], np.ndarray]) -> dict[Key, np.ndarray]:
-        """The mean of each score in each draw; weigh: (S, N) answers -> (draws, S) means."""
-        import numpy as np
-
-        means = weigh(np.stack(list(self.vectors.values())))
-        return {key: means[:, index] for index, key in enumerate(self.vectors)}
-
     @cached_property
     def means(self) -> dict[Key, float]:
         return {key: float(vector.mean()) for key, vector in self.vectors.items()}
@@ -97,13 +90,16 @@ class Questions:
     @cached_property
     def halves(self) -> dict[Key, np.ndarray]:
         """The mean of each score on the odd and on the even problems."""
-        return self.means_of(lambda stacked: half_weights(stacked.shape[1]) @ stacked.T)
+        import numpy as np
+
+        means = np.stack(list(self.vectors.values())) @ half_weights(self.size).T
+        return dict(zip(self.vectors, means, strict=True))
 
     @cached_property
     def halved_draws(self) -> Sequence[dict[Key, np.ndarray]]:
         """Draws of the odd problems, and draws of the even ones."""
-        means_of_halves = halved_means(list(self.vectors.values()), self.answers.draws)
-        return [{key: means[:, index] for index, key in enumerate(self.vectors)} for means in means_of_halves]
+        halves = halved_means(list(self.vectors.values()), self.answers.draws)
+        return [dict(zip(self.vectors, means.T, strict=True)) for means in halves]
 
     @property
     def size(self) -> int:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.benchmarks import find_benchmark, is_measure
+from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report.expression import evaluate, scores_under
-from pipeline.report.load.answers import Answers, Place, Vector, answers_of, sample_files
+from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stats.statistics import DRAWS
@@ -38,8 +38,8 @@ class NoScore(PipelineError):
 
 @dataclass
 class StoredAnswers:
-    """The scores, answers and facts under a table. failed: name of a run -> why it failed; answers: those that were
-    read so far; draws: number of draws of each bootstrap over questions."""
+    """The scores, answers and facts under a table. failed: name of a run -> why it failed; answers: by `read_answers`;
+    draws: number of draws of each bootstrap over questions."""
 
     table: BoundTable
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +114,10 @@ class StoredAnswers:
         """Whether a metric's scores of questions are shares of 1."""
         return not is_measure(metric)
 
+    def less_is_better(self, task: str, metric: str) -> bool:
+        """Whether less of a metric is better; an empty one is the task's own."""
+        return lower_is_better(task) and metric in ("", primary_metric(task)[0])
+
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """doc_id -> score of each question, as tables show it, over 100. Raises NoScore for an unfinished run, or one
         without such answers."""
@@ -126,8 +130,7 @@ class StoredAnswers:
             measure, subtracted = parts
             values, others = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
             return {question: value - others[question] for question, value in values.items() if question in others}
-        language, scale = pair or score.language, percent_factor(metric) / 100
-        answers = self.answers_under(score, language)[language]
+        scale, (answers,) = percent_factor(metric) / 100, self.answers_under(score, pair or score.language).values()
         benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
         numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
         if benchmark and benchmark.of_harness and not (numbers and all(numbers)):
@@ -139,18 +142,11 @@ class StoredAnswers:
         """The answers of a score in a language or pair; None: in each of its pairs."""
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
-
-        def known() -> dict[str, Answers]:
-            if language is not None:
-                answers = self.answers.get((run.name, task, language))
-                return {language: answers} if answers else {}
-            return {place[2]: answers for place, answers in self.answers.items() if place[:2] == (run.name, task)}
-
-        if not known():
-            self.answers |= {place: answers_of(place, samples) for place, samples in sample_files(run.folder)}
-        if not (answers := known()):
+        places = [language] if language else [f"en-{score.language}", f"{score.language}-en"]
+        found = {place: self.answers[key] for place in places if (key := (run.name, task, place)) in self.answers}
+        if not found:
             raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
-        return answers
+        return found
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
         """doc_id -> the passage that the question is about."""

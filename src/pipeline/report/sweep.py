@@ -12,10 +12,9 @@ from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import write_atomically
-from pipeline.report.frames import Frame, Td
 from pipeline.report.load.answers import Place, answers_of, sample_files
-from pipeline.report.page import environment
 from pipeline.report.render.sheets import comma_separated
+from pipeline.report.templates import render
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stats.statistics import split_half
@@ -43,12 +42,9 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
     if scores:
         write_atomically(folder / "scores.csv", comma_separated([columns, *rows]))
-    shown = [
-        [*map(str, values), Td("not finished") if score == "" else Td(f"{score:.1f}", score), name]
-        for *values, score, name in rows
-    ]
-    frames = [Frame("Points", "All points, with the runs that scored them.", columns, shown, (0, len(columns) - 1))]
-    html = environment().get_template("plain.html.j2").render(frames=frames, **context)
+    shown = [[*map(str, values), "not finished" if score == "" else score, name] for *values, score, name in rows]
+    tables = [("All points, with the runs that scored them.", columns, (0, len(columns) - 1), shown)]
+    html = render("plain.html.j2", tables=tables, **context)
     write_atomically(folder / "index.html", html)
     return folder / "index.html"
 

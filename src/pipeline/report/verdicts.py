@@ -164,27 +164,22 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     claim = placed.claim
     if claim.metric == FACT:
         return judge_fact_difference(placed, answers)
+    units = units_of(placed, answers, by_place=claim.units == "each")
     if claim.units == "each":
-        return judge_every(claim, units_of(placed, answers, False))
-    (_, first), *others = means = comparisons(placed, answers)
-    if others:
-        verdict = judge_every(
-            claim, [Unit(name, comparison.contrast(), *comparison.values) for name, comparison in means]
-        )
-    else:
-        verdict = judge_difference(claim, first.contrast(), *first.values)
+        return judge_every(claim, units)
+    verdict = judge_every(claim, units) if len(units) > 1 else judge_difference(claim, *units[0][1:])
     if claim.units == "count":
-        return judge_wins(claim, units_of(placed, answers, True), verdict, bool(placed.axes))
+        return judge_wins(claim, units_of(placed, answers, True, bool(placed.axes)), verdict, bool(placed.axes))
     return verdict
 
 
-def units_of(placed: PlacedClaim, answers: StoredAnswers, experts: bool) -> list[Unit]:
-    """Each place of each candidate a side; of experts each pair, where axes are named."""
+def units_of(placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False) -> list[Unit]:
+    """Each candidate a side, over the mean of all places or at each one; of experts each pair."""
     import numpy as np
 
     units: list[Unit] = []
-    for name, comparison in comparisons(placed, answers, by_place=True):
-        if not (experts and placed.axes):
+    for name, comparison in comparisons(placed, answers, by_place):
+        if not experts:
             units.append(Unit(name, comparison.contrast(), *comparison.values))
             continue
         pairs = comparison.differences()

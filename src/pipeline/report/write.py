@@ -18,7 +18,7 @@ from pipeline.report.claims import claims_csv
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, refuse_unlike
-from pipeline.report.marks import inconclusive_sentence, mark_lines, suspicious_scores
+from pipeline.report.marks import mark_lines, suspicious_scores
 from pipeline.report.page import page
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
 from pipeline.report.render.tidy import tidy_rows
@@ -32,7 +32,7 @@ def write_report(results: Results, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     refuse_unlike(results)
     notes, marks = notes_of(results), suspicious_scores(results)
-    headline = [*inconclusive_sentence(results), *headline_sentences(results.contrasts, results.primary)]
+    headline = headline_sentences(results.contrasts, results.primary)
     html, pictures = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),

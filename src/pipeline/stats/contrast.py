@@ -144,7 +144,7 @@ def contrast(
     scaled = array / reach if bounded else array
     by_problem = scaled.reshape(-1, n).mean(axis=0)  # (N,)
     value = float(by_problem.mean()) if estimate is None else float(estimate) / (reach if bounded else 1)
-    parts = [(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)]
+    parts = [expert_part(means.mean(axis=1), means, n) for means in by_axis(array, array.ndim - 1)]
     if not bounded:
         problems = float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(np.asarray(drawn), ddof=1))
         free = NormalTest(value, math.sqrt(problems), reach=reach)
@@ -173,12 +173,8 @@ def corpus_contrast(
     numbers, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
     joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
     problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
-    parts = []
-    for values, means in zip(by_axis(numbers, numbers.ndim), by_axis(array, numbers.ndim), strict=True):
-        count = len(values)
-        residuals = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
-        between = float(np.var(values, ddof=1)) / count
-        parts.append((between, float(np.sum(residuals**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
+    axes = zip(by_axis(numbers, numbers.ndim), by_axis(array, numbers.ndim), strict=True)
+    parts = [expert_part(values, means) for values, means in axes]
     value = float(numbers.mean()) if estimate is None else estimate
     return contrast_of_test(NormalTest(value, math.sqrt(problems)), problems, parts, n)
 
@@ -272,15 +268,15 @@ def contrast_of_test(
     )  # fmt: skip
 
 
-def expert_variance(means: np.ndarray) -> tuple[float, float]:
-    """Variances of the mean over A experts: (of the experts' means, the part of it due to problems). means: (A, N).
+def expert_part(values: np.ndarray, means: np.ndarray, n: int = 1) -> ExpertPart:
+    """Variances of the mean over A experts: of the experts' values, and the part of it due to problems.
 
-    The first is s^2 / A of the A means; the second is the residual mean square of expert x problem, over A N.
+    values: (A,), of which the first is s^2 / A; means: (A, N), of N problems, or of N draws of all problems (n = 1),
+    whose residual mean square of expert x problem, over A n, is the second.
     """
     import numpy as np
 
-    experts, n = means.shape
-    by_expert = means.mean(axis=1)
-    residuals = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
-    within = float(np.sum(residuals**2)) / max(1, (experts - 1) * (n - 1))
-    return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
+    experts, size = means.shape
+    residuals = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+    within = float(np.sum(residuals**2)) / max(1, (experts - 1) * (size - 1))
+    return float(np.var(values, ddof=1)) / experts, within / (experts * n), experts

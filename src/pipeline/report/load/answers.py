@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, share_in, value_per_question
 from pipeline.evaluate.records import Sample, ScoreRow, passage_group
-from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.evaluate.shown_scores import finite_or_none, percent_factor
 from pipeline.languages import language
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
@@ -184,23 +183,6 @@ def passage_of(prompt: str) -> str:
     return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
-def score_of(task: str, sample: Sample) -> float | None:
-    """One question's score as a share of 1: right or wrong, else the task's own metric. None if it is neither, such as
-    bits."""
-    if sample.get("correct") is not None:
-        return float(sample["correct"])
-    metric, scale = own_metric(task)
-    value = (sample.get("scores") or {}).get(metric) if scale else None
-    return scale * value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-@lru_cache(maxsize=256)  # asked for each answer
-def own_metric(task: str) -> tuple[str, float]:
-    """A task's metric and its factor to a share of 1; 0 if it is none, such as bits."""
-    metric, _ = primary_metric(task)
-    return metric, 0.0 if is_measure(metric) else percent_factor(metric) / 100
-
-
 def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
     """Number of answers mostly in letters of another script than their language's, if more than half are; else 0.
 
@@ -237,10 +219,17 @@ def text_of(value: Any) -> str:
 
 
 def answer_columns(task: str, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """The columns of answers.parquet that differ from answer to answer."""
+    """The columns of answers.parquet that differ from answer to answer. score: a share of 1, right or wrong, else the
+    task's own metric; None if it is neither, such as bits."""
+    metric, _ = primary_metric(task)
+    factor = None if is_measure(metric) else percent_factor(metric) / 100
     flags = {name: [row.get(name) for row in samples] for name in ("correct", "cut_off")}
+    numbers = [finite_or_none((row.get("scores") or {}).get(metric)) if factor else None for row in samples]
+    scores = [number if number is None else (factor or 1) * number for number in numbers]
     return {
-        "doc_id": [str(row["doc_id"]) for row in samples], "score": [score_of(task, row) for row in samples],
+        "doc_id": [str(row["doc_id"]) for row in samples],
+        "score": [score if right is None else float(right)
+                  for score, right in zip(scores, flags["correct"], strict=True)],
         **{name: [None if value is None else bool(value) for value in values] for name, values in flags.items()},
         **{name: [text_of(row.get(name)) for row in samples] for name in TEXTS},
     }  # fmt: skip

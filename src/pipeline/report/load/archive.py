@@ -115,15 +115,11 @@ def check_archive(file: Path) -> tuple[str, int]:
                 raise PipelineError(f"{file} was written by another version of this program ({which}): export it again")
             name, finished = contents["table"], int(contents["finished"])
             if not re.fullmatch(NAME, name):
-                raise PipelineError(f"{file} contains a table without a name: give a file of stage=export")
-            digests = digests_of(archive)
-            if SUMS not in archive.namelist():
-                raise PipelineError(f"{file} has no {SUMS}, as archives of earlier versions: export it again")
+                raise ValueError(name)
             lines = (line.split("  ", 1) for line in archive.read(SUMS).decode().splitlines())
-            listed = {member: digest for digest, member in lines}
-            for member in sorted({*listed, *digests}):
-                if listed.get(member) != digests.get(member):
-                    raise PipelineError(f"{file} was changed after it was exported ({member}): export it again")
+            listed = {(member, digest) for digest, member in lines}
+            if changed := sorted(listed ^ set(digests_of(archive).items())):
+                raise PipelineError(f"{file} was changed after it was exported ({changed[0][0]}): export it again")
             return name, finished
     except PipelineError:
         raise

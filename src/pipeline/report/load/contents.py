@@ -89,14 +89,6 @@ class CellResult:
         return self.value if self.maximum is None else self.maximum
 
 
-@dataclass(frozen=True)
-class FailedRun:
-    """A missing run of the table, and why it is missing."""
-
-    name: str
-    reason: str
-
-
 class ScoreBehind(NamedTuple):
     """A score behind a cell's number, with the evaluation that it is from."""
 
@@ -113,7 +105,8 @@ class ScoreBehind(NamedTuple):
 class Results:
     """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
-    `seconds`: total of all finished runs behind the table; `failed`: runs that failed; `missing`: runs never started.
+    `seconds`: total of all finished runs behind the table; `failed`: run -> why it failed; `missing`: run -> why
+    it was never started.
     `computed`: title -> sentences on how the numbers were computed.
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
@@ -130,8 +123,8 @@ class Results:
     columns: Sequence[str]
     cells: Sequence[CellResult] = ()
     runs: Sequence[RunResult] = ()
-    failed: Sequence[FailedRun] = ()
-    missing: Sequence[FailedRun] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)

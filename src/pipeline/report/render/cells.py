@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.sheets import lines_csv
-from pipeline.text import align_columns, markdown_line, one_line
+from pipeline.report.templates import render
+from pipeline.text import align_columns
 
 MISSING = "—"
 NAMED_AT_MOST = 30  # runs listed by name
@@ -93,22 +94,12 @@ def group_reasons(results: Results, name: str) -> list[str]:
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
-    columns = results.columns
-    lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
-    lines += [one_line(headline), ""]
-    lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
-    lines += [*map(markdown_line, cell_texts(results)), ""]
-    for note in [*legend(results.cells, PUBLISHED), *notes]:
-        lines += [one_line(note), ""]
-    for key, choice in results.choices.items():
-        lines += [f"- {one_line(key)}: {chosen_text(choice)}"]
-    lines += [f"- {MISSING} {one_line(reason)}" for reason in group_reasons(results, "missing")]
-    for title, runs in (("Failed runs:", results.failed), ("Not started:", results.missing)):
-        lines += (
-            ["", title, "", *(f"- {run.name}: {one_line(run.reason)}" for run in runs[:NAMED_AT_MOST])] if runs else []
-        )
-        lines += [f"- and {len(runs) - NAMED_AT_MOST} more"] if len(runs) > NAMED_AT_MOST else []
-    return escape("\n".join(lines).rstrip(), quote=False) + "\n"
+    text = render(
+        "cells.md.j2", results=results, headline=headline, notes=[*legend(results.cells, PUBLISHED), *notes],
+        rows=cell_texts(results), missing=group_reasons(results, "missing"), chosen_text=chosen_text,
+        named_at_most=NAMED_AT_MOST,
+    )  # fmt: skip
+    return escape(text.rstrip(), quote=False) + "\n"
 
 
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:

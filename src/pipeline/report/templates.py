@@ -1,0 +1,38 @@
+"""The report's templates: index.html, cells.md and summary.txt, and the pages of sweeps and searches."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pipeline.progress import format_duration
+from pipeline.report.claims import format_points
+from pipeline.report.compare import is_significant, p_text
+from pipeline.text import markdown_line, one_line
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+JSON_STYLE: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("pipeline.report", "."),
+        autoescape=lambda name: name is None or name.endswith(".html.j2"),
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    templates.policies["json.dumps_kwargs"] = JSON_STYLE
+    templates.filters |= {
+        "points": format_points, "signed": lambda value: format_points(value, "+").replace("-", "−"),
+        "p_text": p_text, "duration": format_duration, "line": one_line, "markdown_line": markdown_line,
+    }  # fmt: skip
+    templates.tests["significant"] = is_significant
+    return templates
+
+
+def render(name: str, **context: Any) -> str:
+    return environment().get_template(name).render(**context)
