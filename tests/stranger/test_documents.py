@@ -73,15 +73,15 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def narrow_base(folder: Path) -> None:
-    """The shipped base with its depth and its tokenizer, but narrow and with random weights."""
+    """The shipped base with its tokenizer, but of six layers, narrow and with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shipped = Path(pipeline.__file__).parent / "data/sandbox_base"
     shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("manifest.json", "*.safetensors"))
-    narrow = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    narrow = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = AutoConfig.from_pretrained(shipped)
-    config.update(narrow | {"head_dim": 16})
+    config.update(narrow | {"head_dim": 16, "num_hidden_layers": 6})
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 

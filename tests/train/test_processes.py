@@ -26,11 +26,8 @@ from pipeline.train.save import save_model
 from pipeline.train.trainer import Trainer
 
 WAYS: dict[str, dict[str, Any]] = {
-    "full": {}, "full, two passes": {"epochs": 2},
-    "partial": {"method": "partial", "side": "math"}, "mixed": {"method": "mixed"},
-    "simultaneous": {"method": "simultaneous"},
+    "full, two passes": {"epochs": 2}, "partial": {"method": "partial", "side": "math"},
     "simultaneous, checkpointing": {"method": "simultaneous", "gradient_checkpointing": True, "steps_per_switch": 2},
-    "lora": {"adapter": "lora"}, "partial_lora": {"method": "partial", "side": "language", "adapter": "lora"},
     "mixed_lora": {"method": "mixed", "adapter": "lora"},
     "simultaneous_lora": {"method": "simultaneous", "adapter": "lora"},
 }  # fmt: skip
@@ -69,7 +66,7 @@ def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     return {"logs": logs, "world": made.args.world_size}
 
 
-SHARDED = ("full", "partial", "simultaneous, checkpointing", "simultaneous_lora")
+SHARDED = ("partial", "simultaneous, checkpointing", "simultaneous_lora")
 
 
 def shard_on_cpu() -> None:
@@ -157,14 +154,11 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
 
 
 DTYPES: dict[str, dict[str, Any]] = {
-    "float32 weights": {"weights": "float32", "precision": "bf16"},
     "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
     "float32 weights, no autocast": {"weights": "float32", "precision": "fp32"},
     "float32 weights, checkpointing": {"weights": "float32", "precision": "bf16", "gradient_checkpointing": True},
-    "bfloat16 weights": {"weights": "bfloat16", "precision": "bf16"},
     "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
     "bfloat16 weights, no autocast": {"weights": "bfloat16", "precision": "fp32"},
-    "adapters": {"weights": "float32", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
     "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
     "two sides in turns": {"weights": "float32", "precision": "bf16", "method": "simultaneous"},
     "adapters in turns": {
