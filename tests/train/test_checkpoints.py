@@ -284,28 +284,6 @@ def interrupted(words: Callable[..., list[str]], at_step: Callable[..., None], t
     return command
 
 
-def test_a_resume_point_that_is_not_whole_is_not_used(interrupted: list[str]) -> None:
-    work = build(compose(interrupted)).work  # type: ignore[arg-type]
-    assert [path.name for path in (work / "resume").iterdir()] == ["step-3"]  # one
-    with open(work / "resume/step-3/optimizer.pt", "r+b") as file:
-        file.truncate(1000)
-    assert resume.read_resume_point(work) is None
-    assert "resumed" not in read_manifest(made(interrupted)).facts  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("other", [{"attempt": 2}, {"parents": {"data": "sha256:other"}}, {"hash": "other"}])
-def test_a_resume_point_of_other_data_or_another_attempt_is_not_used(interrupted: list[str], other: Any) -> None:
-    run: Any = build(compose(interrupted))  # type: ignore[arg-type]
-    record = resume.usable_resume_point(run)
-    assert record is not None
-    resume.prepare_work_folder(run)
-    assert {path.name for path in run.work.iterdir()} == {"resume", "resume.json"}  # what the attempt left is gone
-    (run.work / "resume.json").write_text(json.dumps(record | {"of": record["of"] | other}))
-    assert resume.read_resume_point(run.work) is not None and resume.usable_resume_point(run) is None
-    resume.prepare_work_folder(run)
-    assert list(run.work.iterdir()) == []
-
-
 def test_another_configuration_says_that_it_begins_anew(
     interrupted: list[str], call: Callable[..., SimpleNamespace]
 ) -> None:
@@ -402,20 +380,6 @@ def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
         told.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 1.0, "num_tokens": tokens})
         speeds.append(told.bar.postfix)
     assert speeds == ["loss 1.000, 0 tokens/s", "loss 1.000, 150 tokens/s"]
-
-
-def test_several_processes_look_together_every_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one requests, all do."""
-    looks = []
-    one = checkpoints.Checkpoints.__new__(checkpoints.Checkpoints)
-    one.sft, one.saved, one.asked_to_stop = SimpleNamespace(resume_minutes=None), 0.0, None
-    one.trainer = SimpleNamespace(args=SimpleNamespace(world_size=2, device="cpu"))
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda shared, _: looks.append(step))
-    for step in range(1, 13):
-        assert one._is_due(step) is False
-    assert looks == [4, 8, 12]
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda shared, _: shared.fill_(2))
-    assert [one._is_due(step) for step in range(13, 17)] == [False, False, False, True] and one.asked_to_stop
 
 
 def test_a_resume_point_is_due_after_resume_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
