@@ -57,4 +57,4 @@ def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: l
         else:
             runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # which multiprocessing leaves out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.errors import PipelineError
 from pipeline.merge.methods.layer_swap import LayerSwap, layer_swap_weights
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.anatomy import Site, anatomy
@@ -63,3 +64,5 @@ def test_soups():
     assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
     thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
     assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
+    with pytest.raises(PipelineError, match="merge.weights must sum to 1"):
+        Soup(experts=["a", "b"], weights=[0.5, 0.50001]).refuse(None, None)
