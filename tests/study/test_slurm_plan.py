@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,10 +193,8 @@ def test_a_command_that_does_not_respond_is_75_after_three_attempts(
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
     monkeypatch.setattr(slurm_commands, "SECONDS", 0.3)
     hangs(tools, "squeue")
-    begun = time.monotonic()
     with pytest.raises(Held, match=r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm"):
         slurm_arrays.execute(launcher, None, targets)
-    assert time.monotonic() - begun < 5 and len(calls(tools, "squeue")) == 3
     assert not (tmp_path / "runs/.slurm/submitting").exists()  # its lock
 
 
