@@ -74,7 +74,7 @@ TRAINING: dict[str, Change | list[Change]] = {
         "sft.micro_batch_size=2", same_because="a step has the same rows and the same mean; they are summed in parts"
     ),
     "sft.processes": Change(
-        "sft.processes=2", same_because="see test_one_process_and_two_are_the_same_within_rounding"
+        "sft.processes=2", same_because="see test_two_processes_equal_one"
     ),
     "sft.parallel": Change(
         "sft.parallel=fsdp2", same_because="of one process it is not hashed; of several it is refused on a CPU"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -101,23 +101,26 @@ def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, mo
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_config_dir_brings_languages_and_refuses_shipped_codes(tmp_path: Path) -> None:
+def test_config_dir_brings_languages_and_refuses_shipped_codes(
+    call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
     (tmp_path / "language").mkdir()
     (tmp_path / "language/kpz.yaml").write_text(OWN)
-    words = ["-m", "pipeline", f"--config-dir={tmp_path}", "stage=eval", "checkpoint=no_such", "eval=mgsm_2shot"]
+    words = [f"--config-dir={tmp_path}", "stage=eval", "checkpoint=no_such", "eval=mgsm_2shot"]
 
     def told(code: str) -> str:
-        asked = [sys.executable, *words, f"languages=[{code}]", f"runs_dir={tmp_path}/runs"]
-        done = subprocess.run(asked, capture_output=True, text=True)
-        assert done.returncode == 1
-        return done.stderr
+        done = call(*words, f"languages=[{code}]", f"runs_dir={tmp_path}/runs")
+        assert done.status == 1
+        return done.err
 
     assert "no_such is not a finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
     (tmp_path / "language/sw.yaml").write_text(OWN)
     assert "language=sw exists already" in told("kpz")
 
 
-def test_a_worker_knows_the_languages_of_config_dir(tmp_path: Path, base: Path) -> None:
+def test_a_worker_knows_the_languages_of_config_dir(
+    call: Callable[..., SimpleNamespace], tmp_path: Path, base: Path
+) -> None:
     """A table's runs are made by processes of their own; the harness has Swahili, by its code in FLORES."""
     (tmp_path / "mine/language").mkdir(parents=True)
     (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))
@@ -131,11 +134,7 @@ def test_a_worker_knows_the_languages_of_config_dir(tmp_path: Path, base: Path) 
         "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {sw: {in: sw}, swx: {in: swx}}\n"
     )
     words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *words, "launcher.workers=2", "tracking.mode=disabled"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = call(*words, "launcher.workers=2", "tracking.mode=disabled")
+    assert done.status == 0, done.err
     found = [json.loads(one.read_text())["rows"][0]["language"] for one in (tmp_path / "runs").glob("*/scores.json")]
     assert sorted(found) == ["sw", "swx"] and (tmp_path / "runs/.logs").is_dir()  # where workers write

@@ -9,6 +9,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -59,8 +60,7 @@ def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> No
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     there = os.environ | {"PYTHONPATH": str(installed)}
-    command = [sys.executable, "-c", code, str(installed)]
-    done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True)
+    done = forked.python("-c", code, str(installed), cwd=tmp_path, env=there)
     assert done.returncode == 1 and "3 evaluations cannot run: data_root=. has no mgsm/en/test.jsonl" in done.stderr
     assert "11 of 11 runs to compute" in done.stdout
 
@@ -86,9 +86,9 @@ def test_it_makes_a_table_in_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
     here.mkdir()
     (here / "mine.yaml").write_text(MINE)
     there = os.environ | {"PYTHONPATH": str(installed), "WANDB_MODE": "disabled"}
-    command = [sys.executable, "-m", "pipeline", "stage=table", "table=./mine.yaml", "launcher.workers=1"]
     for made in (2, 0):
-        done = subprocess.run(command, cwd=here, env=there, capture_output=True, text=True)
+        words = ["stage=table", "table=./mine.yaml", "launcher.workers=1"]
+        done = forked.python("-m", "pipeline", *words, cwd=here, env=there)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "runs/reports/mine/index.html\n" and (here / done.stdout.strip()).is_file()
         assert done.stderr.count("] done in ") == made, done.stderr

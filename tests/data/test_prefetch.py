@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import repositories
 import yaml
@@ -69,22 +68,12 @@ class Place:
 
     def run(self, *words: str, offline: bool = False) -> SimpleNamespace:
         online = "1" if offline else "0"
-        env = {
-            **os.environ,
-            "HF_ENDPOINT": self.hub.address,
-            "HF_HOME": str(self.folder / "home"),
-            "NO_PROXY": "127.0.0.1",
-        }
-        env |= {
-            "HF_HUB_OFFLINE": online,
-            "HF_DATASETS_OFFLINE": online,
-            "HF_HUB_DISABLE_XET": "1",
-            "WANDB_MODE": "disabled",
-        }
+        env = os.environ | {"HF_ENDPOINT": self.hub.address, "HF_HOME": str(self.folder / "home")}
+        env |= {"HF_HUB_OFFLINE": online, "HF_DATASETS_OFFLINE": online, "HF_HUB_DISABLE_XET": "1"}
+        env |= {"NO_PROXY": "127.0.0.1", "WANDB_MODE": "disabled"}
         env.pop("HF_TOKEN", None)
         here = [f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"]
-        command = [sys.executable, "-c", PROGRAM, str(self.folder / "conf"), *words, *here]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        done = forked.python("-c", PROGRAM, str(self.folder / "conf"), *words, *here, env=env)
         return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
 
     def lock(self) -> dict[str, Any]:
@@ -272,8 +261,7 @@ def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None
     env = os.environ | {"HF_ENDPOINT": place.hub.address, "HF_HOME": str(place.folder / "home")}
     env |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     program = "import datasets; print(datasets.load_dataset('juletxara/mgsm', 'sw')['test'][0]['question'])"
-    another = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert "Swali jipya" in another.stdout
+    assert "Swali jipya" in forked.python("-c", program, env=env).stdout
     told = place.run(*score, "eval.max_gen_toks=4", offline=True)
     assert told.status == 1
     refusal = f"juletxara/mgsm is locked at {locked[:8]}, and the cache of datasets gives {moved[:8]}"
@@ -400,7 +388,4 @@ def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
             monkeypatch.delenv(key, raising=False)
         for key, value in env.items():
             monkeypatch.setenv(key, value)
-        theirs = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        assert hub_cache() == Path(theirs)
+        assert hub_cache() == Path(forked.python("-c", program).stdout.strip())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
+import forked
 import pytest
 from fake_hub import serving
 from huggingface_hub import constants
@@ -38,14 +37,7 @@ def test_a_silent_hub_is_asked_once_for_a_training_set(tmp_path: Path) -> None:
         hub.down = True
         where = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub"), "NO_PROXY": "127.0.0.1"}
         where |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_DATASETS_CACHE": str(tmp_path / "sets")}
-        done = subprocess.run(
-            [sys.executable, "-c", READ],
-            env=os.environ | where,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
+        done = forked.python("-c", READ, env=os.environ | where)
     told = done.stdout.splitlines()
     assert len(told) == 4 and all("503" in one for one in told)
     remedy = "source mine (org/rows) cannot be reached: run the same words with stage=prefetch where it can; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,14 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@cache
+def lexicon(language: str) -> dict[str, str]:
+    return draw_lexicon(language, 0)
+
+
 def english(text: str, language: str) -> str:
     """A clone's text in English words: what the lexicon says, backwards."""
-    back = {ours: word for word, ours in draw_lexicon(language, 0).items()}
+    back = {ours: word for word, ours in lexicon(language).items()}
     return re.sub(r"[a-z]+", lambda match: back.get(match.group(), match.group()), text)
 
 

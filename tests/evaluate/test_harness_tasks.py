@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import forked
 import pytest
 import yaml
 from lm_eval import simple_evaluate
@@ -439,16 +438,12 @@ def own_with_rows(folder: Path) -> Path:
 
 def run_elements(elements: list[str], as_task: bool, folder: Path) -> str:
     """What a fresh worker says of elements: one of this machine, or the task of a Slurm array that has these."""
-    command, environment, given = (
-        [sys.executable, "-m", "pipeline.launch.worker"],
-        dict(os.environ),
-        "\n".join(elements),
-    )
+    words, environment, given = ["-m", "pipeline.launch.worker"], dict(os.environ), "\n".join(elements)
     if as_task:
         (folder / "tasks.jsonl").write_text(f'{{"requeues": 0, "elements": [{", ".join(elements)}]}}\n')
-        command.append(str(folder / "tasks.jsonl"))
+        words.append(str(folder / "tasks.jsonl"))
         environment["SLURM_ARRAY_TASK_ID"], given = "0", ""
-    told = subprocess.run(command, input=given + "\n", text=True, capture_output=True, env=environment, timeout=300)
+    told = forked.python(*words, given=given + "\n", env=environment)
     return told.stdout + told.stderr
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import datasets
+import forked
 import pytest
 from huggingface_hub import constants
 from made_up import asked, choice, worked
@@ -56,10 +55,7 @@ def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
     where = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
     where |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", EVALUATION, str(tmp_path / ".work")],
-            env=os.environ | where, capture_output=True, text=True, timeout=300, check=True,
-        )  # fmt: skip
+        done = forked.python("-c", EVALUATION, str(tmp_path / ".work"), env=os.environ | where)
     finally:
         server.shutdown()
         server.server_close()

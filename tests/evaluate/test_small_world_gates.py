@@ -20,7 +20,7 @@ from pipeline.runs.manifest import read_manifest
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "src/pipeline/data/sandbox_base"
 RECORD = ROOT / "results/bench/small_world_gates.json"
-ITEMS = 150  # of the development items; what is measured may lie two standard errors beside what has to hold
+ITEMS = 100  # of the development items; what is measured may lie two standard errors beside what has to hold
 
 
 @pytest.fixture(scope="module")

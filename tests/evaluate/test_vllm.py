@@ -102,7 +102,7 @@ def swaps(folders: list[Path]) -> list[Merging]:
 def questions(until: list[str]) -> list[Instance]:
     """Seven prompts with the same exemplars before them."""
     settings = {"until": until, "do_sample": False, "max_gen_toks": ROOM}
-    prompts = ["An exemplar that all of them share. " * 8 + f"Question {'x' * (5 * at % 7)} {at}?" for at in range(7)]
+    prompts = ["An exemplar that all of them share. " * 3 + f"Question {'x' * (5 * at % 7)} {at}?" for at in range(7)]
     return [Instance("generate_until", {}, (prompt, settings), at) for at, prompt in enumerate(prompts)]
 
 
@@ -167,7 +167,7 @@ def test_ten_live_merges_and_back(folders: list[Path]) -> None:
     merge answers the same."""
     with keep_models_resident():
         found, processes = [], set()
-        merges = swaps(folders)[:: 1 if PYTHON else 4]
+        merges = swaps(folders)[:: 1 if PYTHON else 5]
         for merge in [*merges, merges[0]]:
             vllms = by_vllm(merge)
             processes.add(vllms.engine.engine.process.pid)
@@ -178,7 +178,7 @@ def test_ten_live_merges_and_back(folders: list[Path]) -> None:
                 [value for value, _ in torchs.loglikelihood(choices(1))], rel=1e-5, abs=1e-5
             )
         assert found[0] == found[-1] and len(processes) == 1
-        assert len({str(texts) for texts, _ in found}) == len(merges) == (10 if PYTHON else 3)
+        assert len({str(texts) for texts, _ in found}) == len(merges) == (10 if PYTHON else 2)
     written = folders[0].parent / "written"
     written.mkdir()
     merges[1].write(written, threads=1)
@@ -301,12 +301,12 @@ def test_a_sweep_of_merges_equals_the_written_ones(
     swap = ["merge=layer_swap", f"merge.math={folders[1]}", f"merge.language={folders[2]}"]
     asked = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "eval.dtype=float32", "languages=[en]", f"data_root={data_root}"]
     by_vllm = ["eval.backend=vllm", f"eval.vllm_python={PYTHON or 'null'}", "eval.batch_size=4"]
-    grid = [f"sweep.{side}_layers=[{'0,1,2' if PYTHON else '0,2'}]" for side in ("bottom", "top")]
+    grid = [f"sweep.{side}_layers=[{'0,1,2' if PYTHON or side == 'bottom' else '1'}]" for side in ("bottom", "top")]
     swept = call("stage=sweep", *swap, *grid, *asked, *by_vllm, f"runs_dir={runs_dir}", "tracking.mode=disabled")
     assert swept.status == 0, swept.err
     assert len(started) == 1 and not started[0].close.alive
     rows = list(csv.DictReader((Path(swept.out.strip()).parent / "scores.csv").open()))
-    assert len(rows) == (9 if PYTHON else 4)
+    assert len(rows) == (9 if PYTHON else 3)
     distinct = set()
     for row in rows:
         sizes = [f"merge.{name}={row[name]}" for name in ("bottom_layers", "top_layers")]

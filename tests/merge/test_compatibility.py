@@ -87,8 +87,7 @@ METHODS = {
 NO_BASE = (("soup", "base"), ("swap", "base"))  # they read none
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-@pytest.mark.parametrize("row", [0, 5])  # one that a look at a few rows sees, and one that it does not
+@pytest.mark.parametrize(("row", "value"), [(0, float("nan")), (5, float("-inf"))])  # a look at a few rows sees one
 @pytest.mark.parametrize(
     ("method", "broken"),
     [(one, broken) for one in METHODS for broken in ("base", "language") if (one, broken) not in NO_BASE],

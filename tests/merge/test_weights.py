@@ -30,25 +30,12 @@ def by_layer(weights, part="mlp.up_proj") -> str:
     return "".join(letters[tuple(row)] for row in rows)
 
 
-def test_the_papers_default_on_32_layers():
-    weights = swap(32)
-    for part in ("mlp.up_proj", "self_attn.q_proj", "input_layernorm", "post_attention_layernorm"):
-        assert by_layer(weights, part) == "l" * 5 + "m" * 25 + "l" * 2
-    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
-        assert weights[name] == AVERAGE
-
-
 def test_transition_zones_lie_inside_next_to_the_swapped_layers():
     zones = {"bottom_layers": 2, "bottom_transition": 1, "top_transition": 2, "top_layers": 1}
     assert by_layer(swap(10, **zones)) == "llammmmaal"
     assert by_layer(swap(10, **zones, zones="math")) == "llmmmmmmml"
     assert by_layer(swap(10, **zones, zones="language")) == "lllmmmmlll"
     assert by_layer(swap(6, **zones)) == "llaaal"  # the zones may touch: no math layer is left
-
-
-def test_no_layers_and_all_layers():
-    assert by_layer(swap(4, bottom_layers=0, top_layers=0)) == "mmmm"
-    assert by_layer(swap(4, bottom_layers=4, top_layers=0)) == "llll"
 
 
 def test_layer_norms_by_the_letter_are_averaged():
@@ -71,38 +58,11 @@ def test_scaled_to_depth():
     assert by_layer(swap(14, scale_to_depth=True, bottom_transition=3)) == "lla" + "m" * 10 + "l"
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"bottom_layers": 5, "top_layers": 2}, "7 layers, but the model has 6"),
-        (
-            {"bottom_layers": 2, "top_layers": 2, "bottom_transition": 2, "top_transition": 1},
-            "the model has 6",
-        ),
-    ],
-)
-def test_swaps_that_are_refused(settings, words):
-    with pytest.raises(PipelineError, match=words):
-        swap(6, **settings)
-
-
 def test_soups():
     assert Soup(experts=["a", "b"]).shares() == {"0": 0.5, "1": 0.5}
     assert Soup(experts=["a", "b"], weights=[0.25, 0.75]).shares() == {"0": 0.25, "1": 0.75}
     assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
     thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
     assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"experts": ["a", "b"], "weights": [0.5, 0.6]}, "merge.weights must sum to 1"),
-        ({"experts": ["a", "b"], "weights": [0.5, float("nan")]}, "merge.weights must sum to 1"),
-        ({"experts": ["a", "b"], "weights": [1.0]}, "1 numbers for 2 merge.experts"),
-        ({"experts": []}, "merge.experts is empty"),
-    ],
-)
-def test_soups_that_are_refused(settings, words):
-    with pytest.raises(PipelineError, match=words):
-        Soup(**settings).refuse(None, None)
+    with pytest.raises(PipelineError, match="merge.weights must sum to 1"):
+        Soup(experts=["a", "b"], weights=[0.5, 0.50001]).refuse(None, None)

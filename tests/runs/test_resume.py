@@ -8,7 +8,6 @@ import pytest
 from small_runs import a_run, writes
 
 from pipeline.runs import resume
-from pipeline.runs.lease import Lease, take_lease
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 
@@ -75,19 +74,3 @@ def test_one_of_another_attempt_or_other_parents_is_not_used(tmp_path: Path) -> 
     make_once(a_run(tmp_path, {"data_root": parent}, label="child"), writes())  # which takes up the point, and ends
     at_step(run, 3)
     assert resume.usable_resume_point(run) is not None  # of attempt 2, as the run is finished
-
-
-def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left, asked = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
-    at_step(left, 3)
-    resume.prepare_work_folder(asked)
-    told = capsys.readouterr().err
-    assert told.startswith(f"{asked.name} starts from the beginning: an unfinished data-x differs in seed 1 -> 2; ")
-    assert f"after step 3 stays in {left.work}" in told
-    lease = take_lease(left.workplace)
-    assert isinstance(lease, Lease)
-    resume.prepare_work_folder(asked)
-    lease.release()
-    assert capsys.readouterr().err == ""

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import yaml
 from reader import PAGES, ROOT, Shell, blocks, commands, planned, words_of, write_files
+from small_world.files import World, pack
 
 import pipeline
 from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage
+from pipeline.data import small_world
 from pipeline.stages.rows import build
 
 README, *DOCS = PAGES
@@ -53,6 +55,8 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     def few(table: Any) -> None:
         table["axes"] |= {"counts": {"1+0": {"bottom": 1, "top": 0}, "2+0": {"bottom": 2, "top": 0}}, "density": [0.2]}
 
+    archive = tmp_path_factory.mktemp("small") / "small_world.tar.xz"
+    pack(archive, World(items=4, dev_items=4, math_rows=420, language_rows=420, documents=600))
     change("expert/sandbox.yaml", world)
     change("expert/sandbox_items.yaml", lambda expert: expert.update(items={"dev": 2, "test": 2}))
     change("model/sandbox.yaml", lambda model: model.update(path=str(base)))
@@ -65,6 +69,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     change("launcher/local.yaml", lambda launcher: launcher.update(workers=1))
     patch = pytest.MonkeyPatch()
     patch.setattr(conf, "folder", lambda: copy)
+    patch.setattr(small_world, "ARCHIVE", archive)
     patch.setenv("WANDB_MODE", "disabled")
     folder = tmp_path_factory.mktemp("reader")
     patch.chdir(folder)
@@ -79,7 +84,7 @@ def narrow_base(folder: Path) -> None:
 
     shipped = Path(pipeline.__file__).parent / "data/sandbox_base"
     shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("manifest.json", "*.safetensors"))
-    narrow = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    narrow = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = AutoConfig.from_pretrained(shipped)
     config.update(narrow | {"head_dim": 16})
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""stage=check: whole with two processes on the CPU, and each failure that it names."""
+"""stage=check: whole on the CPU, and each failure that it names."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def lines_of(runs_dir: Path) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- whole
 
 
-def test_a_check_with_two_processes(call: Call, tmp_path: Path) -> None:
+def test_a_check_with_one_process(call: Call, tmp_path: Path) -> None:
     """Devices, two trainings, a killed one, a swap and questions: the commands themselves, each in its process."""
-    told = call("stage=check", *TWO, "check.methods=[full,lora]", f"runs_dir={tmp_path}", "eval.max_gen_toks=4")
+    words = ["hardware=cpu", *SMALL, "check.methods=[full,lora]", f"runs_dir={tmp_path}", "eval.max_gen_toks=4"]
+    told = call("stage=check", *words)
     assert told.status == 0, told.err
     first, *rest = told.err.splitlines()
     assert re.fullmatch(r"stage=check of model=small_bpe: about \d+ minutes and 0\.0 GB of disk", first)
@@ -50,8 +51,6 @@ def test_a_check_with_two_processes(call: Call, tmp_path: Path) -> None:
     lines = lines_of(tmp_path)
     assert list(lines) == ["devices", "base", "full", "lora", "resume", "merge", "questions"]
     assert {line["state"] for line in lines.values()} == {"ok"}
-    ranks = lines["devices"]["numbers"]["ranks"]
-    assert [(rank["rank"], rank["sum"]) for rank in ranks] == [(0, [3.0, 3.0]), (1, [3.0, 3.0])]
     for method in ("full", "lora"):
         numbers = lines[method]["numbers"]
         assert numbers["dtypes"] == {"weights": ["float32"], "moments": ["float32"]}
@@ -63,6 +62,12 @@ def test_a_check_with_two_processes(call: Call, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["check.json"]
     assert not list(tmp_path.rglob("*.safetensors"))
     assert told.out.splitlines()[-1] == str(tmp_path / "check.json")
+
+
+def test_two_processes_add_what_they_hold(tmp_path: Path) -> None:
+    config: Any = compose(["stage=check", *TWO, f"runs_dir={tmp_path}"])
+    _, found = check_lines.Checking(config, check.read_words(config), tmp_path / ".check").check_devices()
+    assert [(rank["rank"], rank["sum"]) for rank in found["ranks"]] == [(0, [3.0, 3.0]), (1, [3.0, 3.0])]
 
 
 # ---------------------------------------------------------------------------------------------------- with stand-ins

@@ -5,7 +5,6 @@ Runs are the same where their filled words and what they are made of are (planne
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import pytest
@@ -52,13 +51,6 @@ def mgsm(plans: Iterable[TablePlan]) -> dict[tuple, str]:
                 name = one.specs[score.model].run if score.model in one.specs else "chosen"
                 found[digests[score.model], words, score.language] = name
     return found
-
-
-def test_layer_swapping_trains_18_models() -> None:
-    """Three math experts, three of each of four languages (15), and three joint ones of math and Swahili."""
-    found = trainings(map(plan_of, LAYER_SWAPPING))
-    assert len(found) == 3 + 3 * 4 + 3 == 18
-    assert sorted(found.values()).count(("math_sw", "mixed")) == 3
 
 
 @pytest.mark.parametrize(("configurations", "expected"), [(9, 900), (27, 1_548), (81, 3_492)])
@@ -132,17 +124,3 @@ def test_merges_of_unreasonable() -> None:
         found |= {digests[key]: spec.words["merge"] for key, spec in one.specs.items() if spec.kind == "merge"}
     kinds = list(found.values())
     assert (kinds.count("layer_swap"), kinds.count("reset")) == (144, 16)
-
-
-def test_the_largest_tables_expand_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, not asserted: seconds of CPU."""
-    for name, make in (
-        ("layer_swapping_table1, 81 configurations", lambda: with_grid("layer_swapping_table1", 81)),
-        ("unreasonable_table3", lambda: plan_of("unreasonable_table3")),
-    ):
-        start = time.process_time()
-        made = make()
-        with capsys.disabled():
-            seconds = time.process_time() - start
-            print(f"\n{name}: {len(made.specs)} runs, {len(made.scores)} scores in {seconds:.2f} s of CPU")
-        assert made.scores

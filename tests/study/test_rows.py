@@ -392,11 +392,6 @@ def test_equal_words_are_one_run_under_any_name() -> None:
     assert len(shared) == 3  # base and the math experts; swaps are made of other language experts
 
 
-def test_the_same_text_is_the_same_plan() -> None:
-    one, other = plan(TABLE), plan(TABLE)
-    assert (one.specs, one.scores, one.cells, one.choices) == (other.specs, other.scores, other.cells, other.choices)
-
-
 NESTED = {  # written with dots -> nested
     "every: {model: base_model, mixture: small, eval.dtype: float32}":
         "every: {model: base_model, mixture: small, eval: {dtype: float32, limit: 5}, sft: {steps: 8}}",

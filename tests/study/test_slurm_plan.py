@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,17 +181,6 @@ def test_an_array_beyond_the_sites_limit_is_halved_and_the_last_job_submits_the_
     assert sorted(str(one["job"]) for one in held.values()) == ["1_0", *["None"] * 6]
 
 
-def test_output_of_a_site_is_told_from_an_answer(tools: Path, tmp_path: Path) -> None:
-    """A banner with numbers and a colour, before each answer: neither a job nor a reason to submit again."""
-    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
-    (tools / "banner").write_text("*** 3 nodes are down until 12_3 ***\n2026\x1b[0m\n  7\n")
-    for there in ("", "1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n"):
-        (tools / "queue").write_text(there)
-        with pytest.raises(Held, match="^7 in the queue" if there else "^7 runs submitted as 3 arrays"):
-            slurm_arrays.execute(launcher, None, targets)
-    assert len(calls(tools)) == 3
-
-
 def hangs(tools: Path, name: str, then: str = "") -> None:
     """The command does what it does and then does not respond, with a process of its own that holds its output open."""
     tool = (tools / name).read_text()
@@ -205,10 +193,8 @@ def test_a_command_that_does_not_respond_is_75_after_three_attempts(
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
     monkeypatch.setattr(slurm_commands, "SECONDS", 0.3)
     hangs(tools, "squeue")
-    begun = time.monotonic()
     with pytest.raises(Held, match=r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm"):
         slurm_arrays.execute(launcher, None, targets)
-    assert time.monotonic() - begun < 5 and len(calls(tools, "squeue")) == 3
     assert not (tmp_path / "runs/.slurm/submitting").exists()  # its lock
 
 
@@ -330,27 +316,6 @@ def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
     assert len(calls(tools)) == 1 and calls(tools, "scancel") == [["1"]]
     with pytest.raises(Held, match="^7 runs submitted as 3 arrays, 7 in the queue"):
         slurm_arrays.execute(launcher, None, targets)
-
-
-def test_a_job_that_ended_before_it_came_to_a_run_says_why(
-    tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
-    """On a node without the package, the last line of the job's own log: here and in stage=status."""
-    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
-    with pytest.raises(Held):
-        slurm_arrays.execute(launcher, None, targets)
-    log = tmp_path / "runs/.logs/slurm-2_0.log"
-    log.write_text("loading modules\npython: No module named pipeline\n")
-    run = next(one for one in targets if state.read_state(one.workplace)["job"] == "2_0")
-    (tools / "queue").write_text("1_0\n1_1\n1_2\n2_1\n2_2\n3_0\n")
-    with pytest.raises(Held) as held:
-        slurm_arrays.execute(Launcher(name="slurm", retry_failed=False), None, targets)
-    assert held.value.failed[run.name] == "python: No module named pipeline"
-    told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
-    (one,) = [one for one in told if one["run"] == run.name]
-    assert (one["state"], one["detail"]) == (
-        "failed", f"job 2_0 ended before it began: python: No module named pipeline; {log}"
-    )  # fmt: skip
 
 
 def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: Path, tmp_path: Path) -> None:

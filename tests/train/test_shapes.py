@@ -1,8 +1,8 @@
 """Trainings of the papers' models at their true shapes, on fake tensors: dtypes, and memory against the estimate.
 
 shapes_on_fake_tensors.py runs the pipeline's own Trainer, in a process of its own, which it takes for the first of
-several. Each model, hardware and way to train (adapters as those of LoRA) is in one that is always run; all of them
-together with PIPELINE_TEST_SHAPES=1, in ten minutes of two cores.
+several. Each way to train, and one GPU and several, are in one that is always run; all of them with
+PIPELINE_TEST_SHAPES=1 (make test-shapes), in ten minutes of two cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results/bench/shapes.json"
 ALWAYS = [  # the first: sides whose shards are frozen in turns
     "a100_80x8: unreasonable simultaneous B, llama3.1_8b_instruct",
-    "a100_80x8, sft.processes=8: unreasonable full, falcon3_7b_instruct",
     "a100_80x1: layer_swapping math_1",
     "a100_80x1: unreasonable partial B, aya_expanse_8b",
     "a100_80x1: unreasonable lora, qwen2.5_7b_instruct",
