@@ -58,9 +58,9 @@ def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str
                 deleted.add(run.hash)
         elif needed or run.config.redo:
             reasons[run.hash] = f"its parent {needed[0].name} is made first" if needed else "redo=true"
-    requested = {run.hash for run in targets}
+    may_stay_deleted = deleted - {run.hash for run in targets}
     for run in reversed(runs):
         below = children.get(run.hash, [])
-        if run.hash in deleted - requested and below and not any(child in reasons for child in below):
+        if run.hash in may_stay_deleted and below and not any(child in reasons for child in below):
             del reasons[run.hash]
     return reasons
