@@ -12,9 +12,7 @@ from made_up_runs import finish
 from scipy import stats
 
 from pipeline.config.compose import compose
-from pipeline.report.cells import cell_result
-from pipeline.report.contrasts import compared_pairs, measure_pairs
-from pipeline.report.stored import StoredAnswers
+from pipeline.report.collect import gather_results
 from pipeline.runs.graph import order_runs
 from pipeline.tables.planned_runs import Planning
 
@@ -34,13 +32,12 @@ def test_a_comparison_is_of_the_numbers_that_the_cells_show(
     words = ["stage=table", f"table={tmp_path}/uneven.yaml", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     for run in order_runs(Planning.of(compose(words)).targets()):  # type: ignore[arg-type]
         finish([run], QUESTIONS[run.config.languages[0]])
-    table = Planning.of(compose(words)).bind()  # type: ignore[arg-type]
-    stored = StoredAnswers(table)
-    cells = [cell_result(stored, cell) for cell in table.plan.cells.values()]
-    (line,) = measure_pairs(table.plan, stored, compared_pairs(table.plan, cells))
+    planning = Planning.of(compose(words))  # type: ignore[arg-type]
+    results = gather_results(planning, {})
+    cells, (line,) = results.cells, results.contrasts
 
     right_ones: dict[tuple[str, str], Any] = {}
-    for score, run in table.evaluations.items():
+    for score, run in planning.bind().evaluations.items():
         samples = (run.folder / f"samples/mgsm.{score.language}.jsonl").read_text().splitlines()
         right_ones[score.model, score.language] = np.array(
             [json.loads(one)["scores"]["exact_match"] for one in samples]
