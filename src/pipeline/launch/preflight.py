@@ -47,7 +47,7 @@ from pipeline.train.examples import no_loss
 from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
-Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in problem_of_data
+Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in check_once
 DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -125,20 +125,16 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     """Raise the PipelineError that stage=eval would raise before it loads a model."""
     models, problems = cache
     model = model_here(run, models)
-    if model is not None:  # the same one of many evaluations
+    if model is not None:
         key = f"{model} {run.config.eval.chat_template}"
-        if problem := first_problem(key, problems, partial(refuse_model, model, run.config.eval)):
-            raise PipelineError(problem)
+        check_once(key, problems, partial(refuse_model, model, run.config.eval))
     refuse_unreachable_base(run)
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return
-    if problem := problem_of_data(run, problems):
-        raise PipelineError(problem)
+    check_once(data_key(run), problems, partial(check_data, run))
     if prompts and model is not None and run.config.eval.backend == "hf":
-        problem = first_problem(f"{model} {data_key(run)}", problems, partial(check_lengths, run, model))
-        if problem:
-            raise PipelineError(problem)
+        check_once(f"{model} {data_key(run)}", problems, partial(check_lengths, run, model))
 
 
 def check_lengths(run: Run[EvalStage], model: Path) -> None:
@@ -148,16 +144,23 @@ def check_lengths(run: Run[EvalStage], model: Path) -> None:
             refuse_too_long(definition.name, *tokens_needed(run, definition, model))
 
 
-def first_problem(key: str, problems: dict[str, str | None], check: Callable[[], None]) -> str | None:
-    """The sentence of the PipelineError that a check raises, None if it passes; cached, since evaluations of many
-    models share it."""
+def check_data(run: Run[EvalStage]) -> None:
+    """Raise PipelineError if the data of an evaluation, or another input besides the model, is missing."""
+    with TemporaryDirectory() as folder:
+        refuse_early(run, define_tasks(run, Path(folder), []))
+
+
+def check_once(key: str, problems: dict[str, str | None], check: Callable[[], None]) -> None:
+    """Raise the PipelineError that a check raises. It is done once for a key, since evaluations of many models, or of
+    one model, share it."""
     if key not in problems:
         problems[key] = None
         try:
             check()
         except PipelineError as error:
             problems[key] = str(error)
-    return problems[key]
+    if problem := problems[key]:
+        raise PipelineError(problem)
 
 
 def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
@@ -170,16 +173,6 @@ def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
         candidates = (model_here(parent, folders) for parent in models_of(run))
         folders[run.hash] = run.folder if has_model else next(filter(None, candidates), None)
     return folders[run.hash]
-
-
-def problem_of_data(run: Run[EvalStage], problems: dict[str, str | None]) -> str | None:
-    """Why the data of an evaluation, or another input besides the model, is missing; None if nothing is."""
-
-    def check() -> None:
-        with TemporaryDirectory() as folder:
-            refuse_early(run, define_tasks(run, Path(folder), []))
-
-    return first_problem(data_key(run), problems, check)
 
 
 def data_key(run: Run[EvalStage]) -> str:
