@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results mergekit-digests clean
+.PHONY: demo laptop test canary test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results mergekit-digests clean
 .DELETE_ON_ERROR:
 
+CONSTRAINTS := --constraint constraints.txt
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 demo: $(VENV)/installed
@@ -24,6 +25,10 @@ laptop: $(VENV)/installed
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The same on the newest releases that pyproject.toml allows: what breaks?
+canary:
+	$(MAKE) test VENV=.venv-canary CONSTRAINTS=
 
 # Dtypes and memory of all recipes of the papers at their true shapes, on fake tensors, in three minutes of two cores; and whether
 # the tests that stand in for what only CUDA executes still execute it.
