@@ -63,6 +63,17 @@ ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, a
     "gsm8k": ({"test": 6, "train": 6}, gsm8k),
     "wikitext": ({"test": 3}, lambda number: {"page": f" = Page {number} = \n\n It has {number} words , no more . \n"}),
     "lambada_openai": ({"test": 5}, lambda number: {"text": f"{number} and {number} and {number}"}),
+    "cola": (
+        {"validation": 40, "train": 3},
+        lambda number: {"sentence": f"{number} {'and' * (number % 5)}.", "label": number % 2, "idx": number},
+    ),
+    "winogrande": (
+        {"validation": 6, "train": 2},
+        lambda number: {
+            **{"sentence": f"{number} and _ are here", "answer": str(number % 2 + 1)},
+            **{"option1": "one", "option2": "all"},
+        },
+    ),
     "xnli_sw": (
         {"validation": 5, "train": 3},
         lambda number: {"premise": f"Ni {number}.", "hypothesis": f"Si {number}.", "label": number % 3},
@@ -150,7 +161,7 @@ def stock_scores(
     ("task", "shots"),
     [
         *[("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)],
-        *[("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
+        *[("cola", 0), ("winogrande", 0), ("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
     ],
 )
 def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
@@ -168,11 +179,22 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
     first = scored[0]
     assert (first["task"], first["language"], first["n"]) == (task, where, 7 if task == "arc_easy" else first["n"])
-    assert (first["stderr"] is None) == (task in ("wikitext",))
+    whole_set = ("mcc", "perplexity", "bits_per_byte", "byte_perplexity", "word_perplexity")  # means of no numbers
+    assert [row["metric"] for row in whole if row["stderr"] is None] == [
+        row["metric"] for row in whole if row["metric"] in whole_set
+    ]
     lines = read_jsonl(work / f"samples/{task}.{where}.jsonl")
     assert [line["prompt"] for line in lines] == [prompt for prompt, _ in questions]
     if first["metric"] == "exact_match":
         assert [line["response"] for line in lines] == [response for _, response in questions]
+    if first["metric"] in ("acc", "exact_match") and task != "lambada_openai":
+        assert mean(line["correct"] for line in lines) == pytest.approx(first["value"])
+    elif first["metric"] == "mcc":  # of pairs of the right and the chosen answer: none is right or wrong by itself
+        assert {line["correct"] for line in lines} == {None}
+    if task == "winogrande":  # its options are two prompts
+        for line, stored in zip(lines, read_jsonl(rows / "harness/winogrande/validation.jsonl"), strict=True):
+            assert line["loglikelihoods"].keys() == {"1: are here", "2: are here"}
+            assert line["correct"] == (line["response"][0] == stored["answer"])
     assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
 
 
