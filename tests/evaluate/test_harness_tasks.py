@@ -331,6 +331,19 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Pa
     assert planned.has_changed  # which refuses the run
 
 
+def test_files_that_no_hash_knows_are_refused(tmp_path: Path, tiny: Path) -> None:
+    """A template beside the folder may be edited: the run would be found, and its scores are of the earlier one."""
+    own, common = write_own(tmp_path, "own_sum", include="../common.yaml", doc_to_text=None), tmp_path / "common.yaml"
+    common.write_text("doc_to_text: text\n")
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
+    words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
+    with pytest.raises(PipelineError, match=r"own_sum includes .*/common.yaml, outside of eval.include_path="):
+        build(compose(words))
+    common.rename(own / "common.yaml")
+    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text().replace("../common", "common"))
+    assert build(compose(words)).hash
+
+
 def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> None:
     """Two answers to each question, of which a filter takes the majority; the stock tool reads the same folder."""
     filters = [{"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}]
