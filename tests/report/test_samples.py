@@ -305,4 +305,7 @@ def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
     sides[:] = sides > 3
     del questions.__dict__["bounded"]
+    assert not questions.bounded  # differences all the same
+    questions.metric = "pct_stereotype"
+    del questions.__dict__["bounded"]
     assert questions.bounded

@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
 # Metrics of the harness that are no shares of 1, and those of which less is better, unless a task says otherwise
-NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter")
+NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "likelihood_diff")
 LOWER = (*NO_SHARES, "brier_score")
 MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")

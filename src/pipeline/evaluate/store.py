@@ -139,8 +139,9 @@ class Store:
         key = {"model": self.model, "made_by": made_by, "together": together, **settings}
         name = f"{task}-{digest(key)[:32]}"
         found: dict[str, Any] = {}
-        for file in [] if self.fresh else sorted(self.folder.glob(f"{glob.escape(name)}.*.jsonl")):
-            found |= stored_answers(file)
+        files = [] if self.fresh else self.folder.glob(f"{glob.escape(name)}.*.jsonl")
+        for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):  # of an answer that was computed again,
+            found |= stored_answers(file)  # the later one
         return Answers(self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, found)
 
 
