@@ -368,6 +368,31 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
     assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
 
 
+def test_a_metric_of_some_questions_is_the_mean_over_these(tmp_path: Path, tiny: Path) -> None:
+    """As the stock tool has it, a question whose scores lack a metric does not count in it."""
+    names = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("exact_match", "length")]
+    own = write_own(tmp_path, "own_some", process_results="!function own.scores", metric_list=names)
+    (own / "own.py").write_text(
+        "def scores(doc, answers):\n    some = {'length': len(answers[0])} if doc['label'] != '1' else {}\n"
+        "    return {'exact_match': float(doc['label'] == '2'), **some}\n"
+    )
+    include(str(own))
+    work = tmp_path / "work"
+    work.mkdir()
+    how: dict[str, Any] = {"languages": ["en"], "dtype": "float32", "max_gen_toks": 5, "run_code": True}
+    make(run_of(tmp_path, tiny, tmp_path / "rows", asked("own_some", 0), **how), work, Notes())  # type: ignore[arg-type]
+    (file,) = (work / "tasks").glob("*.yaml")
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False),
+    )  # fmt: skip
+    assert stock is not None
+    (expected,) = stock["results"].values()
+    rows = {row["metric"]: row for row in json.loads((work / "scores.json").read_text())["rows"]}
+    assert rows["length"]["value"] == expected["length,none"] and rows["length"]["n"] == 2
+    assert rows["exact_match"]["value"] == pytest.approx(1 / 3) and rows["exact_match"]["n"] == 3
+
+
 def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:
     """As AIME is: four answers to each question of local rows, after the model's thoughts. All of them are asked for in
     one pass; scores by hand from the stored answers."""

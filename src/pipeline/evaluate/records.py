@@ -97,7 +97,8 @@ def rows_of(definition: Definition, results: Mapping[str, Any], records: list[di
                     f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out "
                     "of metric_list, or give it an aggregation that returns a number; its answers are stored"
                 )
-            item_values = [record[metric] for record in records if record["filter"] == filter_name]
+            of_filter = [record for record in records if record["filter"] == filter_name]
+            item_values = [record[metric] for record in of_filter if metric in record]  # some questions may have none
             rows.append(score_row(definition, metric, filter_name, item_values, float(value)))
     return sorted(rows, key=lambda row: (row.metric, row.filter) != primary_metric(definition.task))
 
@@ -139,7 +140,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             "target": letters[target] if isinstance(target, int) else target,
             "response": best,
             "extracted": best,
-            "correct": right_or_wrong(scores[benchmark.metric], bool(benchmark.question_column)),
+            "correct": right_or_wrong(scores.get(benchmark.metric), bool(benchmark.question_column)),
             "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
         }
         if benchmark.group:

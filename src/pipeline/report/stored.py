@@ -135,7 +135,7 @@ class StoredAnswers:
         benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
         numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
         of_all = NoScore(f"{metric} is of all answers together, not of each")
-        if benchmark and benchmark.of_harness and not (numbers and all(numbers)):
+        if benchmark and benchmark.of_harness and not (len(numbers) == answers.n and all(numbers)):
             raise of_all
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
         if benchmark and benchmark.of_harness:
