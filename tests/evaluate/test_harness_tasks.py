@@ -63,6 +63,17 @@ ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, a
     "gsm8k": ({"test": 6, "train": 6}, gsm8k),
     "wikitext": ({"test": 3}, lambda number: {"page": f" = Page {number} = \n\n It has {number} words , no more . \n"}),
     "lambada_openai": ({"test": 5}, lambda number: {"text": f"{number} and {number} and {number}"}),
+    "cola": (
+        {"validation": 40, "train": 3},
+        lambda number: {"sentence": f"{number} {'and' * (number % 5)}.", "label": number % 2, "idx": number},
+    ),
+    "winogrande": (
+        {"validation": 6, "train": 2},
+        lambda number: {
+            **{"sentence": f"{number} and _ are here", "answer": str(number % 2 + 1)},
+            **{"option1": "one", "option2": "all"},
+        },
+    ),
     "xnli_sw": (
         {"validation": 5, "train": 3},
         lambda number: {"premise": f"Ni {number}.", "hypothesis": f"Si {number}.", "label": number % 3},
@@ -150,7 +161,7 @@ def stock_scores(
     ("task", "shots"),
     [
         *[("arc_easy", 2), ("gsm8k", 3), ("wikitext", 0), ("lambada_openai", 0), ("xnli_sw", 0)],
-        *[("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
+        *[("cola", 0), ("winogrande", 0), ("xcopa", 2), ("afrimgsm", 0), ("mmlu_prox", 1), ("global_piqa", 0)],
     ],
 )
 def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path: Path, tiny: Path) -> None:
@@ -168,11 +179,22 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in stock.items()}
     first = scored[0]
     assert (first["task"], first["language"], first["n"]) == (task, where, 7 if task == "arc_easy" else first["n"])
-    assert (first["stderr"] is None) == (task in ("wikitext",))
+    whole_set = ("mcc", "perplexity", "bits_per_byte", "byte_perplexity", "word_perplexity")  # means of no numbers
+    assert [row["metric"] for row in whole if row["stderr"] is None] == [
+        row["metric"] for row in whole if row["metric"] in whole_set
+    ]
     lines = read_jsonl(work / f"samples/{task}.{where}.jsonl")
     assert [line["prompt"] for line in lines] == [prompt for prompt, _ in questions]
     if first["metric"] == "exact_match":
         assert [line["response"] for line in lines] == [response for _, response in questions]
+    if first["metric"] in ("acc", "exact_match") and task != "lambada_openai":
+        assert mean(line["correct"] for line in lines) == pytest.approx(first["value"])
+    elif first["metric"] == "mcc":  # of pairs of the right and the chosen answer: none is right or wrong by itself
+        assert {line["correct"] for line in lines} == {None}
+    if task == "winogrande":  # its options are two prompts
+        for line, stored in zip(lines, read_jsonl(rows / "harness/winogrande/validation.jsonl"), strict=True):
+            assert line["loglikelihoods"].keys() == {"1: are here", "2: are here"}
+            assert line["correct"] == (line["response"][0] == stored["answer"])
     assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
 
 
@@ -309,6 +331,19 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Pa
     assert planned.has_changed  # which refuses the run
 
 
+def test_files_that_no_hash_knows_are_refused(tmp_path: Path, tiny: Path) -> None:
+    """A template beside the folder may be edited: the run would be found, and its scores are of the earlier one."""
+    own, common = write_own(tmp_path, "own_sum", include="../common.yaml", doc_to_text=None), tmp_path / "common.yaml"
+    common.write_text("doc_to_text: text\n")
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}", "languages=[en]"]
+    words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
+    with pytest.raises(PipelineError, match=r"own_sum includes .*/common.yaml, outside of eval.include_path="):
+        build(compose(words))
+    common.rename(own / "common.yaml")
+    (own / "own_sum.yaml").write_text((own / "own_sum.yaml").read_text().replace("../common", "common"))
+    assert build(compose(words)).hash
+
+
 def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> None:
     """Two answers to each question, of which a filter takes the majority; the stock tool reads the same folder."""
     filters = [{"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}]
@@ -331,6 +366,31 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
     assert row["value"] == pytest.approx(stock["results"]["own_vote"]["exact_match,vote"])
     answers = [line["extracted"] for line in read_jsonl(work / "samples/own_vote.en.jsonl")]
     assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
+
+
+def test_a_metric_of_some_questions_is_the_mean_over_these(tmp_path: Path, tiny: Path) -> None:
+    """As the stock tool has it, a question whose scores lack a metric does not count in it."""
+    names = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("exact_match", "length")]
+    own = write_own(tmp_path, "own_some", process_results="!function own.scores", metric_list=names)
+    (own / "own.py").write_text(
+        "def scores(doc, answers):\n    some = {'length': len(answers[0])} if doc['label'] != '1' else {}\n"
+        "    return {'exact_match': float(doc['label'] == '2'), **some}\n"
+    )
+    include(str(own))
+    work = tmp_path / "work"
+    work.mkdir()
+    how: dict[str, Any] = {"languages": ["en"], "dtype": "float32", "max_gen_toks": 5, "run_code": True}
+    make(run_of(tmp_path, tiny, tmp_path / "rows", asked("own_some", 0), **how), work, Notes())  # type: ignore[arg-type]
+    (file,) = (work / "tasks").glob("*.yaml")
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False),
+    )  # fmt: skip
+    assert stock is not None
+    (expected,) = stock["results"].values()
+    rows = {row["metric"]: row for row in json.loads((work / "scores.json").read_text())["rows"]}
+    assert rows["length"]["value"] == expected["length,none"] and rows["length"]["n"] == 2
+    assert rows["exact_match"]["value"] == pytest.approx(1 / 3) and rows["exact_match"]["n"] == 3
 
 
 def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:

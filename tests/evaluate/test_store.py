@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -229,3 +230,13 @@ def test_several_write_at_once_and_read_what_all_wrote(tmp_path: Path) -> None:
     assert found.look_up(ask) == [" 5", False] and found.look_up(other) == [-1.5, True] and len(found.found) == 2
     assert not store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None).found
     assert not kept.answers("mgs", {}, None).found
+
+
+def test_of_an_answer_that_was_computed_again_the_later_one_counts(tmp_path: Path) -> None:
+    """redo=true reads nothing and writes again; files are named by chance."""
+    request = ("generate_until", "What?", {"until": []})
+    for number in range(6):
+        fresh = store.Store(tmp_path, {"root": "a"}, 1, fresh=True).answers("mgsm", {}, None)
+        assert fresh.add(request, (str(number), False)) and fresh.file
+        os.utime(fresh.file, ns=(number * 10**9, number * 10**9))
+    assert store.Store(tmp_path, {"root": "a"}, 1).answers("mgsm", {}, None).look_up(request) == ["5", False]

@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import Ancestor, Manifest, read_manifest
+from pipeline.stages.rows import build
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
 
@@ -70,6 +73,14 @@ def test_a_swap_of_adapters_is_an_adapter_and_scores_the_same_from_disk_and_from
         "stage=merge", "merge=task_arithmetic", f"merge.experts=[{written}]", "merge.form=dense"
     )  # an expert
     assert Checkpoint.open(again).info("model.norm.weight").dtype == "F32"
+
+
+def test_an_adapter_is_no_base_of_a_training(adapters: list[str], runs_dir: Path) -> None:
+    """Refused when the training is planned, not when it begins; finished, or planned itself."""
+    words = ["stage=sft", "model=trained", "expert=math", f"runs_dir={runs_dir}"]
+    for base in (adapters[0], str(Path(runs_dir, adapters[0]))):
+        with pytest.raises(PipelineError, match=r"model.path=.* is an adapter: write it as a model first, stage=merge"):
+            build(compose([*words, f"model.path={base}"]))  # type: ignore[arg-type]
 
 
 def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
 from pipeline.merge.stage import merge_of
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
+from pipeline.runs.lineage import named_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External
 from pipeline.stages.rows import build
@@ -91,3 +92,23 @@ def test_merges_of_adapters(lora: dict[str, Path], make_run: Callable[..., Path]
         keys.append(merge_key(live, tmp_path / "runs"))
         assert keys[-1] == model_key(External("m", "m", written)), json.dumps(keys)
     assert keys[0] != keys[1]
+
+
+def test_an_adapter_from_elsewhere_is_known_by_the_files_of_its_base(lora: dict[str, Path], tmp_path: Path) -> None:  # noqa: F811
+    """Its folder has no config.json: another epsilon there is another model, on the same tensors."""
+    adapter, base = tmp_path / "adapter", tmp_path / "base"
+    (base_of, _), named = named_base(lora["math"]), ("adapter_config.json", "adapter_model.safetensors")
+    copytree(base_of, base, ignore=ignore_patterns("manifest.json"))
+    adapter.mkdir()
+    for name in named:
+        (adapter / name).write_bytes((lora["math"] / name).read_bytes())
+    settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    keys = []
+    for epsilon in (1e-6, 1e-3):
+        config = json.loads((base / "config.json").read_text()) | {"rms_norm_eps": epsilon}
+        (base / "config.json").write_text(json.dumps(config))
+        words = ["stage=eval", f"checkpoint={adapter}", "eval=gsm8k_0shot", f"runs_dir={tmp_path}/runs"]
+        live = merge_of(build(compose([*words, "languages=[en]"])))  # type: ignore[arg-type]
+        keys.append(merge_key(live, tmp_path / "runs"))
+    assert keys[0] != keys[1] and keys[0]["root"] == keys[1]["root"]

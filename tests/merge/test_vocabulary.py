@@ -116,6 +116,22 @@ def test_tokens_added_on_one_side(wanted: str, rows: int, giver: str, tmp_path: 
     assert torch.equal(found[EMBEDDING][4:], b[EMBEDDING][4:rows])
 
 
+@pytest.mark.parametrize("rows", [(8, 8), (9, 7), (7, 9)])
+def test_a_token_added_within_the_padding_keeps_its_row(rows: tuple[int, int], tmp_path: Path) -> None:
+    """As Qwen's and Llama's vocabularies have it: the other expert's row there was never trained."""
+    folders = {"0": model(tmp_path / "a", 1, rows[0]), "1": model(tmp_path / "b", 2, rows[1], added=2)}
+    experts = {role: Checkpoint.open(folder) for role, folder in folders.items()}
+    merge = open_merge(Soup(**TWO, vocabulary="union"), experts)
+    found, settings = merged(merge, tmp_path / "out")
+    a, b = (load_file(folder / "model.safetensors") for folder in folders.values())
+    assert settings["vocab_size"] == rows[1]
+    for name in (EMBEDDING, HEAD):
+        assert torch.equal(found[name][:4], (a[name][:4] + b[name][:4]) / 2)
+        assert torch.equal(found[name][4:], b[name][4:])
+    assert all(torch.equal(as_torch(merge, name), tensor) for name, tensor in found.items())
+    assert merge.method.rows[-1]["where"] == f"rows 4-{rows[1] - 1}"
+
+
 def test_an_adapter_whose_vocabulary_grew(models: dict[str, list[Path]], tmp_path: Path) -> None:
     """Trained with three tokens more, beside one without: as PEFT reads it, written and in memory."""
     from peft import LoraConfig, get_peft_model

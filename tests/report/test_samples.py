@@ -266,6 +266,26 @@ def test_a_score_of_all_answers_together_has_no_interval(task: str, scores: dict
         answers.scores_by_question(ScoreRef("m", (("eval", task),), "en"), metric, None)
 
 
+def test_a_score_by_a_tasks_own_function_has_no_interval() -> None:
+    """tinyArc's acc_norm is an estimate by item response theory, not the mean of its answers, which are 0 or 1."""
+    stored = [{"doc_id": at, "response": "", "scores": {"acc_norm": at % 2}} for at in range(4)]
+    shown = [61.3, 50.0]
+
+    class Stored(StoredAnswers):
+        def finished(self, key: Any) -> Any:
+            return SimpleNamespace(name="r", config=SimpleNamespace(eval=Eval(tasks=[EvalTask("tinyArc", 0)])))
+
+        def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
+            return shown.pop(0)
+
+    table: Any = None
+    answers = Stored(table, answers={("r", "tinyArc", "en"): answers_of(("r", "tinyArc", "en"), stored)})
+    score = ScoreRef("m", (("eval", "tinyArc"),), "en")
+    with pytest.raises(NoScore, match="acc_norm is of all answers together, not of each"):
+        answers.scores_by_question(score, "acc_norm", None)
+    assert answers.scores_by_question(score, "acc_norm", None) == {0: 0, 1: 1, 2: 0, 3: 1}
+
+
 def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
     """crows_pairs' differences of log-likelihoods, against SciPy; Tango's test is of answers between 0 and 1."""
     rng = np.random.default_rng(0)
@@ -284,5 +304,8 @@ def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
     assert found.p == pytest.approx(expected.pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
     sides[:] = sides > 3
+    del questions.__dict__["bounded"]
+    assert not questions.bounded  # differences all the same
+    questions.metric = "pct_stereotype"
     del questions.__dict__["bounded"]
     assert questions.bounded

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
@@ -62,6 +64,22 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     assert find_run(str(folder), tmp_path, "model.path").hash != was.hash
     run = build(compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
     assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_tokenizer_of_texts_alone_identifies_a_folder(has_file: bool, tmp_path: Path) -> None:
+    """merges.txt and vocab.txt are read where there is no tokenizer.json, and affect no hash where there is."""
+    (tmp_path / "m").mkdir()
+    save_file({"a": torch.zeros(2)}, tmp_path / "m/model.safetensors")
+    (tmp_path / "m/config.json").write_text("{}")
+    if has_file:
+        (tmp_path / "m/tokenizer.json").write_text("{}")
+    hashes = []
+    for merges in ("a b", "b a"):
+        (tmp_path / "m/merges.txt").write_text(merges)
+        (tmp_path / "m/notes.txt").write_text(f"about {merges}")
+        hashes.append(find_run(f"{tmp_path}/m", tmp_path / "runs", "checkpoint").hash)
+    assert (hashes[0] == hashes[1]) == has_file
 
 
 def test_a_path_below_a_folder_that_is_there_is_no_model_of_the_hub(

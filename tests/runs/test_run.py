@@ -18,8 +18,10 @@ from pipeline.config.data import World
 from pipeline.config.knob import is_hashed
 from pipeline.config.overrides import values_of
 from pipeline.config.stages import RunStage
+from pipeline.files import content_hash
 from pipeline.runs.run import External, Run
 from pipeline.stages.rows import build
+from pipeline.stages.training import with_tokenizer
 
 HASHES = Path(__file__).parents[1] / "hashes.json"
 
@@ -179,6 +181,18 @@ def test_only_trainings_in_shards_are_others_than_before() -> None:
     assert "shards" in build(compose(words.split())).decided_by  # type: ignore[arg-type]
     for same in (words.replace("fsdp2", "ddp"), words.replace("sft.processes=4", "sft.processes=1")):
         assert "shards" not in build(compose(same.split())).decided_by  # type: ignore[arg-type]
+
+
+def test_the_tokenizer_of_a_data_root_is_known_by_all_its_files(tmp_path: Path) -> None:
+    """transformers reads its chat template from a file of its own."""
+    (tmp_path / "d/tokenizer").mkdir(parents=True)
+    (tmp_path / "d/tokenizer/tokenizer.json").write_text("{}")
+    hashes = [with_tokenizer(tmp_path / "d").hash]
+    assert hashes == [content_hash([tmp_path / "d/tokenizer/tokenizer.json"], tmp_path / "d")]
+    for template in ("{{ messages }}", "{{ messages[0] }}"):
+        (tmp_path / "d/tokenizer/chat_template.jinja").write_text(template)
+        hashes.append(with_tokenizer(tmp_path / "d").hash)
+    assert len({*hashes}) == 3
 
 
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:

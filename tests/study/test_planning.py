@@ -194,6 +194,8 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: pyte
     assert less("wikitext", "bits_per_byte") and less("wikitext", "")
     assert not less("arc_easy", "acc") and not less("crows_pairs_english", "pct_stereotype")
     assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100
+    # crows_pairs' differences are in nats; of TruthfulQA's answers bleu_acc counts those nearer to a right one
+    assert percent_factor("likelihood_diff") == percent_factor("bleu_max") == 1 and percent_factor("bleu_acc") == 100
     with pytest.raises(PipelineError, match="wikitext: of bits_per_byte less is better, and a sweep frames"):
         refuse_lower("wikitext", "a sweep frames")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.config.evaluation import Measure
+from pipeline.config.evaluation import Eval, Measure
 from pipeline.errors import PipelineError
 from pipeline.extras import optuna_study as study
 from pipeline.extras import search
@@ -113,7 +113,8 @@ def test_paired_differences_by_hand() -> None:
 def test_trials_that_ended_early_are_counted_without_those_that_are_no_merge() -> None:
     ends = [((5.0, 1.0), False, ""), ((1.0, 0.0), True, ""), ((), True, "8 layers"), ((2.0, 1.0), True, "")]
     trials = [Trial({"x": x}, values, None, *end) for x, (values, *end) in enumerate(ends)]
-    points = SimpleNamespace(config=SimpleNamespace(search=SimpleNamespace(split="dev", objectives=[Measure("a")] * 2)))
+    settings = {"search": SimpleNamespace(split="dev", objectives=[Measure("a")] * 2), "eval": Eval(tasks=[])}
+    points = SimpleNamespace(config=SimpleNamespace(**settings))
     found = search.Outcome(points, {}, [*trials, trials[0]], None, [])  # type: ignore[arg-type]
     first, *more = found.describe_search()
     assert first == "5 trials of 4 configurations, 2 of them ended early."
@@ -259,4 +260,12 @@ def test_steps_of_a_question_are_one_score(tmp_path: Path) -> None:
     file = tmp_path / "samples/mgsm_steps.sw.jsonl"
     file.parent.mkdir()
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = {
+        **{"task": "mgsm_steps", "language": "sw", "pair": None, "subject": None, "num_fewshot": 0, "metric": "acc"},
+        **{"filter": "none", "value": 0.5, "stderr": None, "n": 3},
+    }
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": [row]}))
     assert list(scores_in(tmp_path).values()) == [[100.0, 25.0, 25.0]]
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": [row | {"value": 0.31}]}))
+    with pytest.raises(PipelineError, match="acc of mgsm_steps is of all answers together, not of each"):
+        scores_in(tmp_path)

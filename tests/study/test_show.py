@@ -57,6 +57,8 @@ def test_an_evaluation_with_answers(scored: Path, capfd: pytest.CaptureFixture[s
     part = text[text.index("answers of mgsm.qac:") :]
     assert f"  [1] {'right' if sample['correct'] else 'wrong'} (wanted: {sample['target']})\n" in part
     assert "\n".join(f"    | {one}" for one in sample["prompt"].splitlines()) in part
+    translated = text[text.index("answers of flores.en-qac:") :].splitlines()[1]
+    assert translated.startswith("  [0]  (wanted: ")  # a translation is neither right nor wrong
 
 
 def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(

@@ -108,6 +108,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
         "Chosen on odd questions",
         "Split-half score",
         "bottom_layers = ",
+        "Of translations a score is the mean chrF++ of sentences",
     ):
         assert text in page.read_text(encoding="utf-8")
     rows = list(csv.DictReader((page.parent / "scores.csv").open()))

@@ -17,6 +17,7 @@ from pipeline.benchmarks.task_files import Ask, Definition, read_from, write_tas
 from pipeline.config.harness_tasks import (
     harness_index,
     included_folder,
+    included_outside,
     included_state,
     members,
     merge_includes,
@@ -34,7 +35,7 @@ KINDS: dict[str, tuple[Kind, str]] = {
     "loglikelihood_rolling": ("text", "bits_per_byte"),
 }
 # Metrics of the harness that are no shares of 1, and those of which less is better, unless a task says otherwise
-NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter")
+NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "likelihood_diff")
 LOWER = (*NO_SHARES, "brier_score")
 MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
@@ -175,6 +176,7 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
                 f"{task} of eval.include_path={included[0]} runs Python: {unsafe} has !function or class. Give "
                 "eval.run_code=true if you trust it, or leave the task out"
             )
+        refuse_includes_outside(task, folder, included[0])
         if not local:
             refuse_files_outside(task, stock, included[0])
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": included[1]}
@@ -188,6 +190,17 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
             f"harness/{task}/{scored_split(stock)}.jsonl"
         )
     return body
+
+
+def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
+    """Raise PipelineError for a user-defined task or group whose file includes one that no hash knows."""
+    known = harness_index()
+    for name, file in ((task, known.tasks[task]), (group, known.groups.get(group))):
+        if file and (outside := included_outside(file, folder)):
+            raise PipelineError(
+                f"{name} includes {outside}, outside of eval.include_path={folder}, whose content identifies a run: "
+                "move it there"
+            )
 
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:

@@ -146,7 +146,7 @@ def answer_lines(folder: Path, count: int) -> list[str]:
     for file in files:
         lines += [f"answers of {file.stem}:"]
         for sample in list(read_jsonl(file))[:count]:
-            marks = "right" if sample.get("correct") else "wrong" if "correct" in sample else ""
+            marks = {True: "right", False: "wrong"}.get(sample.get("correct"), "")
             lines += [f"  [{sample['doc_id']}] {marks} (wanted: {sample.get('target', '')})"]
             lines += [f"    | {line}" for line in str(sample.get("prompt", ""))[-LONGEST:].splitlines()]
             lines += [f"    > {line}" for line in str(sample.get("response", ""))[:LONGEST].splitlines() or [""]]

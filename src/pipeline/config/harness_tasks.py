@@ -196,6 +196,17 @@ def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
     return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
 
 
+def included_outside(file: Path, folder: Path) -> Path | None:
+    """A file that a task file includes, itself or through others, that is neither below `folder` nor the harness'."""
+    trusted = shipped_folder()
+    for path in (one.resolve() for one in included_files(file, load_plain(file))):
+        if trusted and trusted.resolve() in path.parents:
+            continue
+        if found := path if folder not in path.parents else included_outside(path, folder):
+            return found
+    return None
+
+
 def python_in(file: Path) -> str | None:
     """The name of a task file, or of a file that it includes, that runs Python of its own; None where none does. Files
     of the harness are trusted."""

@@ -19,11 +19,14 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def mean_stderr(values: Sequence[float]) -> float | None:
-    """Standard error of a mean, with the sample's deviation (n - 1) as the harness has it; None for a single value."""
+def mean_stderr(values: Sequence[float], score: float | None = None) -> float | None:
+    """Standard error of a mean, with the sample's deviation (n - 1) as the harness has it; None for a single value, and
+    of a score that is not the mean of these values, such as a perplexity."""
     if len(values) < 2:
         return None
     center = mean(values)
+    if score is not None and not math.isclose(score, center, rel_tol=1e-6, abs_tol=1e-9):
+        return None
     return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 

@@ -82,7 +82,7 @@ def score_row(
         task=definition.task, language=definition.language, pair=definition.pair,
         subject=subject or definition.part or None, num_fewshot=definition.num_fewshot,
         metric=metric, filter=filter_name, value=value,
-        stderr=metrics.mean_stderr(item_values) if single else None, n=len(item_values),
+        stderr=metrics.mean_stderr(item_values, value) if single else None, n=len(item_values),
     )  # fmt: skip
 
 
@@ -97,7 +97,8 @@ def rows_of(definition: Definition, results: Mapping[str, Any], records: list[di
                     f"{definition.name}: its metric {metric} is {value!r}, which is not a number: leave the metric out "
                     "of metric_list, or give it an aggregation that returns a number; its answers are stored"
                 )
-            item_values = [record[metric] for record in records if record["filter"] == filter_name]
+            of_filter = [record for record in records if record["filter"] == filter_name]
+            item_values = [record[metric] for record in of_filter if metric in record]  # some questions may have none
             rows.append(score_row(definition, metric, filter_name, item_values, float(value)))
     return sorted(rows, key=lambda row: (row.metric, row.filter) != primary_metric(definition.task))
 
@@ -131,13 +132,15 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     scores = {name: record[name] for name in record["metrics"]}
     if benchmark.kind == "choice":
         letters = [continuation.strip() for _, continuation in record["arguments"]]
+        if len({*letters}) < len(letters):  # options that are parts of the prompt, as Winogrande's, end alike
+            letters = [f"{place}: {text}" for place, text in enumerate(letters, 1)]
         likelihoods = [float(likelihood) for likelihood, _ in answer]
         best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
         sample |= {
             "target": letters[target] if isinstance(target, int) else target,
             "response": best,
             "extracted": best,
-            "correct": is_right(scores[benchmark.metric]),
+            "correct": right_or_wrong(scores.get(benchmark.metric), bool(benchmark.question_column)),
             "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
         }
         if benchmark.group:
@@ -153,7 +156,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         right, response = scores.get(benchmark.metric), record["resps"][0][0]
         sample |= {
             "target": str(record["target"]), "response": response, "extracted": str(answer[0]),
-            "correct": bool(right) if right in (0, 1) else None,
+            "correct": right_or_wrong(right),
         }  # fmt: skip
         if benchmark.kind == "number":
             number = metrics.last_number(response)
@@ -202,7 +205,7 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         of_chief = parts[0].filter == chief
         each: list[Any] = [sample["scores"].get(parts[0].metric) if of_chief else None for sample in samples]
         value = metrics.mean([part.value for part in parts if part.value is not None])
-        rows.append(replace(parts[0], value=value, stderr=None if None in each else metrics.mean_stderr(each)))
+        rows.append(replace(parts[0], value=value, stderr=None if None in each else metrics.mean_stderr(each, value)))
     return replace(results[0], rows=rows, samples=samples)
 
 
@@ -215,9 +218,10 @@ def powers_of_two(most: int) -> list[int]:
     return sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
 
 
-def is_right(score: Any) -> bool:
-    """Whether a score, or that of (question, score), is not 0."""
-    return bool(score[1] if isinstance(score, tuple) else score)
+def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
+    """Whether a score, of a part that of (question, score), is 1 or 0; None of any other."""
+    value = score[1] if of_part else score
+    return bool(value) if value in (0, 1) else None
 
 
 def further_rows_of(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from lm_eval import evaluate
 from lm_eval.api.instance import Instance
@@ -215,7 +216,10 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
     prepare(asked.task, definition, settings, number)
     how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
     output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))
-    records = output["samples"][asked.name]
+    records = [
+        {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
+        for record in output["samples"][asked.name]
+    ]
     _, chief = primary_metric(definition.task)
     samples = []
     for record in records:
@@ -233,6 +237,13 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
         ),
         version=output["versions"].get(asked.name),
     )
+
+
+def plain(value: Any) -> Any:
+    """What a task's own functions gave, NumPy's numbers as Python's."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def set_sharing(lm: Answering, definition: Definition, settings: Eval) -> None:

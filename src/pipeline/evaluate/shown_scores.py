@@ -20,7 +20,8 @@ OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
 @lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
     """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
-    return 1 if metric.lower().startswith(OWN_SCALE) or metric in NO_SHARES or is_measure(metric) else 100
+    own_scale = metric.lower().startswith(OWN_SCALE) and not metric.endswith("_acc")  # bleu_acc: of answers
+    return 1 if own_scale or metric in NO_SHARES or is_measure(metric) else 100
 
 
 def finite_or_none(value: Any) -> float | None:

@@ -46,7 +46,7 @@ def model_key(checkpoint: Parent) -> Key:
     manifest = read_manifest(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
-        base = (model.content or model.hash) if model else root_of(local_folder(base_folder(folder)))
+        base = (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
     return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
 
 
@@ -56,9 +56,14 @@ def merge_key(merge: Merging, runs_dir: Path) -> Key:
         if merge.adapter:
             write_adapter(merge.adapter, Path(folder))
         copy_files(merge.giver, Path(folder), merge.dtype, bool(merge.adapter))
-        base = root_of(merge.adapter.base.folder) if merge.adapter else None
+        base = base_key(merge.adapter.base.folder) if merge.adapter else None
         root = weights_key(merge, known_digests(merge, runs_dir))
         return {"root": root, "base": base, "files": deciding_files(Path(folder))}
+
+
+def base_key(folder: Path) -> Key:
+    """What the base of an adapter is: the adapter's folder has no config.json, and may have no tokenizer."""
+    return {"root": root_of(folder), "files": deciding_files(folder)}
 
 
 def root_of(folder: Path) -> str:
@@ -134,8 +139,9 @@ class Store:
         key = {"model": self.model, "made_by": made_by, "together": together, **settings}
         name = f"{task}-{digest(key)[:32]}"
         found: dict[str, Any] = {}
-        for file in [] if self.fresh else sorted(self.folder.glob(f"{glob.escape(name)}.*.jsonl")):
-            found |= stored_answers(file)
+        files = [] if self.fresh else self.folder.glob(f"{glob.escape(name)}.*.jsonl")
+        for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):  # of an answer that was computed again,
+            found |= stored_answers(file)  # the later one
         return Answers(self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, found)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.commands.sweep import evaluation_at, refuse_unfinished
-from pipeline.config.evaluation import Measure
+from pipeline.config.evaluation import Measure, is_flores
 from pipeline.config.knob import Knobs, identity, knob, part
 from pipeline.config.stages import PointsStage
 from pipeline.errors import PipelineError
@@ -37,7 +37,7 @@ from pipeline.extras.optuna_study import (
 from pipeline.files import write_atomically
 from pipeline.merge.methods import NOT_SWEPT
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.sweep import point_name, point_scores, scores_in, split_half_summary
+from pipeline.report.sweep import SENTENCES, point_name, point_scores, scores_in, split_half_summary
 from pipeline.report.templates import render
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_lower
@@ -282,6 +282,8 @@ class Outcome:
             lines.append(f"{len(reasons)} of them were no valid merge: {reasons[0]}")
         if self.points.config.search.split == "test":
             lines.append("The test questions chose: the split-half score alone is free of the choice.")
+        if is_flores(self.points.config.eval):
+            lines.append(SENTENCES)
         values = {trial.values for trial in self.finished}
         if len(values) == 1 and len(self.finished) > 1:
             lines.append("All configurations score alike on these questions: there was nothing to choose.")

@@ -44,18 +44,24 @@ def align_vocabularies(
     """The sources, the base among them, with the rows that all have, and how the vocabularies are merged; None where
     all have as many rows.
 
-    wanted: `union` takes the tokenizer and the number of rows of the expert with the most tokens, `common` of that with
-    the fewest; None: there are no other tokens, and the most rows are taken. Raises PipelineError where files_from
-    names a source of another number of rows.
+    wanted: `union` takes the tokenizer and the number of rows of the expert with the most tokens, and its rows from the
+    first token on that another lacks, whose row there is padding; `common` takes the tokenizer of that with the fewest;
+    None: there are no other tokens, and the most rows are taken. Raises PipelineError where files_from names a source
+    of another number of rows.
     """
     names = differing_rows(sources)
     if not names and wanted is None:
         return dict(sources), None
     rows = {role: source.info(names[0]).shape[0] if names else 0 for role, source in sources.items()}
-    order = {role: (len(added_tokens(source)), rows[role]) for role, source in sources.items() if role != "base"}
+    tokens = {role: added_tokens(source).values() for role, source in sources.items() if role != "base"}
+    order = {role: (len(added), rows[role]) for role, added in tokens.items()}
     if wanted and len(set(order.values())) == 1:
         raise PipelineError(f"merge.vocabulary={wanted}: the experts have one vocabulary: leave it out")
     role = (min if wanted == "common" else max)(order, key=order.__getitem__)
+    own = {token for added in tokens.values() for token in {*tokens[role]} - {*added}}  # none where it has the fewest
+    if own and not names:
+        names = tuple(name for name in sources[role].names if decoder_name(name) in (EMBEDDING, HEAD))
+        rows = {other: source.info(names[0]).shape[0] for other, source in sources.items()}
     if not names:
         return dict(sources), Vocabulary(0, role, (), dict(sources))
     if files_from in order and rows[files_from] != rows[role]:
@@ -63,7 +69,7 @@ def align_vocabularies(
             f"merge.files_from={files_from}: its vocabulary has {rows[files_from]} rows, the merge {rows[role]}: leave "
             "it out"
         )
-    common = min(rows.values())
+    common = min([*rows.values(), *own])
     clipped = {role: _clip(source, names, common) for role, source in sources.items()}
     return clipped, Vocabulary(common, role, names, dict(sources))
 

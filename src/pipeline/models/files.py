@@ -16,7 +16,8 @@ BESIDE_WEIGHTS = (
 # Next to the weights: what decides a model's answers, and so the key under which scores are cached.
 DECIDING = (*BESIDE_WEIGHTS, ADAPTER_CONFIG)
 
-# The files whose digest identifies a folder that is not a run. Another suffix would change the hashes of runs.
+# The files whose digest identifies a folder that is not a run, and texts of a tokenizer that has no tokenizer.json.
+# Another suffix would change the hashes of runs.
 IDENTIFYING_SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
 
 # What a select run links of the snapshot that it chose: the whole model.

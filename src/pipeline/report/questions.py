@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import find_benchmark, kind_of, measures_of, primary_metric
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report.expression import evaluate, is_open_choice, leaf_cells, scores_under
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.stats.contrast import Contrast, contrast, corpus_contrast
@@ -129,7 +130,8 @@ class Questions:
         if benchmark is None or not benchmark.of_harness:
             return self.answers.is_share(self.metric)
         stored = (self.answers.scores_by_question(score, self.metric, pair) for score, pair in self.needed_scores)
-        return all(0 <= value <= 1 for vector in stored for value in vector.values())
+        is_percent = percent_factor(self.metric) == 100
+        return is_percent and all(0 <= value <= 1 for vector in stored for value in vector.values())
 
     def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
         """The value of a cell, with choices as observed, and its variance over draws of problems."""

@@ -6,6 +6,7 @@ Nothing is scored here, and no cell is skipped: one that cannot be filled has a 
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,10 +134,15 @@ class StoredAnswers:
         scale, (answers,) = percent_factor(metric) / 100, self.answers_under(score, pair or score.language).values()
         benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
         numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
-        if benchmark and benchmark.of_harness and not (numbers and all(numbers)):
-            raise NoScore(f"{metric} is of all answers together, not of each")
-        stored = answers.by_question(metric)
-        return {key: scale * value for key, value in stored.items()}
+        of_all = NoScore(f"{metric} is of all answers together, not of each")
+        if benchmark and benchmark.of_harness and not (len(numbers) == answers.n and all(numbers)):
+            raise of_all
+        stored = {key: scale * value for key, value in answers.by_question(metric).items()}
+        if benchmark and benchmark.of_harness:
+            shown, mean = self.number(score, metric, pair), 100 * statistics.fmean(stored.values())
+            if not math.isclose(shown, mean, rel_tol=1e-6, abs_tol=1e-6):
+                raise of_all  # a task's own function of them, as a perplexity is
+        return stored
 
     def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:
         """The answers of a score in a language or pair; None: in each of its pairs."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.heatmaps import Map, svg_of_maps
-from pipeline.benchmarks import primary_metric
+from pipeline.benchmarks import kind_of, primary_metric
+from pipeline.config.evaluation import is_flores
 from pipeline.config.stages import SweepStage
+from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.evaluate.records import read_scores
+from pipeline.evaluate.shown_scores import percent_factor, primary_of
 from pipeline.files import write_atomically
 from pipeline.report.load.answers import Place, answers_of, sample_files
 from pipeline.report.render.sheets import comma_separated
@@ -27,6 +31,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     title = f"{config.merge.method} · {config.eval.label} · {', '.join(config.languages)}"
     context: dict[str, Any] = {"title": title, "picture": "", "sentences": []}
     context["note"] = f"{len(scores)} of {len(points)} points finished."
+    context["note"] += f" {SENTENCES}" if is_flores(config.eval) else ""
     means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
     if scores:
         best = max(means, key=lambda index: means[index])
@@ -54,14 +59,27 @@ def point_scores(run: Run) -> list[list[float]] | None:
     return None if read_manifest(run.folder) is None else list(scores_in(run.folder).values())
 
 
+SENTENCES = "Of translations a score is the mean chrF++ of sentences, which is not that of the set."
+
+
 def scores_in(folder: Path) -> dict[Place, list[float]]:
     """Place -> scores of its questions by the task's primary metric, in percent; of questions with several steps the
-    share of each in the mean over all steps."""
+    share of each in the mean over all steps; of translations each sentence's.
+
+    Raises:
+        PipelineError: a task's score is not the mean of its answers', such as a correlation.
+    """
     scores = {}
+    whole = {(row.task, row.where): row.value for row in primary_of(read_scores(folder / "scores.json")[0])}
     for place, samples in sample_files(folder):
         metric, _ = primary_metric(place[1])
-        values = answers_of(place, samples).by_question(metric).values()
+        values = list(answers_of(place, samples).by_question(metric).values())
         scores[place] = [percent_factor(metric) * value for value in values]
+        shown = whole[place[1:]]
+        is_mean = shown is not None and math.isclose(mean(values), shown, rel_tol=1e-6, abs_tol=1e-9)
+        if not is_mean and kind_of(place[1]) != "translation":
+            problem = f"{metric} of {place[1]} is of all answers together, not of each, so that halves have none"
+            raise PipelineError(f"{problem}: name another task, or choose in a table, by best: [AXIS]")
     return scores
 
 

@@ -11,7 +11,7 @@ from pipeline.errors import PipelineError, close_matches
 from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.checkpoint import read_json
-from pipeline.models.files import ADAPTER_CONFIG, IDENTIFYING_SUFFIXES
+from pipeline.models.files import ADAPTER_CONFIG, BESIDE_WEIGHTS, IDENTIFYING_SUFFIXES
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
@@ -99,7 +99,8 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)
-    files = [path for path in folder.iterdir() if path.suffix in IDENTIFYING_SUFFIXES]
+    texts = () if (folder / "tokenizer.json").is_file() else BESIDE_WEIGHTS  # then merges.txt and vocab.txt are read
+    files = [path for path in folder.iterdir() if path.suffix in IDENTIFYING_SUFFIXES or path.name in texts]
     has_config = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     if not has_config or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(

@@ -195,6 +195,8 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
     decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
     decided = dict(decided)
+    if isinstance(merge, Merge) and merge.vocabulary == "union":
+        decided |= {"union": "rows of its own"}  # before, where the others had rows of padding, the mean with these
     if isinstance(config, EvalStage) and config.eval.limit is not None:
         columns = {item.question_column for task in tasks if (item := find_benchmark(task.task))} - {""}
         decided |= {"limit_counts": sorted(columns)} if columns else {}  # before, it counted their parts

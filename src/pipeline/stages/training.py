@@ -12,9 +12,10 @@ from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.checkpoint import text_settings
+from pipeline.models.files import IDENTIFYING_SUFFIXES
 from pipeline.models.load import date_of_templates
 from pipeline.models.partition import resolve_partition
-from pipeline.runs.lineage import base_of
+from pipeline.runs.lineage import base_of, gives_adapter
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.resolver import Draft, Resolver
@@ -146,6 +147,11 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
         if config.model.path is None:
             raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
         parents["model"] = resolver.model(config.model.path, "model.path", config.model.revision)
+        if gives_adapter(parents["model"]):
+            raise PipelineError(
+                f"model.path={config.model.path} is an adapter: write it as a model first, stage=merge "
+                "merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
+            )
         if config.data_root is not None:
             folder = Path(config.data_root)
             root = resolver.data_root(config.data_root) or External(folder.name, "", folder)
@@ -171,8 +177,8 @@ def plain_text(expert: Expert) -> Expert:
 
 def with_tokenizer(folder: Path) -> External:
     """A plain data_root as a parent, of which only tokenizer/ is read."""
-    files = list((folder / "tokenizer").glob("*.json"))
-    if not files:
+    files = [path for path in (folder / "tokenizer").glob("*") if path.suffix in IDENTIFYING_SUFFIXES]
+    if not any(path.suffix == ".json" for path in files):
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
         )
