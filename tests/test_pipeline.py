@@ -18,6 +18,7 @@ from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.launch import in_process
 from pipeline.launch.launchers import what_failed
+from pipeline.launch.local_pool import execute_here
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -225,9 +226,9 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
     monkeypatch.setattr(Planning, "primary_number", lambda self, score: None)  # nothing is chosen
     targets = asked.targets()
-    assert in_process.execute(targets) == {}
+    assert execute_here(targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
-    failed = in_process.execute(targets)
+    failed = execute_here(targets)
     assert {name.partition("-")[0] for name in failed} == {"math", "eval"}
     told = [reason for reason in failed.values() if "was changed after it was finished" in reason]
     assert len(failed) == 1 + 3 * 7 + 4 and len(told) == 1

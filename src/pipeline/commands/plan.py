@@ -20,7 +20,7 @@ from pipeline.estimate.durations import History, describe_training, memory_here,
 from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.estimate.training_rows import cut_lines
 from pipeline.hub.lock import read_lock
-from pipeline.launch.local_pool import workers_of
+from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.contrasts import detectable_claims, detectable_differences
 from pipeline.report.placed_claims import check_claims
@@ -96,6 +96,7 @@ def plan_text(
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
     remaining = [run for run in runs if run.hash in reasons]
     time, unknown = history.sum(remaining, workers)
+    time += f" with {workers} workers" * (workers > 1 and time.startswith("about"))
     if unknown:
         time = unknown if time == "?" else f"{time}, not including {unknown}"
     parts = [
