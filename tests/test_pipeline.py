@@ -84,9 +84,10 @@ def test_a_folder_that_cannot_be_is_refused_before_anything(
     launcher: str, call: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    told = call("stage=table", "table=sandbox", f"runs_dir={tmp_path}/file/runs", f"launcher={launcher}")
-    refusal = f"error: runs_dir={tmp_path}/file/runs cannot be written (Not a directory): give another; "
-    assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
+    for stage in ("table", "plan"):
+        told = call(f"stage={stage}", "table=sandbox", f"runs_dir={tmp_path}/file/runs", f"launcher={launcher}")
+        refusal = f"error: runs_dir={tmp_path}/file/runs cannot be written (Not a directory): give another; "
+        assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
 
 
 def test_a_table_from_nothing_with_a_failure_and_again(
