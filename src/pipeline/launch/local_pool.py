@@ -223,7 +223,7 @@ class Round:
         self.waiting.pop(run.hash, None)
 
     def ready_runs(self) -> Iterator[Run]:
-        """Runs whose parents are finished; drops those whose parents failed or are held, and those finished since."""
+        """Runs whose parents are finished; drops those whose parents failed or are held."""
         for run in list(self.waiting.values()):
             if self.is_blocked(run):
                 continue
@@ -231,9 +231,7 @@ class Round:
             if held_parent := next((parent for parent in parents if parent.hash in self.held), None):
                 self.held[run.hash] = self.held[held_parent.hash]
                 self.drop_run(run)
-            elif any(parent.hash in self.remaining for parent in parents):
-                continue
-            elif run.config.redo or self.unfinished(run):
+            elif not any(parent.hash in self.remaining for parent in parents):
                 yield run
 
     def unfinished(self, run: Run) -> bool:
@@ -254,11 +252,15 @@ class Round:
         while (run := next(ready := self.ready_runs(), None)) and (worker := self.pool.idle_worker()):
             if worker.models and source_models(run):
                 run = next((other for other in chain([run], ready) if source_models(other) == worker.models), run)
+            if not run.config.redo and not self.unfinished(run):
+                continue
             del self.waiting[run.hash]
             self.begun += 1
             seconds = self.history.predict(run)
             next_run = next(iter(self.waiting.values()), None)
-            following, (left, more) = f"; next {next_run.name}" if next_run else "", self.time_left()
+            following, (left, more) = "", self.time_left()
+            if next_run and not self.pool.gpus:
+                following = f"; next {next_run.name}"
             say(f"{self.head()} {run.name} ({run.config.stage}), {left} left in all{more}{following}")
             worker.start_run(run, None if seconds is None else round(seconds, 1))
 
