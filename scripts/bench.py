@@ -317,7 +317,7 @@ def one_merge(name: str, folder: Path) -> dict[str, float]:
     import pipeline.merge.stage
     import pipeline.runs.tracking  # noqa: F401
     from pipeline.config.compose import compose
-    from pipeline.launch.in_process import make_single_run
+    from pipeline.launch.launchers import make_single_run
 
     foreign = name == list(MERGES)[-1]
     words = ["stage=merge", "merge=layer_swap", "merge.bottom_layers=3", "merge.top_layers=0", "threads=1",

@@ -134,7 +134,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(runs_dir: Path) -> Callable[..., Path]:
     """Compose a stage and make its run, W&B off: the run's folder."""
     from pipeline.config.compose import compose
-    from pipeline.launch.in_process import make_single_run
+    from pipeline.launch.launchers import make_single_run
 
     def make(*words: str) -> Path:
         return make_single_run(compose([f"runs_dir={runs_dir}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]

@@ -77,6 +77,8 @@ def test_keywords_are_the_words_of_the_command() -> None:
         merge("layer_swap", methd="x")
     with pytest.raises(PipelineError, match="evry"):
         table("sandbox", evry={"seed": 1})
+    with pytest.raises(PipelineError, match="evry"):
+        table("sandbox", evry={})
 
 
 def test_a_folder_of_options_is_given_as_on_the_command_line(tmp_path: Path) -> None:

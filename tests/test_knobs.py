@@ -29,7 +29,7 @@ from pipeline.config.overrides import values_of
 from pipeline.config.stages import EvalStage, MergeStage, TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.errors import PipelineError
-from pipeline.launch.in_process import make_single_run
+from pipeline.launch.launchers import make_single_run
 from pipeline.merge.methods import METHODS
 
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"

@@ -18,6 +18,7 @@ from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.launch import in_process
 from pipeline.launch.launchers import what_failed
+from pipeline.launch.local_pool import execute_here
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -83,9 +84,10 @@ def test_a_folder_that_cannot_be_is_refused_before_anything(
     launcher: str, call: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    told = call("stage=table", "table=sandbox", f"runs_dir={tmp_path}/file/runs", f"launcher={launcher}")
-    refusal = f"error: runs_dir={tmp_path}/file/runs cannot be written (Not a directory): give another; "
-    assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
+    for stage in ("table", "plan"):
+        told = call(f"stage={stage}", "table=sandbox", f"runs_dir={tmp_path}/file/runs", f"launcher={launcher}")
+        refusal = f"error: runs_dir={tmp_path}/file/runs cannot be written (Not a directory): give another; "
+        assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
 
 
 def test_a_table_from_nothing_with_a_failure_and_again(
@@ -225,9 +227,9 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
     monkeypatch.setattr(Planning, "primary_number", lambda self, score: None)  # nothing is chosen
     targets = asked.targets()
-    assert in_process.execute(targets) == {}
+    assert execute_here(targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
-    failed = in_process.execute(targets)
+    failed = execute_here(targets)
     assert {name.partition("-")[0] for name in failed} == {"math", "eval"}
     told = [reason for reason in failed.values() if "was changed after it was finished" in reason]
     assert len(failed) == 1 + 3 * 7 + 4 and len(told) == 1

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from scipy.stats import binomtest
 
 from pipeline.config.compose import compose
-from pipeline.launch.in_process import make_single_run
+from pipeline.launch.launchers import make_single_run
 from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import RUN_STAGES

@@ -108,7 +108,8 @@ def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str
     for key, value in words.items():
         own = "merge" if key in of_merge else group
         named[key if key in known or "." in key or own is None else f"{own}.{key}"] = value
-    return {key: plain(value) for key, value in dotted(named, f"stage={stage}", "").items()}
+    empty = {key: value for key, value in named.items() if value == {} and key not in known}  # a wrong key all the same
+    return empty | {key: plain(value) for key, value in dotted(named, f"stage={stage}", "").items()}
 
 
 def plain(value: Any) -> Any:

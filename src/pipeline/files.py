@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,14 @@ def shipped_conf() -> Path:
     return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
 
 
-def added_conf() -> list[Path]:
+def added_conf() -> tuple[Path, ...]:
     """The folders of --config-dir."""
-    return [Path(line) for line in os.environ.get(ADDED_CONF, "").splitlines()]
+    return _paths(os.environ.get(ADDED_CONF, ""))
+
+
+@cache
+def _paths(lines: str) -> tuple[Path, ...]:
+    return tuple(map(Path, lines.splitlines()))
 
 
 def add_conf(folder: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.hub.lock import Lock
-from pipeline.launch.in_process import make_single_run
+from pipeline.launch.launchers import make_single_run
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run

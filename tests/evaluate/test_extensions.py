@@ -238,7 +238,7 @@ def test_a_broken_method_is_one_sentence_that_names_the_package(
     install(write_broken(tmp_path / "site", METHOD.replace(before, after)))
     further = ["merge=broken", f"runs_dir={tmp_path / 'runs'}", "tracking.mode=disabled"]
     with pytest.raises(PipelineError, match=f"{PLACE}.*{words}|{words}.*{PLACE}") as raised:
-        from pipeline.launch.in_process import make_single_run
+        from pipeline.launch.launchers import make_single_run
 
         make_single_run(compose(merge_words(models, *further)))  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)

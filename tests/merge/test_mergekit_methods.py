@@ -24,7 +24,7 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.extras import mergekit
 from pipeline.extras.mergekit import Mergekit
-from pipeline.launch.in_process import make_single_run
+from pipeline.launch.launchers import make_single_run
 from pipeline.launch.run_json import element_of, run_of
 from pipeline.merge.live import model_of
 from pipeline.merge.merge import open_merge

@@ -6,7 +6,9 @@ import errno
 import json
 import multiprocessing
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -141,6 +143,22 @@ def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(PipelineError, match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;"):
         make_once(a_run(tmp_path), never)
+
+
+def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder_and_the_limit(tmp_path: Path) -> None:
+    def writes_2_mb(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        (work / "x").write_bytes(bytes(2**21))
+        return {}
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        with pytest.raises(PipelineError, match=rf"^File too large: runs_dir={tmp_path} has .*\(ulimit -f\)"):
+            make_once(a_run(tmp_path), writes_2_mb)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_none_is_left(tmp_path: Path) -> None:

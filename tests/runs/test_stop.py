@@ -17,6 +17,7 @@ import pytest
 from small_runs import a_run, writes
 
 from pipeline.launch import in_process
+from pipeline.launch.local_pool import execute_here
 from pipeline.runs.make import make_once
 from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, handle_signals, heard_by, raise_if_signalled
 
@@ -118,7 +119,7 @@ def test_a_signal_when_all_is_finished_is_75(tmp_path: Path) -> None:
     with handle_signals(), heard_by(lambda _: None):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped) as stopped:
-            in_process.execute([run])
+            execute_here([run])
     assert stopped.value.code == UNFINISHED
 
 

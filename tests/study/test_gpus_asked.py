@@ -14,7 +14,7 @@ from tiny_words import FEW, last_of
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
-from pipeline.launch import local_pool
+from pipeline.launch import launchers
 from pipeline.launch.in_process import refuse_without_gpus
 from pipeline.stages.rows import build
 
@@ -59,7 +59,7 @@ def test_without_gpus_processes_share_the_cpu(
 def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path, tmp_path: Path) -> None:
     run = training(world, base, tmp_path, 2)
     with pytest.raises(PipelineError, match="launcher.workers=2 gives a run 1 GPU: give launcher.workers=1"):
-        with local_pool.local_executor(Launcher(workers=2), [run]):
+        with launchers.executor_for(Launcher(workers=2), [run]):
             pass
 
 
@@ -68,13 +68,13 @@ def test_workers_share_the_gpus_by_what_a_run_asks(
 ) -> None:
     """Eight GPUs: trainings of four are two at a time, each with GPUs of its own; those of one are eight."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    monkeypatch.setattr(local_pool, "refuse_too_large", lambda runs: None)
+    monkeypatch.setattr(launchers, "refuse_too_large", lambda runs: None)
     halves = ["0,1,2,3", "4,5,6,7"]
     for processes, shares in ((4, halves), (3, halves), (1, list("01234567"))):
         run = training(world, base, tmp_path, processes)
         seen: list[list[str]] = []
-        monkeypatch.setattr(local_pool, "Pool", lambda gpus, later, seen=seen: seen.append(list(gpus)) or Silent())
-        with local_pool.local_executor(Launcher(), [run]):
+        monkeypatch.setattr(launchers, "Pool", lambda gpus, later, seen=seen: seen.append(list(gpus)) or Silent())
+        with launchers.executor_for(Launcher(), [run]):
             pass
         assert seen == [shares]
 

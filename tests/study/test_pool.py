@@ -19,8 +19,9 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History
-from pipeline.launch import local_pool
-from pipeline.launch.local_pool import Pool, default_workers, local_executor
+from pipeline.launch import launchers, local_pool
+from pipeline.launch.launchers import executor_for, workers_of
+from pipeline.launch.local_pool import Pool
 from pipeline.launch.run_json import element_of, run_of
 from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
@@ -119,25 +120,22 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
 
 
 class Predicted(History):
-    """The seconds of runs by label; stages of which one is finished."""
+    """The seconds of runs by label."""
 
-    def __init__(self, seconds: dict[str, float | None], known: tuple[str, ...] = ()) -> None:
+    def __init__(self, seconds: dict[str, float | None]) -> None:
         super().__init__()
-        self.by_label, self.known = seconds, known
+        self.by_label = seconds
 
     def predict(self, run: Run) -> float | None:
         return self.by_label[run.label]
 
-    def knows(self, stage: str) -> bool:
-        return stage in self.known
-
 
 def busy(run: Run, seconds: float) -> local_pool.Worker:
     """A worker that has computed a run for some seconds."""
-    return local_pool.Worker(None, None, run, time.monotonic() - seconds)  # type: ignore[arg-type]
+    return local_pool.Worker(run, time.monotonic() - seconds)
 
 
-def round_of(tmp_path: Path, later: int = 0) -> local_pool.Round:
+def round_of(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> local_pool.Round:
     """Two trainings that run, an evaluation of each that waits; `later` evaluations of a later call."""
     math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
     scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
@@ -146,36 +144,32 @@ def round_of(tmp_path: Path, later: int = 0) -> local_pool.Round:
     for run in (math, language):
         del found.waiting[run.hash]
     found.pool.workers = [busy(math, 20.0), busy(language, 20.0)]
+    found.history = Predicted(seconds)
     return found
 
 
-SECONDS = {"math": 100.0, "language": 60.0, "eval-math": 10.0, "eval-language": 10.0, "eval-later": 8.0}
+SECONDS: dict[str, float | None] = {
+    "math": 50.0, "language": 40.0, "eval-math": 10.0, "eval-language": 10.0, "eval-later": 8.0
+}  # fmt: skip
 
 
 def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(tmp_path: Path) -> None:
-    found = round_of(tmp_path)
-    found.history = Predicted(SECONDS, known=("data",))
-    assert found.seconds_left() == pytest.approx(80 + 10, abs=1)  # the path of math; shared: (80 + 40 + 20) / 2
-    found = round_of(tmp_path, later=4)
-    found.history = Predicted(SECONDS, known=("data",))
-    assert found.seconds_left() == pytest.approx(80 + 10 + 4 * 8 / 2, abs=1)
-    found.beside = [1.0, 2.0, 9.0]
-    assert found.seconds_left() == pytest.approx(80 + 2 + 10 + 2 + 4 * (8 + 2) / 2, abs=1)
-    found.history = Predicted({**SECONDS, "eval-math": None})
-    assert found.seconds_left() is None and "4 runs and ? left" in found.progress_line()
+    """The path of math is 30 + 10 s; shared by two, all is (30 + 20 + 20) / 2, and with four scores more 51."""
+    assert round_of(tmp_path, SECONDS).time_left() == ("about 40 s", "")
+    assert round_of(tmp_path, SECONDS, later=4).time_left() == ("about 51 s", "")
+    found = round_of(tmp_path, {**SECONDS, "eval-math": None})
+    assert found.progress_line().startswith(
+        "4 runs and about 30 s left, not including 1 run that cannot be estimated | math"
+    )
 
 
-def test_a_training_is_measured_by_its_steps_and_sets_the_pace(tmp_path: Path) -> None:
-    """20 s for 10 of 110 steps at 1.8 s: 180 s left, twice the 100 s that were expected of it in all."""
-    found = round_of(tmp_path)
-    found.history = Predicted(SECONDS)
-    math, language = (worker.run for worker in found.pool.workers)
-    assert math and language
+def test_a_training_is_measured_by_its_steps(tmp_path: Path) -> None:
+    """20 s for 10 of 30 steps at 1.8 s: 36 s left, where 30 s were expected."""
+    found = round_of(tmp_path, SECONDS)
+    math = found.pool.workers[0].run
     math.workplace.mkdir(parents=True)
-    update_state(math.workplace, state="running", step=10, steps=110, seconds_a_step=1.8)
-    assert found.seconds_left() == pytest.approx(180 + 2 * 10, abs=1)  # its evaluation takes twice as long, too
-    found.history = Predicted(SECONDS, known=("data",))  # evaluations were measured themselves
-    assert found.seconds_left() == pytest.approx(180 + 10, abs=1)
+    update_state(math.workplace, state="running", step=10, steps=30, seconds_a_step=1.8)
+    assert found.time_left() == ("about 46 s", "")
 
 
 def test_a_dead_worker_is_started_again_and_its_run_with_it(
@@ -183,7 +177,7 @@ def test_a_dead_worker_is_started_again_and_its_run_with_it(
 ) -> None:
     give, killed = local_pool.Worker.start_run, []
 
-    def and_kill(worker: local_pool.Worker, run: Run, seconds: float) -> None:
+    def and_kill(worker: local_pool.Worker, run: Run, seconds: float | None) -> None:
         give(worker, run, seconds)
         if run.config.seed == 1 and len(killed) < 1 or run.config.seed == 2:
             killed.append(run.config.seed)
@@ -251,13 +245,14 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     words = ["stage=eval", "checkpoint=package:data/sandbox_base", "eval=mgsm_0shot", f"runs_dir={tmp_path}"]
     run: Any = build(compose(words))  # type: ignore[arg-type]
-    assert default_workers([run], gpus=0) == 1  # threads are torch's choice: all cores
+    assert workers_of(Launcher(), [run]) == 1  # threads are torch's choice: all cores
     for threads, workers in ((1, 12), (5, 2), (99, 1)):
         run.config.threads = threads
-        assert default_workers([run], gpus=0) == workers
-    assert default_workers([run], gpus=3) == 3
+        assert workers_of(Launcher(), [run]) == workers
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert workers_of(Launcher(), [run]) == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert local_pool.visible_gpus() == ["4", "7"]
+    assert launchers.visible_gpus() == ["4", "7"]
     monkeypatch.setattr(Pool, "close", lambda self, gently: None)
-    with local_executor(Launcher(workers=3), []) as execute:
+    with executor_for(Launcher(workers=3), []) as execute:
         assert execute.__self__.gpus == ["4", "7", "4"]

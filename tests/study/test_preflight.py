@@ -189,7 +189,8 @@ def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
     """They check them, too; for that alone the job would load the harness. A command typed by hand measures them."""
     asked: list[bool] = []
     monkeypatch.setattr(
-        "pipeline.commands.table.evaluation_problems", lambda _, prompts: asked.append(prompts) or ["enough"]
+        "pipeline.commands.table.evaluation_problems",
+        lambda runs, reasons, prompts, waiting: asked.append(prompts) or ["enough"],
     )
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     continued = ("launcher=slurm", "launcher.retry_failed=false")

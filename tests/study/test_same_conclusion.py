@@ -20,7 +20,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 import pipeline.train.load
 from pipeline.config.compose import compose
-from pipeline.launch.in_process import make_single_run
+from pipeline.launch.launchers import make_single_run
 from pipeline.models.checkpoint import read_header
 
 pytestmark = pytest.mark.rounding

@@ -18,7 +18,7 @@ from pipeline.config.evaluation import Measure
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.evaluate.selection import choose, ranked, value
-from pipeline.launch.in_process import make_single_run
+from pipeline.launch.launchers import make_single_run
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs

@@ -20,6 +20,7 @@ from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.launch import attempts, in_process, slurm_arrays, slurm_commands, slurm_tasks, worker
 from pipeline.launch.in_process import error_sentence
+from pipeline.launch.local_pool import execute_here
 from pipeline.launch.run_json import element_of
 from pipeline.runs import state
 from pipeline.runs.make import make_once
@@ -560,7 +561,7 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     (run.workplace / "state.json").unlink()
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")  # the same of a command, whose first run is the data's
     with handle_signals(), pytest.raises(SystemExit) as ended:
-        in_process.execute([run])
+        execute_here([run])
     assert ended.value.code == 1 and state.read_state(run.workplace)["last_line"].startswith(told)
 
 

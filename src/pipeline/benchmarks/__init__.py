@@ -35,7 +35,7 @@ def find_benchmark(task: str) -> Benchmark | None:
     column of stage=compare: only its name has a space."""
     if " " in task:
         return None
-    own = next((item for item in BENCHMARKS.values() if task in item.tasks), None)
+    own = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
     return own or _of_package(task) or harness_benchmark(task)
 
 

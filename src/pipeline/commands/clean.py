@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,10 +127,10 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
     return deleted
 
 
-def missing_snapshots(runs: list[Run]) -> list[str]:
+def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
     """Names of deleted snapshots, and of runs whose weights were deleted, that unfinished runs need; finished trainings
-    are not rerun."""
-    reasons, names = reasons_unfinished(runs), []
+    are not rerun. reasons: the hashes of the unfinished ones."""
+    names = []
     parents = [parent for run in runs if run.hash in reasons for parent in run.parents.values()]
     for snapshot in (parent for parent in parents if isinstance(parent, Snapshot)):
         manifest = read_manifest(snapshot.run.folder) if snapshot.run.hash not in reasons else None

@@ -20,11 +20,12 @@ from pipeline.estimate.durations import History, describe_training, memory_here,
 from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.estimate.training_rows import cut_lines
 from pipeline.hub.lock import read_lock
-from pipeline.launch.local_pool import workers_of
+from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.contrasts import detectable_claims, detectable_differences
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.stored import SPM_MODEL
+from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
@@ -51,25 +52,26 @@ def show_plan(config: PlanStage) -> str:
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
         about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""
-        problems = evaluation_problems(runs, config.plan.prompts)
-        typed = typed_in(config.command)
-        return plan_text(config, runs, reasons_unfinished(runs), [], problems, about=about, typed=typed)
+        reasons, typed = reasons_unfinished(runs), typed_in(config.command)
+        problems = evaluation_problems(runs, reasons, config.plan.prompts)
+        return plan_text(config, runs, reasons, [], problems, about=about, typed=typed)
     planning = Planning.of(config)
     config = cast(PlanStage, planning.config)
     check_claims(planning)
     targets = planning.targets()
     runs = order_runs(targets)
     reasons, waiting = reasons_unfinished(runs, targets), waiting_evaluations(planning)
+    deleted = missing_snapshots(runs, reasons)
     lines = [
         *count_kinds(planning, runs, reasons),
-        *describe_every_keys(planning),
+        *describe_every_keys(planning, runs),
         *published_lines(planning.plan),
         *empty_spbleu(planning),
         *detectable_differences(planning),
         *detectable_claims(planning),
-        *(f"cannot be computed: {name} was deleted, train it again with redo=true" for name in missing_snapshots(runs)),
+        *(f"cannot be computed: {name} was deleted, train it again with redo=true" for name in deleted),
     ]
-    causes = [*not_planned(planning), *evaluation_problems([*runs, *waiting], config.plan.prompts)]
+    causes = [*not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)]
     scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)
     missing = sum(not any(plan(score) for plan in planned_for) for score in scores)
     omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
@@ -88,14 +90,19 @@ def plan_text(
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    cost = estimate_costs(runs, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
+    remaining = [run for run in runs if run.hash in reasons]
+    cost = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
     causes = [*causes, *(cost.causes if cost else [])]
+    try:
+        check_writable(Path(config.runs_dir), create=False)
+    except PipelineError as error:
+        causes += [str(error)] if reasons else []
     if config.command is not None:  # whose knobs are its own
         causes = [cause.replace("every.", "") for cause in causes]
     history = History(finished_manifests(Path(config.runs_dir)))
     workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
-    remaining = [run for run in runs if run.hash in reasons]
     time, unknown = history.sum(remaining, workers)
+    time += f" with {workers} workers" * (workers > 1 and time.startswith("about"))
     if unknown:
         time = unknown if time == "?" else f"{time}, not including {unknown}"
     parts = [

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.config.compose import with_values
 from pipeline.config.stages import EvalStage, PointsStage, SweepStage
 from pipeline.errors import PipelineError
+from pipeline.merge.resident import keep_models_resident
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_dtypes, refuse_lower
 from pipeline.stages.rows import build
@@ -29,8 +30,7 @@ def make_sweep(config: SweepStage) -> Path:
         PipelineError: a point is not a valid merge (before any is evaluated), or points failed (after the page is
             written).
     """
-    from pipeline.launch.in_process import execute
-    from pipeline.merge.resident import keep_models_resident
+    from pipeline.launch.local_pool import execute_here
     from pipeline.merge.stage import merge_of
     from pipeline.report.sweep import write_page
     from pipeline.runs.tracking import track_report
@@ -48,7 +48,7 @@ def make_sweep(config: SweepStage) -> Path:
     shard_runs = runs[first::count]
     print(f"sweep of {len(points)} points, {len(shard_runs)} in shard {config.sweep.shard}", file=sys.stderr)
     with keep_models_resident():
-        failed = execute(shard_runs)
+        failed = execute_here(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
     label = f"{config.merge.method}-{config.eval.label}"
     folder = Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}"

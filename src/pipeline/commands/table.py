@@ -17,7 +17,7 @@ from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable
-from pipeline.runs.graph import order_runs
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import slurm_job
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
@@ -35,7 +35,9 @@ def make_table(config: TableStage) -> Path:
     check_claims(planning)
     check_writable(Path(config.runs_dir), create=False)  # before files are read whose digests it keeps
     targets = planning.targets()
-    if missing := missing_snapshots(order_runs(targets)):
+    runs = order_runs(targets)
+    reasons = reasons_unfinished(runs, targets)
+    if missing := missing_snapshots(runs, reasons):
         problem = (
             f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
         )
@@ -43,7 +45,7 @@ def make_table(config: TableStage) -> Path:
     waiting = waiting_evaluations(planning)
     # the job that continues a table leaves prompts to the evaluations, which check them, too
     prompts = config.launcher.retry_failed or slurm_job() is None
-    if causes := not_planned(planning) or evaluation_problems([*order_runs(targets), *waiting], prompts):
+    if causes := not_planned(planning) or evaluation_problems(runs, reasons, prompts, waiting):
         raise PipelineError("\nerror: ".join(causes))
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))

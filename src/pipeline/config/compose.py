@@ -162,10 +162,12 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Wo
 def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
     for key, value in part.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+        if isinstance(value, dict):
+            if not isinstance(tree.get(key), dict):
+                tree[key] = {}
             merge(tree[key], value)
         else:
-            tree[key] = deepcopy(value) if isinstance(value, dict | list) else value
+            tree[key] = deepcopy(value) if isinstance(value, list) else value
 
 
 def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str) -> None:
@@ -202,7 +204,7 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
         for inner, part in value.items():
             put(held, inside, f"{key}.{inner}", [str(inner)], part, new, stage)
     else:
-        tree[place] = deepcopy(value)
+        tree[place] = deepcopy(value) if isinstance(value, dict | list) else value
 
 
 def method_class(knobs: Mapping[str, Any]) -> type[Any]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from omegaconf import MISSING
@@ -71,9 +72,12 @@ def check(config: Any, prefix: str = "") -> None:
             check_value(name, value, item)
 
 
+fields_of: Any = cache(fields)  # of a class
+
+
 def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(key, value, field) of each knob of a dataclass, and of the dataclasses inside it."""
-    for item in fields(config):
+    for item in fields_of(type(config)):
         key, value = prefix + item.name, getattr(config, item.name)
         yield key, value, item
         if value is None or isinstance(value, str | int | float):
@@ -148,7 +152,7 @@ def identity(config: Any) -> dict[str, Any]:
     A nested dataclass whose default is None counts even with all its fields at their defaults, as an expert's world.
     """
     hashed_fields: dict[str, Any] = {}
-    for item in fields(config):
+    for item in fields_of(type(config)):
         value = getattr(config, item.name)
         if not is_hashed(item, config):
             continue

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import io
+import re
 import textwrap
-import tokenize
 from collections.abc import Iterator
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, asdict, fields, is_dataclass
@@ -180,25 +179,16 @@ def field_comments(kind: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
         return {}
-    texts: dict[str, str] = {}
-    name, pending, depth, at_start = "", [], 0, True
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            text = token.string.lstrip("# ")
-            if at_start:
-                pending.append(text)
-            else:
-                texts[name] = " ".join(filter(None, (texts.get(name, ""), text)))
-        elif token.type == tokenize.NEWLINE:
-            at_start, name = True, ""
-        elif token.type == tokenize.NAME and at_start and not depth:
-            name, at_start = token.string, False
-            if pending:
-                texts[name] = " ".join(pending)
-            pending = []
-        elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
-            at_start = False
-    return texts
+    texts: dict[str, list[str]] = {}
+    name, pending = "", list[str]()
+    for line in source.splitlines():
+        code, _, text = line.partition("# ")
+        if re.match(r" {4}[\w@]", line):  # a field, or what is no field
+            name = line.partition(":")[0].strip()
+            texts[name], pending = pending, []
+        if text:
+            (texts.get(name, []) if code.strip() else pending).append(text)
+    return {name: " ".join(words) for name, words in texts.items()}
 
 
 def format_entry(key: str, text: str) -> list[str]:

@@ -71,10 +71,6 @@ class History:
                 self.ratios[kind].append(manifest.seconds / guessed)
         self.medians.clear()
 
-    def knows(self, stage: str) -> bool:
-        """Whether a run of the stage is finished."""
-        return (stage,) in self.seconds
-
     def predict(self, run: Run) -> float | None:
         """Seconds: what is guessed of its work, times what finished runs like it took over theirs, else those of its
         stage; where nothing was guessed of them, what they took. None where neither is known."""
@@ -98,10 +94,11 @@ class History:
             self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
         return self.too_large[run.hash] or (seconds or 0.0) > DAY
 
-    def sum(self, runs: Sequence[Run], workers: int = 1) -> tuple[str, str]:
+    def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
         """What runs take together, divided among workers, and the runs that are not in it, as printed; "?" if none is
-        known. With several workers runs are given parents first."""
-        predicted = [(run, self.predict(run)) for run in runs]
+        known. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
+        left = left or {}
+        predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
@@ -113,7 +110,7 @@ class History:
         if omitted and not predictions:
             return "?", " and ".join(omitted)
         shared = max([total / workers, *longest_paths(runs, dict(predictions)).values()]) if workers > 1 else total
-        return f"about {format_duration(shared)}" + f" with {workers} workers" * (workers > 1), " and ".join(omitted)
+        return f"about {format_duration(shared)}", " and ".join(omitted)
 
     def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
         medians = self.medians.setdefault(id(values), {})

@@ -31,7 +31,6 @@ from pipeline.estimate.questions import question_sets_of
 from pipeline.estimate.training_rows import padded_row, row_tokens
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
-from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.steps import expected_steps
@@ -101,23 +100,24 @@ class Bill:
 
 
 def estimate_costs(
-    runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = ()
-) -> Bill:
-    """What those of these runs cost that are not finished, and scores like `waiting`, of models still to be chosen.
-    typed: keys that no hardware= would change.
+    unfinished: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = (),
+    typed: Container[str] = (),
+) -> Bill:  # fmt: skip
+    """What unfinished runs cost, and scores like `waiting`, of models still to be chosen. typed: keys that no hardware=
+    would change.
 
     What selections compare is a kind of its own, `selection`.
     """
     assert plan.gpu is not None
-    total, reasons, gpu = Bill(plan), reasons_unfinished(runs), GPUS[plan.gpu]
-    selections = [run for run in runs if run.hash in reasons and isinstance(run.config, SelectStage)]
+    total, gpu = Bill(plan), GPUS[plan.gpu]
+    selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     inputs = [member for run in selections for member in parent_runs(run.parents)]
     scored = {
         member.hash for run in inputs for member in [run, *parent_runs(run.parents)]
     }  # a bundle, and its scoring runs
-    unfinished_runs = [run for run in runs if run.hash in reasons and isinstance(run.config, TrainStage | EvalStage)]
-    unfinished_runs = [run for run in unfinished_runs if not is_bundle(run)]  # whose scores are runs of their own
-    for run in [*unfinished_runs, *waiting]:
+    computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
+    computing = [run for run in computing if not is_bundle(run)]  # whose scores are runs of their own
+    for run in [*computing, *waiting]:
         kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
         try:
             cost = training_cost(run, gpu) if isinstance(run.config, TrainStage) else scoring_cost(run, gpu)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.stages import Launcher, RunStage, Stage, TrainStage
+from pipeline.config.defaults import HARDWARE, read_hardware
+from pipeline.config.stages import EvalStage, Launcher, RunStage, SelectStage, Stage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import describe_training
-from pipeline.launch.in_process import make_single_run, refuse_contaminated
+from pipeline.estimate.durations import cores, describe_training, visible_gpus
+from pipeline.evaluate.shown_scores import score_lines
+from pipeline.launch import plan_files
+from pipeline.launch.in_process import gpus_requested, settings_of, stage_function
+from pipeline.launch.local_pool import Pool, execute_here
+from pipeline.launch.preflight import refuse_too_large, training_problems
+from pipeline.merge.resident import keep_models_resident
 from pipeline.progress import say
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.unchanged import check_unchanged
+from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import STUDY_STAGES, build
 from pipeline.text import pluralize
+from pipeline.train.processes import is_follower
 
 Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failures: run name -> reason
 
@@ -36,10 +48,52 @@ def executor_for(
 
         yield partial(execute, launcher, again)
         return
-    from pipeline.launch.local_pool import local_executor
+    runs = order_runs(list(targets))
+    reasons = reasons_unfinished(runs, targets)
+    remaining = [run for run in runs if run.hash in reasons]
+    refuse_too_large(remaining)
+    plan_files.write_plan(plan_files.plan_name(targets), runs, {})
+    gpus = visible_gpus()
+    count = workers_of(launcher, runs)
+    if count == 1:
+        with keep_models_resident():
+            yield Pool(later=later).execute
+        return
+    gpus_each = max(1, len(gpus) // count)  # GPUs that a worker has
+    if gpus:
+        refuse_several_gpus(remaining, count, gpus_each)
+    shares = [",".join(gpus[index * gpus_each % len(gpus) :][:gpus_each]) if gpus else None for index in range(count)]
+    pool = Pool(shares, later=later)
+    gently = False
+    try:
+        yield pool.execute
+        gently = True
+    finally:
+        pool.close(gently)
 
-    with local_executor(launcher, targets, later) as make:
-        yield make
+
+def refuse_several_gpus(remaining: Sequence[Run], workers: int, gpus_each: int) -> None:
+    """Raise PipelineError if an unfinished run needs more GPUs than each of several workers has."""
+    for run in remaining:
+        gpus = gpus_requested(run)
+        if gpus > gpus_each:
+            raise PipelineError(
+                f"sft.processes={gpus} ({run.name}), but launcher.workers={workers} gives a run "
+                f"{pluralize(gpus_each, 'GPU')}: give launcher.workers=1"
+            )
+
+
+def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
+    """Number of processes of this machine that compute a plan's runs: launcher.workers, else as many as GPUs can have a
+    run of most processes each; without GPUs cores // threads of a run, and one if a run uses several processes."""
+    if launcher.workers:
+        return launcher.workers
+    gpus = len(visible_gpus())
+    processes = max((gpus_requested(run) for run in runs), default=1)
+    if gpus or processes > 1:
+        return max(1, gpus // processes)
+    heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]
+    return max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))
 
 
 def stage_output(config: Stage, options: Mapping[str, str]) -> str:
@@ -52,12 +106,54 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
     return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, options))
 
 
+def unfinished_of(run: Run) -> list[Run]:
+    """The unfinished runs that a run needs, and itself. Raises PipelineError for a finished training set that needs to
+    be built again."""
+    runs = order_runs([run])
+    reasons = reasons_unfinished(runs, [run])  # without what is deleted and no longer needed
+    for problem in training_problems(runs, reasons):
+        raise PipelineError(problem)
+    return [needed for needed in runs if needed.hash in reasons]
+
+
+def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) -> Path:
+    """Compute the run of one stage and its unfinished parents. Returns its folder. options: those that its command
+    chooses, of which a training is described first.
+
+    With several processes started by a launcher, the first does this, and the others train with it.
+    """
+    run = build(config)
+    was_finished = not config.redo and why_not_finished(run) is None
+    if is_follower():
+        if not was_finished:
+            make = stage_function(run)
+            with settings_of(run):
+                make(run, run.work, None)  # the first logs
+        return run.folder
+    if isinstance(config, TrainStage) and options is not None and not was_finished:
+        say(describe_training(run, options))
+        if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not visible_gpus():
+            say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
+    refuse_too_large(unfinished_of(run))
+    with keep_models_resident() if is_bundle(run) or isinstance(run.config, SelectStage) else nullcontext():
+        failed = execute_here([run], aloud=False)
+    if failed:
+        name, reason = next(iter(failed.items()))  # later failures follow from the first
+        raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
+    if was_finished:
+        check_unchanged(run.folder)
+        print(f"{run.name} was finished before", file=sys.stderr)
+    for line in score_lines(run.folder):
+        print(line, file=sys.stderr)
+    return run.folder
+
+
 def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
     """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
     run = build(config)
     if isinstance(config, TrainStage):
         say(describe_training(run, options))
-    refuse_contaminated([run])
+    unfinished_of(run)
     with executor_for(config.launcher, [run]) as execute:
         failed = execute([run])
     if failed:

@@ -39,7 +39,7 @@ from pipeline.evaluate.before import (
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
 from pipeline.models.files import ADAPTER_CONFIG
-from pipeline.runs.graph import reasons_unfinished
+from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
@@ -100,22 +100,25 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     )
 
 
-def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
+def evaluation_problems(
+    runs: Sequence[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run] = ()
+) -> list[str]:
     """One sentence per cause why evaluations among these runs cannot run, with the count and the first one, and per
     training set that needs to be built again.
 
-    prompts: check the lengths of prompts too.
+    reasons: the hashes of the unfinished ones. prompts: check the lengths of prompts too. waiting: further evaluations,
+    like those of models that are still to be chosen.
     """
-    remaining = reasons_unfinished(list(runs))
     causes: dict[str, list[str]] = {}
     cache: Cache = {}, {}
-    for run in runs:
-        if run.hash in remaining and isinstance(run.config, EvalStage) and not is_bundle(run):
+    unfinished = [run for run in runs if run.hash in reasons and isinstance(run.config, EvalStage)]
+    for run in [*unfinished, *filter(why_not_finished, waiting)]:
+        if not is_bundle(run):
             try:
                 check_evaluation(run, prompts, cache)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
-    return training_problems(runs, remaining) + [
+    return training_problems(runs, reasons) + [
         f"{pluralize(len(names), 'evaluation')} cannot run: {cause} ({names[0]}{', ...' if len(names) > 1 else ''})"
         for cause, names in causes.items()
     ]

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -80,19 +80,22 @@ def execute(
     if not missing:
         return {}
     check_writable(runs[0].runs_dir)
-    folder = runs[0].runs_dir / FOLDER
-    name = plan_files.plan_name(targets)
+    unfinished = [run for run in runs if run.hash in missing]
+    plan = Submission(launcher, again, plan_files.plan_name(targets), runs)
     if launcher.dry_run:
-        write_scripts(launcher, runs[0].runs_dir / DRY_RUN, name, [run for run in runs if run.hash in missing], again)
+        shutil.rmtree(plan.folder, ignore_errors=True)
+        plan.folder.mkdir(parents=True)
+        plan.submit(unfinished)
+        show_dry_run(plan.folder)
     check_installed("squeue", "sbatch", "scontrol")
-    with hold_lease(folder / "submitting", "submitting"):
-        queued = jobs_in_queue(runs[0].runs_dir)
-        failed = {} if launcher.retry_failed else failed_runs([run for run in runs if run.hash in missing], queued)
-        unsubmitted = [run for run in runs if run.hash in missing and run.hash not in queued and run.name not in failed]
+    with hold_lease(plan.folder / "submitting", "submitting"):
+        plan.queued = queued = jobs_in_queue(runs[0].runs_dir)
+        failed = {} if launcher.retry_failed else failed_runs(unfinished, queued)
+        unsubmitted = [run for run in unfinished if run.hash not in queued and run.name not in failed]
         unsubmitted = [run for run in unsubmitted if not live_holder(run.workplace)]
         if not unsubmitted and not queued:
             return failed
-        submitted = submit_arrays(launcher, folder, name, runs, unsubmitted, queued, again)
+        submitted = plan.submit(unsubmitted)
     waiting = f"{len(missing) - len(failed)} in the queue or in work"
     text = f"{submitted}, {waiting}"
     if not unsubmitted:
@@ -100,21 +103,6 @@ def execute(
     error = Held(f"{text}; stage=status shows them; rerun the same command when they are done")
     error.failed = failed
     raise error
-
-
-def write_scripts(
-    launcher: Launcher, folder: Path, name: str, runs: Sequence[Run], again: Sequence[str] | None
-) -> NoReturn:
-    """Write the scripts of all jobs into an emptied folder, without a Slurm; submit.sh there would submit them."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    jobs: dict[str, str] = {}
-    for array in arrays_of(runs, launcher, LARGEST_ARRAY):
-        job = submit_array(launcher, folder, name, array, jobs)
-        jobs |= {run.hash: job for task in array.tasks for run in task}
-    if again is not None:
-        submit_continuation(launcher, folder, name, again, None, jobs)
-    show_dry_run(folder)
 
 
 def show_dry_run(folder: Path) -> NoReturn:
@@ -173,119 +161,155 @@ def jobs_in_queue(runs_dir: Path) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- arrays
 
 
-def submit_arrays(
-    launcher: Launcher, folder: Path, name: str, runs: list[Run], unsubmitted: list[Run], queued: Mapping[str, str],
-    again: Sequence[str] | None,
-) -> str:  # fmt: skip
-    """Submit arrays in the order of their levels, updating the plan after each. Returns a summary as text."""
-    jobs, new = dict(queued), []
-    arrays = arrays_of(unsubmitted, launcher, largest_array() if unsubmitted else 1)
-    try:
-        for array in arrays:
-            try:
-                with delay_signals():
-                    job, part = submit_part(launcher, folder, name, array, jobs)
-                    new.append(part)
-                    record_jobs(launcher, name, runs, part, job, jobs)
-            except PipelineError as error:
-                if not new or not SUBMIT_LIMIT.search(str(error)):
-                    raise
-                break
-            print(f"job {job}: level {part.level}, {pluralize(len(part.tasks), 'task')}, "
-                  f"{pluralize(sum(map(len, part.tasks)), 'run')}, {pluralize(part.resources.gpus, 'GPU')} each",
-                  file=sys.stderr)  # fmt: skip
-            if part is not array:
-                break
-        ids = {array_of(jobs[run.hash]) for part in new for task in part.tasks for run in task}
-        wait_for(ids, runs, queued, jobs)
-        if again is not None and arrays:
-            submit_continuation(launcher, folder, name, again, new[-1], jobs)
-    except Held:
-        raise
-    except PipelineError as error:
-        progress = f"{len(new)} of {len(arrays)} arrays were submitted"
-        then = "rerun the same command to submit the rest once that is changed or, if it is a limit, later"
-        raise PipelineError(f"{error} ({progress}; {then})") from error
-    except (KeyboardInterrupt, SystemExit):
-        ids_there = sorted({array_of(job) for run_hash, job in jobs.items() if run_hash not in queued}, key=int)
-        print(f"jobs in the queue stay there: {', '.join(ids_there) or 'none was submitted'}", file=sys.stderr)
-        raise
-    count = sum(len(task) for part in new for task in part.tasks)
-    remaining = len(unsubmitted) - count
-    then = f", {remaining} more {'by the last job' if again is not None else 'by the same command'} when these are done"
-    return f"{pluralize(count, 'run')} submitted as {pluralize(len(new), 'array')}{then if remaining else ''}"
+class Submission:
+    """Submits runs of a plan as arrays. `new`: run hash -> its job, submitted here; `queued`: in the queue before.
 
+    A dry run writes the same files into another folder, without a Slurm; submit.sh there would submit them.
+    """
 
-def submit_part(
-    launcher: Launcher, folder: Path, name: str, array: Array, jobs: Mapping[str, str]
-) -> tuple[str, Array]:
-    """Submit an array, halved until it is within the site's submit limit. Returns the job id and the submitted part."""
-    while True:
+    def __init__(self, launcher: Launcher, again: Sequence[str] | None, name: str, runs: list[Run]) -> None:
+        self.launcher, self.again, self.name, self.runs = launcher, again, name, runs
+        self.folder = runs[0].runs_dir / (DRY_RUN if launcher.dry_run else FOLDER)
+        self.queued: dict[str, str] = {}
+        self.new: dict[str, str] = {}
+
+    @property
+    def jobs(self) -> dict[str, str]:
+        return {**self.queued, **self.new}
+
+    def tell(self, text: str) -> None:
+        if not self.launcher.dry_run:
+            print(text, file=sys.stderr)
+
+    def submit(self, unsubmitted: list[Run]) -> str:
+        """Submit arrays in the order of their levels, updating the plan after each. Returns a summary as text."""
+        done: list[Array] = []
+        largest = LARGEST_ARRAY if self.launcher.dry_run or not unsubmitted else largest_array()
+        arrays = arrays_of(unsubmitted, self.launcher, largest)
         try:
-            return submit_array(launcher, folder, name, array, jobs), array
-        except PipelineError as error:
-            if not SUBMIT_LIMIT.search(str(error)) or len(array.tasks) == 1:
-                raise
-        array = replace(array, tasks=array.tasks[: len(array.tasks) // 2])
-
-
-def submit_continuation(
-    launcher: Launcher, folder: Path, name: str, again: Sequence[str], last: Array | None, jobs: dict[str, str]
-) -> None:
-    """Submit the same command as a job that runs after all others. At the site's submit limit it replaces the last
-    task."""
-    own = ("launcher.retry_failed=", "launcher.dry_run=")
-    words = [word for word in again if not word.startswith(own)] + ["launcher.retry_failed=false"]
-    script = script_of(launcher, ["-m", "pipeline", *words], COMPLETED)
-    options = ["--job-name", f"{name}-goes-on", "--dependency", dependency_on(jobs.values())]
-    arguments = folder / f"{name}-{time.time_ns()}.sh", script, Resources(0, 1, int(EARLY)), options, "goes-on"
-    try:
-        job = submit_script(launcher, *arguments)
-    except PipelineError as error:
-        if not SUBMIT_LIMIT.search(str(error)) or last is None or len(last.tasks) == 1:
+            for array in arrays:
+                try:
+                    with delay_signals():
+                        job, part = self.submit_part(array)
+                        done.append(part)
+                        self.record(part, job)
+                except PipelineError as error:
+                    if not done or not SUBMIT_LIMIT.search(str(error)):
+                        raise
+                    break
+                self.tell(
+                    f"job {job}: level {part.level}, {pluralize(len(part.tasks), 'task')}, "
+                    f"{pluralize(sum(map(len, part.tasks)), 'run')}, {pluralize(part.resources.gpus, 'GPU')} each"
+                )
+                if part is not array:
+                    break
+            self.wait_for_new()
+            if self.again is not None and arrays:
+                self.submit_continuation(self.again, done[-1])
+        except Held:
             raise
-        task = last.tasks.pop()
-        run_slurm("scancel", jobs[task[0].hash])
-        for run in task:
-            del jobs[run.hash]
-            state.remove_state(run.workplace)
-        job = submit_script(launcher, *arguments)
-    if not launcher.dry_run:
-        print(f"job {job}: the same command, when these are done", file=sys.stderr)
+        except PipelineError as error:
+            progress = f"{len(done)} of {len(arrays)} arrays were submitted"
+            then = "rerun the same command to submit the rest once that is changed or, if it is a limit, later"
+            raise PipelineError(f"{error} ({progress}; {then})") from error
+        except (KeyboardInterrupt, SystemExit):
+            ids = sorted(set(map(array_of, self.new.values())), key=int)
+            self.tell(f"jobs in the queue stay there: {', '.join(ids) or 'none was submitted'}")
+            raise
+        count = len(self.new)
+        remaining = len(unsubmitted) - count
+        who = "the last job" if self.again is not None else "the same command"
+        then = f", {remaining} more by {who} when these are done" if remaining else ""
+        return f"{pluralize(count, 'run')} submitted as {pluralize(len(done), 'array')}{then}"
 
+    def submit_part(self, array: Array) -> tuple[str, Array]:
+        """Submit an array, halved until it is within the site's submit limit. Returns the job id and the submitted
+        part."""
+        while True:
+            try:
+                return self.submit_array(array), array
+            except PipelineError as error:
+                if not SUBMIT_LIMIT.search(str(error)) or len(array.tasks) == 1:
+                    raise
+            array = replace(array, tasks=array.tasks[: len(array.tasks) // 2])
 
-def record_jobs(
-    launcher: Launcher, name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]
-) -> None:
-    """Record in the plan and the states which task of a job computes which run; cancel the job if that fails."""
-    jobs |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
-    try:
-        plan_files.write_plan(name, runs, jobs)
-        for run in (run for task in array.tasks for run in task):
-            run.workplace.mkdir(parents=True, exist_ok=True)
-            facts = {"name": run.name, "stage": run.config.stage, "state": "waiting", "job": jobs[run.hash]}
-            resubmitted = not launcher.retry_failed and state.read_state(run.workplace).get("state") not in (
-                None,
-                "blocked",
-            )
-            state.update_state(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
-    except OSError:
-        run_slurm("scancel", job)  # runs without a recorded job would be submitted again
-        raise
+    def submit_array(self, array: Array) -> str:
+        """Write an array's files and submit it. Returns the job id."""
+        launcher, jobs = self.launcher, self.jobs
+        lines = [
+            json.dumps({"requeues": launcher.requeues, "elements": [element_of(run) for run in task]})
+            for task in array.tasks
+        ]
+        file = self.folder / f"{self.name}-{time.time_ns()}.jsonl"
+        write_job_file(launcher, file, "\n".join(lines) + "\n")
+        parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in parent_runs(run.parents)
+                   if parent.hash in jobs}  # fmt: skip
+        options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{self.name}-{array.level}", "--requeue"]
+        if parents:
+            options += ["--dependency", dependency_on(parents)]
+        script = script_of(launcher, ["-m", "pipeline.launch.worker", str(file.resolve())])
+        try:
+            job = submit_script(launcher, file.with_suffix(".sh"), script, array.resources, options, "%A_%a")
+        except Held:  # it may have been submitted
+            raise
+        except PipelineError:
+            file.unlink()
+            raise
+        if not launcher.dry_run:
+            check_job_limit(job, array)
+        return job
 
+    def record(self, array: Array, job: str) -> None:
+        """Record in the plan and the states which task of a job computes which run; cancel the job if that fails."""
+        self.new |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
+        if self.launcher.dry_run:
+            return
+        try:
+            plan_files.write_plan(self.name, self.runs, self.jobs)
+            for run in (run for task in array.tasks for run in task):
+                run.workplace.mkdir(parents=True, exist_ok=True)
+                facts = {"name": run.name, "stage": run.config.stage, "state": "waiting", "job": self.new[run.hash]}
+                before = state.read_state(run.workplace).get("state")
+                resubmitted = not self.launcher.retry_failed and before not in (None, "blocked")
+                state.update_state(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
+        except OSError:
+            run_slurm("scancel", job)  # runs without a recorded job would be submitted again
+            raise
 
-def wait_for(new: Collection[str], runs: Sequence[Run], queued: Mapping[str, str], jobs: Mapping[str, str]) -> None:
-    """Make arrays that were already in the queue depend on parents that were resubmitted; running ones check
-    themselves whether their parents are finished."""
-    parents: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        if run.hash in queued:
-            parent_jobs = (jobs[parent.hash] for parent in parent_runs(run.parents) if parent.hash in jobs)
-            parents[array_of(queued[run.hash])] |= set(map(array_of, parent_jobs))
-    for array, ids in parents.items():
-        if ids & set(new):
-            with suppress(PipelineError):
-                run_slurm("scontrol", "update", f"JobId={array}", f"Dependency={dependency_on(ids)}")
+    def wait_for_new(self) -> None:
+        """Make arrays that were already in the queue depend on parents that were resubmitted; running ones check
+        themselves whether their parents are finished."""
+        jobs, new, parents = self.jobs, set(map(array_of, self.new.values())), defaultdict[str, set[str]](set)
+        for run in self.runs:
+            if run.hash in self.queued:
+                parent_jobs = (jobs[parent.hash] for parent in parent_runs(run.parents) if parent.hash in jobs)
+                parents[array_of(self.queued[run.hash])] |= set(map(array_of, parent_jobs))
+        for array, ids in parents.items():
+            if ids & new:
+                with suppress(PipelineError):
+                    run_slurm("scontrol", "update", f"JobId={array}", f"Dependency={dependency_on(ids)}")
+
+    def submit_continuation(self, again: Sequence[str], last: Array) -> None:
+        """Submit the same command as a job that runs after all others. At the site's submit limit it replaces the last
+        task."""
+        own = ("launcher.retry_failed=", "launcher.dry_run=")
+        words = [word for word in again if not word.startswith(own)] + ["launcher.retry_failed=false"]
+        script = script_of(self.launcher, ["-m", "pipeline", *words], COMPLETED)
+        options = ["--job-name", f"{self.name}-goes-on", "--dependency", dependency_on(self.jobs.values())]
+        file = self.folder / f"{self.name}-{time.time_ns()}.sh"
+        arguments = self.launcher, file, script, Resources(0, 1, int(EARLY)), options, "goes-on"
+        try:
+            job = submit_script(*arguments)
+        except PipelineError as error:
+            if not SUBMIT_LIMIT.search(str(error)) or len(last.tasks) == 1:
+                raise
+            task = last.tasks.pop()
+            run_slurm("scancel", self.new[task[0].hash])
+            for run in task:
+                del self.new[run.hash]
+                state.remove_state(run.workplace)
+            job = submit_script(*arguments)
+        self.tell(f"job {job}: the same command, when these are done")
 
 
 def array_of(job: str) -> str:
@@ -295,32 +319,6 @@ def array_of(job: str) -> str:
 def dependency_on(jobs: Iterable[str]) -> str:
     """sbatch dependency on the end, successful or not, of the arrays of these jobs."""
     return "afterany:" + ":".join(sorted(set(map(array_of, jobs))))
-
-
-def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs: Mapping[str, str]) -> str:
-    """Write an array's files and submit it. Returns the job id."""
-    lines = [
-        json.dumps({"requeues": launcher.requeues, "elements": [element_of(run) for run in task]})
-        for task in array.tasks
-    ]
-    file = folder / f"{name}-{time.time_ns()}.jsonl"
-    write_job_file(launcher, file, "\n".join(lines) + "\n")
-    parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in parent_runs(run.parents)
-               if parent.hash in jobs}  # fmt: skip
-    options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
-    if parents:
-        options += ["--dependency", dependency_on(parents)]
-    script = script_of(launcher, ["-m", "pipeline.launch.worker", str(file.resolve())])
-    try:
-        job = submit_script(launcher, file.with_suffix(".sh"), script, array.resources, options, "%A_%a")
-    except Held:  # it may have been submitted
-        raise
-    except PipelineError:
-        file.unlink()
-        raise
-    if not launcher.dry_run:
-        check_job_limit(job, array)
-    return job
 
 
 def check_job_limit(job: str, array: Array) -> None:

@@ -26,11 +26,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Held, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.hub.addresses import masked_output
-from pipeline.launch.in_process import make_run, reason_of
+from pipeline.launch.in_process import make_run, outcome, reason_of
 from pipeline.launch.run_json import Element, run_of
 from pipeline.launch.slurm_commands import queued_jobs, run_command
+from pipeline.merge.resident import keep_models_resident
 from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
@@ -66,22 +67,21 @@ def log_to(file: Path) -> Iterator[None]:
 def make_element(element: Element) -> dict[str, Any]:
     """Compute the run of an element. Returns its answer: {hash, ended, reason, seconds}."""
     begun = time.perf_counter()
-    ended, reason = "finished", None
-    try:
+
+    def make() -> Path:
         with convert_errors_after_signal():
-            make_run(run_of(element), element.get("predicted_seconds"))
-    except Held as error:
-        ended, reason = "held", str(error)
-    except Exception as error:
-        ended, reason = "failed", reason_of(error)
+            return make_run(run_of(element), element.get("predicted_seconds"))
+
+    try:
+        answer = outcome(make)
     except SystemExit as error:
         if error.code != UNFINISHED:
             raise
-        ended = "stopped"
-    if reason:
+        answer = {"ended": "stopped", "reason": None, "seconds": time.perf_counter() - begun}
+    if answer["reason"]:
         with suppress(OSError):
-            print(f"{ended}: {reason}", file=sys.stderr)
-    return {"hash": element["hash"], "ended": ended, "reason": reason, "seconds": time.perf_counter() - begun}
+            print(f"{answer['ended']}: {answer['reason']}", file=sys.stderr)
+    return {"hash": element["hash"], **answer}
 
 
 def answer_of(element: Element) -> dict[str, Any]:
@@ -112,8 +112,6 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
     with handle_signals():
-        from pipeline.merge.resident import keep_models_resident
-
         with keep_models_resident():
             for line in iter(sys.stdin.readline, ""):
                 answer = answer_of(json.loads(line))
@@ -133,8 +131,6 @@ def run_array_task(file: Path) -> int:
     record = json.loads(task)
     ended: list[str] = []
     with handle_signals():
-        from pipeline.merge.resident import keep_models_resident
-
         with keep_models_resident():
             for element in record["elements"]:
                 ended.append(run_task_element(element))

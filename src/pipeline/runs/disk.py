@@ -13,6 +13,7 @@ from tempfile import TemporaryFile, gettempdir
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
 
@@ -45,12 +46,12 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
 
 
 def disk_full_reason(error: BaseException) -> str | None:
-    """The reason of a failed write if the disk is full or the quota used up, also as libraries wrap it; else None."""
+    """The reason of a failed write if the disk is full, the quota used up, or a file larger than is allowed, also as
+    libraries wrap it; else None."""
     if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        return os.strerror(error.errno) if error.errno in FULL else None
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
-    codes = (errno.ENOSPC, errno.EDQUOT)
-    return next((os.strerror(code) for code in codes if os.strerror(code) in text or f"os error {code}" in text), None)
+    return next((os.strerror(code) for code in FULL if os.strerror(code) in text or f"os error {code}" in text), None)
 
 
 @contextmanager
@@ -62,9 +63,11 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
         reason = disk_full_reason(error)
         if reason is None or isinstance(error, PipelineError):
             raise
+        remedy = "free some (stage=clean), or give another"
+        if reason == os.strerror(errno.EFBIG):
+            remedy = "raise the limit of a file's size (ulimit -f), or give a folder on another file system"
         raise PipelineError(
-            f"{reason}: {', '.join(describe_disks(runs_dir))}; free some (stage=clean), or give another; "
-            "nothing was published"
+            f"{reason}: {', '.join(describe_disks(runs_dir))}; {remedy}; nothing was published"
         ) from error
 
 

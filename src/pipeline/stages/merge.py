@@ -103,7 +103,12 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
     bases = filter(None, map(recorded_base, parents.values()))  # read only where no merged model is here
     files = (model.folder / "config.json" for model in chain(parents.values(), bases))
     file = next((file for file in files if file.is_file()), None)
-    return text_settings(read_json(file)).get("num_hidden_layers") if file else None
+    return _layers_in(file, file.stat().st_mtime_ns) if file else None
+
+
+@lru_cache(maxsize=256)
+def _layers_in(file: Path, _: int) -> int | None:
+    return text_settings(read_json(file)).get("num_hidden_layers")
 
 
 def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | None) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pipeline.config.knob import is_hashed
-from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
 
-def describe_every_keys(planning: Planning) -> list[str]:
+def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
     """Text lines: the keys of `every` that affect hashes, those that do not, and the runs that override them."""
-    runs = order_runs(planning.targets())
     settings = planning.plan.table.every
     hashed = {key: any(changes_hash(run, key) for run in runs) for key in settings}
     lines = [

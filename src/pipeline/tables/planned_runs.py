@@ -89,6 +89,7 @@ class Planning:
     problems: dict[str | ScoreRef, str] = field(default_factory=dict)
     _models: dict[str, Parent] = field(default_factory=dict)
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
+    _composed: dict[Any, tuple[EvalStage, dict[str, Parent]]] = field(default_factory=dict)
     _winners: dict[str, Candidate] = field(default_factory=dict)
     _read: dict[str, str] = field(
         default_factory=dict
@@ -219,7 +220,16 @@ class Planning:
         return self._scored[score, model]
 
     def build_evaluation(self, score: ScoreRef, spec: Spec) -> Run[EvalStage]:
-        """One task in one language: of the option's bundle, what `task` names. A merge is scored without being made."""
+        """One task in one language. The evaluations of a model in several languages are composed once."""
+        if (spec.key, score.words) not in self._composed:
+            self._composed[spec.key, score.words] = self.compose_evaluation(score, spec)
+        config, parents = self._composed[spec.key, score.words]
+        choice = score.model if score.model in self.plan.chosen else None
+        return build(replace(config, languages=[score.language], chosen_by=choice), parents)
+
+    def compose_evaluation(self, score: ScoreRef, spec: Spec) -> tuple[EvalStage, dict[str, Parent]]:
+        """The configuration of a score and its parents: of the option's bundle, what `task` names. A merge is scored
+        without being made."""
         words: dict[str, Any] = {"stage": "eval"}
         parents: dict[str, Parent] = {}
         if spec.kind == "merge":
@@ -243,8 +253,7 @@ class Planning:
             raise self.refuse_place("score", problem)
         eval_task = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
         eval_config = replace(config.eval, name=f"{eval_task.task}_{eval_task.num_fewshot}shot", tasks=[eval_task])
-        choice = score.model if score.model in self.plan.chosen else None
-        return build(replace(config, eval=eval_config, chosen_by=choice), {**parents, **further_parents})
+        return replace(config, eval=eval_config), {**parents, **further_parents}
 
     def model_of_spec(self, key: str) -> Parent:
         """The run of a spec, finished or not, or the model it names. Raises PipelineError if it cannot be built."""
