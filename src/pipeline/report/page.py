@@ -139,7 +139,7 @@ def write_figures(results: Results, folder: Path) -> list[str]:
     """Write the table's figures as SVG and PDF; gives the reasons why others were not drawn."""
     return figures.write_all({
         "scores": lambda: figures.scores(cell_lines(results)),
-        "contrasts": lambda: figures.contrasts(results.contrasts, results.primary),
+        "contrasts": lambda: figures.contrasts(results.contrasts),
     }, folder)  # fmt: skip
 
 

@@ -59,12 +59,12 @@ class Tracker:
         self._call(lambda run: run.summary.update(numbers))
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Log a table of rows whose columns are numbers, with None where one is missing, or texts. W&B is given the
-        type of each column: it would find it by each value, which takes longer than the deadline for 50,000 rows."""
+        """Log rows whose columns are numbers or texts, None where one is missing. W&B is given each column's type: it
+        would find it by each value, for 50,000 rows in more than the deadline."""
+        types = [float if all(isinstance(value, int | float | None) for value in column) else str
+                 for column in zip(*rows, strict=True)]  # fmt: skip
 
         def log_table(run: Any) -> None:
-            types = [float if all(isinstance(value, int | float | None) for value in column) else str
-                     for column in zip(*rows, strict=True)]  # fmt: skip
             table = wandb_module().Table(columns=columns, data=[], dtype=types or None)
             table.data = rows
             run.log({name: table})
@@ -186,17 +186,13 @@ def give_up(error: Exception, mode: str, seconds: float) -> str:
     without W&B. Otherwise each of them would wait as long.
     """
     global _mode_after_failure
-    late = isinstance(error, TimeoutError)
+    late, consequence = isinstance(error, TimeoutError), ""
     end_service(0.0 if late else GRACE)
     if mode == "online":
-        _mode_after_failure, consequence = (
-            "offline",
-            "; later runs of this process are offline (wandb sync uploads them)",
-        )
+        _mode_after_failure = "offline"
+        consequence = "; later runs of this process are offline (wandb sync uploads them)"
     elif late:
         _mode_after_failure, consequence = "disabled", ", as do later runs of this process"
-    else:
-        consequence = ""
     problem = f"did not respond within tracking.timeout={seconds:g} s" if late else f"failed ({describe_error(error)})"
     return f"W&B {problem}; the run continues without it{consequence}"
 
@@ -396,9 +392,8 @@ def track_report(
 
 
 def numbers_or_texts(column: Iterable[str]) -> list[float | None] | list[str | None]:
-    """A column of a CSV file as numbers, by which W&B sorts, if all of its values are; empty ones are None."""
+    """A column of a CSV file as numbers, by which W&B sorts, if all of its values are; None where it is empty."""
     texts = [text or None for text in column]
-    try:
+    with suppress(ValueError):
         return [None if text is None else float(text) for text in texts]
-    except ValueError:
-        return texts
+    return texts
