@@ -438,6 +438,14 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     assert cells["data"] == [["base", "NA", 0.25, 8], ["swap", "sw", None, 8]]
 
 
+def test_a_table_has_the_types_that_wandb_finds_itself() -> None:
+    wandb = tracking.wandb_module()
+    logged: dict[str, Any] = {}
+    columns, rows = ["model", "score", "n"], [["base", 0.5, 8], ["swap", None, 9], [None, 0.25, 10]]
+    Tracker(SimpleNamespace(log=logged.update)).table("cells", columns, rows)
+    assert logged["cells"] == wandb.Table(columns=columns, data=rows)
+
+
 SECRETS = ("sesame", "open-token", "open-signature")
 ADDRESS = "http://me:sesame@127.0.0.1:{port}/rows.jsonl?token=open-token&X-Amz-Signature=open-signature"
 

@@ -52,7 +52,6 @@ class Log:
     num_fewshot: int | None = None
     lower_is_better: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 Logs = dict[tuple[str, str, str], Log]  # of a model: (tool, task, filter) -> its log
@@ -153,7 +152,6 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
                 shots if isinstance(shots, int) else None,
                 frozenset(metric for metric, higher in directions.items() if higher is False),
                 (lacking,) if isinstance(expected, int) and len(items) < expected else (),
-                float(content.get("total_evaluation_time_seconds") or 0),
             )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
-from pipeline.report.load.contents import Results, RunResult
+from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
 from pipeline.report.private import without_private
 from pipeline.report.stored import StoredAnswers
@@ -39,11 +39,9 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     runs = order_runs(targets)
     names = {run.hash: run.name for run in runs}
     stored = StoredAnswers(planning.bind(), failed)
-    cells = {place: describe_cell(stored, cell) for place, cell in plan.cells.items()}
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
-    stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    measured = mark_best(plan, stored, [cell_result(stored, plan.cells[place], cell) for place, cell in cells.items()])
+    measured, parquet = fill_cells(stored, evaluations)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
     run_results, missing = describe_runs(runs, names, failed, reasons)
     typical = typical_runs(run_results).get("eval", RunResult("", "eval", Path()))
@@ -60,6 +58,16 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
         choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
     )  # fmt: skip
+
+
+def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> tuple[list[CellResult], bytes]:
+    """(the cells of a table, answers.parquet); the answers, which are read once, go to `stored`."""
+    plan = stored.table.plan
+    cells = {place: describe_cell(stored, cell) for place, cell in plan.cells.items()}
+    stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
+    return mark_best(
+        plan, stored, [cell_result(stored, plan.cells[place], one) for place, one in cells.items()]
+    ), parquet
 
 
 def command_of(config: TableStage) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.drawing import COLOURS, STYLE
 from pipeline.errors import PipelineError
-from pipeline.report.compare import correct_contrasts, is_significant
+from pipeline.report.compare import is_significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,11 +65,11 @@ def scores(report: str | Path | Lines) -> Figure:
     return _by_panel(lines, "column", "row", draw)
 
 
-def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure:
+def contrasts(report: str | Path | Lines) -> Figure:
     """Differences of a report's comparisons with their 95 % intervals, a panel a place. Filled: significant after
     Holm's correction over all of them; grey: less than the minimum detectable difference. report: its folder, or the
-    lines of its contrasts.csv; primary: the table's."""
-    numbers = "p", "difference", "chosen_of", "could_see"
+    lines of its contrasts.csv."""
+    numbers = "p_holm", "difference", "could_see"
     lines = [{**line, **{name: _number(line.get(name)) for name in numbers}} for line in _read(report, "contrasts.csv")]
     lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
 
@@ -81,7 +81,7 @@ def contrasts(report: str | Path | Lines, primary: Sequence[str] = ()) -> Figure
         axes.plot(line["difference"], place, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
         axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
-    return _by_panel(correct_contrasts(lines, primary), "place", "pair", draw)
+    return _by_panel(lines, "place", "pair", draw)
 
 
 # ---------------------------------------------------------------------------------------------------- drawing

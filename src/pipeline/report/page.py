@@ -16,13 +16,18 @@ from pipeline.report.claims import VERDICTS
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, behind
 from pipeline.report.marks import Marks, browsed
-from pipeline.report.render.cells import cell_difference, cell_lines, chosen_text, group_reasons, legend
+from pipeline.report.render.cells import cell_difference, cell_lines, choice_lines, group_reasons, legend
 from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 PAPER = "Paper: the published number, and the difference of the measured one from it; both use the same questions."
+INTERVAL = "Below a number: its 95 % interval over draws of problems, with choices repeated in each draw."
+UNLIKE = (
+    "≠: computed on another device, or with another thread count or other versions than most; ⟲ stale: its files, or "
+    "those of a parent, have changed since it was computed."
+)
 ANSWERS = "<!--answers-->"  # where their JSON goes; other text of the page has no unescaped <
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have none
 
@@ -44,16 +49,21 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
+    words = [verdict.verdict for verdict in results.verdicts]
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
-        marks_of_cells=legend(results.cells, PAPER), lines_of=lines_of, difference_of=cell_difference,
-        chosen_text=chosen_text, reasons={name: group_reasons(results, name) for name in ("suspect", "missing")},
+        legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results.cells, PAPER)
+        + [UNLIKE] * any(run.stale or run.unlike for run in results.runs),
+        lines_of=lines_of, difference_of=cell_difference,
+        choices=choice_lines(results),
+        reasons={title: group_reasons(results, name)
+                 for title, name in (("Suspect published numbers.", "suspect"), ("Missing.", "missing"))},
         stopped=[
             (name, len(stopped), by_message((reason, run) for run, reason in stopped.items()))
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
         limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
-        verdict_words=VERDICTS,
+        counts=", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
         run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
         chart=chart, lines=lines, maps=maps, answered=answered, bundle=data_tables() if answered else {},
         facts={"Versions": results.versions, "Machine": results.machine, "Git": results.git}, **runs_table(results),
@@ -129,7 +139,7 @@ def write_figures(results: Results, folder: Path) -> list[str]:
     """Write the table's figures as SVG and PDF; gives the reasons why others were not drawn."""
     return figures.write_all({
         "scores": lambda: figures.scores(cell_lines(results)),
-        "contrasts": lambda: figures.contrasts(results.contrasts, results.primary),
+        "contrasts": lambda: figures.contrasts(results.contrasts),
     }, folder)  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report.expression import evaluate, scores_under
 from pipeline.report.load.answers import Answers, Place, Vector
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stats.statistics import DRAWS
 from pipeline.tables.bound import BoundTable
@@ -105,7 +105,7 @@ class StoredAnswers:
             if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
                 waits = f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
             raise NoScore(self.table.problems.get(key, waits))
-        if read_manifest(run.folder) is None:
+        if not (run.folder / MANIFEST).is_file():
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
         return run
 

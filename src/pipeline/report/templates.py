@@ -23,7 +23,7 @@ def environment() -> Environment:
     templates = Environment(
         loader=PackageLoader("pipeline.report", "."),
         autoescape=lambda name: name is None or name.endswith(".html.j2"),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"],
     )  # fmt: skip
     templates.policies["json.dumps_kwargs"] = JSON_STYLE
     templates.filters |= {

@@ -29,28 +29,65 @@ ExpertPart = tuple[float, float, int]  # variances of a mean over experts: betwe
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference of two scores, as shares.
+    """A difference of two scores, as shares: left minus right.
 
-    difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
-    high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error due to sampling
-    of each; n: problems; discordant: the measured share of discordant answers, None for translations; test: the
-    equation behind p and interval; parts: (variance between experts, within, experts) of each axis; noise: of the
+    free: the equation behind p and interval, without experts; parts: (variance between experts, within, experts) of
+    each axis; n: problems; discordant: the measured share of discordant answers, None for translations; noise: of the
     problems' variance.
     """
 
-    difference: float
-    low: float
-    high: float
-    p: float
-    error: float
-    df: float
-    problems: float
-    experts: float
+    free: PairedScore | NormalTest
+    parts: Sequence[ExpertPart]
     n: int
-    discordant: float | None
-    test: PairedScore | NormalTest
-    parts: Sequence[ExpertPart] = ()
+    discordant: float | None = None
     noise: float = 0.0
+
+    @cached_property
+    def test(self) -> PairedScore | NormalTest:
+        """The equation, with the variance that experts add."""
+        added = added_by_experts(self.parts)
+        return self.free.with_experts(added, mixed_degrees(self.problems**2, self.noise, self.parts, self.n))
+
+    @property
+    def difference(self) -> float:
+        return self.free.difference
+
+    @property
+    def error(self) -> float:
+        """The standard error, with `df` degrees of freedom (infinite without experts)."""
+        return math.hypot(self.problems, self.experts)
+
+    @property
+    def df(self) -> float:
+        return self.test.df
+
+    @property
+    def problems(self) -> float:
+        """The part of the error due to sampling problems."""
+        return math.sqrt(self.free.variance(self.difference))
+
+    @property
+    def experts(self) -> float:
+        """The part of the error due to sampling experts."""
+        return math.sqrt(added_by_experts(self.parts))
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval."""
+        return self.test.interval()
+
+    @property
+    def low(self) -> float:
+        return self.interval[0]
+
+    @property
+    def high(self) -> float:
+        return self.interval[1]
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of no difference."""
+        return self.test.p(0)
 
     def with_least_between(self, ratios: Sequence[float]) -> Contrast:
         """The contrast with a variance between experts of at least `ratios` times that within, for each axis."""
@@ -58,9 +95,7 @@ class Contrast:
             (max(between, ratio * within), within, count)
             for (between, within, count), ratio in zip(self.parts, ratios, strict=True)
         ]
-        if raised == [*self.parts]:
-            return self
-        return contrast_of_test(self.test, self.problems**2, raised, self.n, self.discordant, self.noise)
+        return self if raised == [*self.parts] else replace(self, parts=raised)
 
     def p_of(self, threshold: float) -> float:
         """Two-sided p of a true difference of `threshold`, as a claim with a threshold is tested."""
@@ -83,9 +118,9 @@ class Contrast:
 
         Over experts, the test's own estimate of their variance varies from sample to sample as a chi-squared number
         does: its power is the mean over that."""
-        reach, least = self.test.reach, 0.0
-        if isinstance(self.test, PairedScore):
-            least = reach * smallest_difference(self.n / self.test.dependence, self.discordant or 0.0, level)
+        reach, least = self.free.reach, 0.0
+        if isinstance(self.free, PairedScore):
+            least = reach * smallest_difference(self.n / self.free.dependence, self.discordant or 0.0, level)
         if not self.parts:
             return (
                 least
@@ -95,9 +130,7 @@ class Contrast:
         added = [
             max(0.0, between - within) if spread is None else spread**2 / count for between, within, count in self.parts
         ]
-        tested = self.problems**2
-        if isinstance(self.test, PairedScore):
-            tested = self.test.variance(0.0) - self.test.experts
+        tested = self.free.variance(0.0)
         most = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
         parts = [(variance, within, count) for variance, (_, within, count) in zip(added, self.parts, strict=True)]
         return max(least, least_detected(power_over_experts(tested, parts, level), most))
@@ -147,8 +180,7 @@ def contrast(
     parts = [expert_part(means.mean(axis=1), means, n) for means in by_axis(array, array.ndim - 1)]
     if not bounded:
         problems = float(np.var(by_problem, ddof=1)) / n if drawn is None else float(np.var(np.asarray(drawn), ddof=1))
-        free = NormalTest(value, math.sqrt(problems), reach=reach)
-        return contrast_of_test(free, problems, parts, n, noise=problems**2 / (n - 1))
+        return Contrast(NormalTest(value, math.sqrt(problems), reach=reach), parts, n, noise=problems**2 / (n - 1))
     discordant = max(float(np.abs(scaled).mean()), abs(value))
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if drawn is not None:
@@ -157,7 +189,7 @@ def contrast(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
     unlike = float(np.mean((reach * by_problem) ** 2))
-    return contrast_of_test(test, test.variance(test.difference), parts, n, unlike)
+    return Contrast(test, parts, n, unlike)
 
 
 def corpus_contrast(
@@ -176,7 +208,7 @@ def corpus_contrast(
     axes = zip(by_axis(numbers, numbers.ndim), by_axis(array, numbers.ndim), strict=True)
     parts = [expert_part(values, means) for values, means in axes]
     value = float(numbers.mean()) if estimate is None else estimate
-    return contrast_of_test(NormalTest(value, math.sqrt(problems)), problems, parts, n)
+    return Contrast(NormalTest(value, math.sqrt(problems)), parts, n)
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:
@@ -193,7 +225,7 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
         raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
     means = by_axis(array, array.ndim)
     parts = [(float(np.var(axis_means, ddof=1)) / len(axis_means), 0.0, len(axis_means)) for axis_means in means]
-    return contrast_of_test(NormalTest(float(array.mean()), 0.0, reach=math.inf), 0.0, parts, array.size)
+    return Contrast(NormalTest(float(array.mean()), 0.0, reach=math.inf), parts, array.size)
 
 
 def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
@@ -249,23 +281,6 @@ def power_over_experts(problems: float, parts: Sequence[ExpertPart], level: floa
     critical = stdtrit(df, 1 - level / 2) * np.sqrt(variance)
     error = math.sqrt(problems + math.fsum(added for added, *_ in parts))
     return lambda difference: float(np.mean(ndtr((difference - critical) / max(error, 1e-12))))
-
-
-def contrast_of_test(
-    test: PairedScore | NormalTest, problems: float, parts: Sequence[ExpertPart], n: int,
-    discordant: float | None = None, noise: float = 0.0,
-) -> Contrast:  # fmt: skip
-    """The contrast of a test of n problems, to which experts add their variance. problems: the variance due to the
-    problems, noise: that of this estimate; parts, discordant: as in `Contrast`."""
-    experts, df = added_by_experts(parts), mixed_degrees(problems, noise, parts, n)
-    error = math.sqrt(problems + experts)
-    test = replace(test, experts=experts, df=df) if isinstance(test, PairedScore) else replace(test, error=error, df=df)
-    low, high = test.interval()
-    return Contrast(
-        difference=test.difference, low=low, high=high, p=test.p(0), error=error, df=df,
-        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant,
-        test=test, parts=parts, noise=noise,
-    )  # fmt: skip
 
 
 def expert_part(values: np.ndarray, means: np.ndarray, n: int = 1) -> ExpertPart:

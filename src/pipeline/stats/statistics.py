@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -40,20 +40,21 @@ def smallest_difference(questions: float, discordant: float, level: float = LEVE
     `discordant` is measured, or assumed before there are measurements. 1 if no difference would be detected.
     """
 
-    def power(difference: float) -> float:
-        import numpy as np
-        from scipy.special import bdtr, gammaln
+    import numpy as np
+    from scipy.special import bdtr, gammaln
 
-        share, critical = min(1.0, max(discordant, difference)), t_quantile(1 - level / 2, math.inf)
-        n = max(1, round(questions))
+    n, critical = max(1, round(questions)), t_quantile(1 - level / 2, math.inf)
+    counts = np.arange(1, min(n, 5_000) + 1)  # discordant answers, of which more than `most_lost` wins are significant
+    most_lost = np.minimum(np.floor((counts - critical * np.sqrt(counts)) / 2), counts)
+    ways = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
+
+    def power(difference: float) -> float:
+        share = min(1.0, max(discordant, difference))
         if n > 5_000:
             spread = math.sqrt(max(1e-12, share - difference**2) / n)
             return t_tail((critical * math.sqrt(share / n) - difference) / spread, math.inf)
-        counts = np.arange(1, n + 1)  # discordant answers, of which more than `most_lost` wins are significant
-        most_lost = np.minimum(np.floor((counts - critical * np.sqrt(counts)) / 2), counts)
-        logarithm = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logarithm += counts * np.log(share) + np.where(counts < n, (n - counts) * np.log1p(-share), 0)
+            logarithm = ways + (counts * np.log(share) + np.where(counts < n, (n - counts) * np.log1p(-share), 0))
         lost = min(1.0, max(0.0, (1 - difference / share) / 2))
         significant = np.where(most_lost >= 0, bdtr(np.maximum(most_lost, 0), counts, lost), 0)
         return float(np.sum(np.exp(logarithm) * significant))
@@ -101,6 +102,9 @@ class PairedScore:
     def difference(self) -> float:
         return self.reach * (self.won - self.lost) / self.n
 
+    def with_experts(self, added: float, df: float) -> PairedScore:
+        return replace(self, experts=added, df=df)
+
     def variance(self, difference: float) -> float:
         """Variance of the mean if this is the true difference, with the maximum-likelihood share lost."""
         shifted = min(1.0, max(-1.0, difference / self.reach))
@@ -143,6 +147,12 @@ class NormalTest:
     df: float = math.inf
     reach: float = 1.0
 
+    def with_experts(self, added: float, df: float) -> NormalTest:
+        return replace(self, error=math.sqrt(self.error**2 + added), df=df)
+
+    def variance(self, _: float) -> float:
+        return self.error**2
+
     def p(self, difference: float) -> float:
         return 2 * t_tail(abs(self.difference - difference) / self.error, self.df)
 
@@ -153,9 +163,9 @@ class NormalTest:
 
 def t_tail(statistic: float, df: float) -> float:
     """P(T > statistic) of Student's t; of the normal distribution if df is infinite."""
-    from scipy.special import ndtr, stdtr  # scipy.stats takes a second to import
+    from scipy.special import stdtr  # scipy.stats takes a second to import
 
-    return float(ndtr(-statistic) if math.isinf(df) else stdtr(df, -statistic))
+    return math.erfc(statistic / math.sqrt(2)) / 2 if math.isinf(df) else float(stdtr(df, -statistic))
 
 
 def t_quantile(share: float, df: float) -> float:

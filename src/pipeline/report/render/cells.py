@@ -96,8 +96,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
     text = render(
         "cells.md.j2", results=results, headline=headline, notes=[*legend(results.cells, PUBLISHED), *notes],
-        rows=cell_texts(results), missing=group_reasons(results, "missing"), chosen_text=chosen_text,
-        named_at_most=NAMED_AT_MOST,
+        rows=cell_texts(results), lines=[*choice_lines(results), *missing_lines(results)], named_at_most=NAMED_AT_MOST,
     )  # fmt: skip
     return escape(text.rstrip(), quote=False) + "\n"
 
@@ -105,11 +104,17 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
     """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns, marks on suspicious scores."""
     table = align_columns([["", *results.columns], *cell_texts(results)], right=range(1, len(results.columns) + 1))
-    missing = [f"{MISSING} {reason}" for reason in group_reasons(results, "missing")]
-    parts = [[results.title, *headline], table, [*missing, *marks]]
+    parts = [[results.title, *headline], table, [*missing_lines(results), *marks]]
     return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
 
 
-def chosen_text(choice: dict[str, Any]) -> str:
-    winner = " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not computed yet"
-    return f"{winner} (of {len(choice['candidates'])})"
+def missing_lines(results: Results) -> list[str]:
+    return [f"{MISSING} {reason}" for reason in group_reasons(results, "missing")]
+
+
+def choice_lines(results: Results) -> list[str]:
+    """Each choice with its winner."""
+    winners = {key: choice["chosen"] for key, choice in results.choices.items()}
+    texts = {key: " ".join(map(str, chosen.values())) for key, chosen in winners.items() if chosen}
+    return [f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
+            for key, choice in results.choices.items()]  # fmt: skip
