@@ -93,10 +93,11 @@ def plan_text(
     remaining = [run for run in runs if run.hash in reasons]
     cost = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
     causes = [*causes, *(cost.causes if cost else [])]
-    try:
-        check_writable(Path(config.runs_dir), create=False)
-    except PipelineError as error:
-        causes += [str(error)] if reasons else []
+    if reasons:
+        try:
+            check_writable(Path(config.runs_dir), create=False)
+        except PipelineError as error:
+            causes.append(str(error))
     if config.command is not None:  # whose knobs are its own
         causes = [cause.replace("every.", "") for cause in causes]
     history = History(finished_manifests(Path(config.runs_dir)))

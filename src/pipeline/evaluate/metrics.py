@@ -19,14 +19,19 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def is_mean_of(score: float, values: Sequence[float]) -> bool:
+    """Whether a score is the mean of its answers' values, up to rounding; a perplexity or a correlation is not."""
+    return math.isclose(score, mean(values), rel_tol=1e-6, abs_tol=1e-9)
+
+
 def mean_stderr(values: Sequence[float], score: float | None = None) -> float | None:
     """Standard error of a mean, with the sample's deviation (n - 1) as the harness has it; None for a single value, and
     of a score that is not the mean of these values, such as a perplexity."""
     if len(values) < 2:
         return None
-    center = mean(values)
-    if score is not None and not math.isclose(score, center, rel_tol=1e-6, abs_tol=1e-9):
+    if score is not None and not is_mean_of(score, values):
         return None
+    center = mean(values)
     return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 

@@ -52,6 +52,7 @@ class Here:
 
     run: Run | None = None
     begun: float = 0.0
+    seconds: float | None = None  # as expected of the run
     models: tuple[str, ...] = ()  # models in its memory, of several workers: those of its last evaluation
 
     def start_run(self, run: Run, seconds: float | None) -> None:
@@ -68,20 +69,18 @@ class Worker(Here):
     """A worker process and the run that it computes. gpu: the GPUs that it sees, null: all."""
 
     gpu: str | None = None
+    process: Any = None
     log_from: int = 0  # bytes of the run's log before this run
 
     @classmethod
     def start(cls, gpu: str | None) -> Worker:
-        worker, visible = cls(gpu=gpu), {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         command = [sys.executable, "-m", "pipeline.launch.worker"]
-        worker.process = subprocess.Popen(
+        process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, **visible},
         )  # fmt: skip
-        return worker
-
-    def __post_init__(self) -> None:
-        self.process: Any = None
+        return cls(gpu=gpu, process=process)
 
     def start_run(self, run: Run, seconds: float | None) -> None:
         super().start_run(run, seconds)

@@ -6,7 +6,6 @@ Nothing is scored here, and no cell is skipped: one that cannot be filled has a 
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import is_mean_of
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report.expression import evaluate, scores_under
@@ -138,10 +138,9 @@ class StoredAnswers:
         if benchmark and benchmark.of_harness and not (len(numbers) == answers.n and all(numbers)):
             raise of_all
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
-        if benchmark and benchmark.of_harness:
-            shown, mean = self.number(score, metric, pair), 100 * statistics.fmean(stored.values())
-            if not math.isclose(shown, mean, rel_tol=1e-6, abs_tol=1e-6):
-                raise of_all  # a task's own function of them, as a perplexity is
+        of_harness = benchmark is not None and benchmark.of_harness
+        if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, [*stored.values()]):
+            raise of_all  # a task's own function of them, as a perplexity is
         return stored
 
     def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:
