@@ -11,9 +11,13 @@ import pytest
 import yaml
 from script_modules import load_script
 
+from pipeline.benchmarks import benchmark_of
 from pipeline.config import conf
 from pipeline.config.compose import compose
+from pipeline.config.evaluation import Eval, EvalTask
+from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
+from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import ADDED_CONF
 from pipeline.languages import GROUP, MGSM, all_languages, language
 from pipeline.stages.rows import build
@@ -34,6 +38,51 @@ def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
     assert len(wanted) == 122 and set(MGSM) <= set(wanted)
     found = list(all_languages())
     assert len({one.flores for one in found}) == 122 and all(one.scripts[0] for one in found)
+
+
+# FLORES+'s configurations on the Hub
+FLORES_PLUS = """
+ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn als_Latn amh_Ethi apc_Arab arb_Arab arb_Latn arg_Latn ars_Arab
+ary_Arab arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl bem_Latn
+ben_Beng bho_Deva bjn_Arab bjn_Latn bod_Tibt bos_Latn brx_Deva bug_Latn bul_Cyrl cat_Latn ceb_Latn ces_Latn chv_Cyrl
+cjk_Latn ckb_Arab cmn_Hans cmn_Hant crh_Latn cym_Latn dan_Latn dar_Cyrl deu_Latn dgo_Deva dik_Latn dyu_Latn dzo_Tibt
+ekk_Latn ell_Grek eng_Latn epo_Latn eus_Latn ewe_Latn fao_Latn fij_Latn fil_Latn fin_Latn fon_Latn fra_Latn fur_Latn
+fuv_Latn gaz_Latn gla_Latn gle_Latn glg_Latn gom_Deva gug_Latn guj_Gujr hat_Latn hau_Latn heb_Hebr hin_Deva hne_Deva
+hrv_Latn hun_Latn hye_Armn ibo_Latn ilo_Latn ind_Latn isl_Latn ita_Latn jav_Latn jpn_Jpan kaa_Latn kab_Latn kac_Latn
+kam_Latn kan_Knda kas_Arab kas_Deva kat_Geor kaz_Cyrl kbp_Latn kea_Latn khk_Cyrl khm_Khmr kik_Latn kin_Latn kir_Cyrl
+kmb_Latn kmr_Latn knc_Arab knc_Latn kor_Hang ktu_Latn lao_Laoo lij_Latn lim_Latn lin_Latn lit_Latn lld_Latn lmo_Latn
+ltg_Latn ltz_Latn lua_Latn lug_Latn luo_Latn lus_Latn lvs_Latn mag_Deva mai_Deva mal_Mlym mar_Deva mfe_Latn mhr_Cyrl
+min_Arab min_Latn mkd_Cyrl mlt_Latn mni_Beng mni_Mtei mos_Latn mri_Latn mya_Mymr myv_Cyrl nld_Latn nno_Latn nob_Latn
+npi_Deva nqo_Nkoo nso_Latn nus_Latn nya_Latn oci_Latn ory_Orya pag_Latn pan_Guru pap_Latn pbt_Arab pes_Arab plt_Latn
+pol_Latn por_Latn prs_Arab quy_Latn ron_Latn run_Latn rus_Cyrl sag_Latn san_Deva sat_Olck scn_Latn shn_Mymr sin_Sinh
+slk_Latn slv_Latn smo_Latn sna_Latn snd_Arab snd_Deva som_Latn sot_Latn spa_Latn srd_Latn srp_Cyrl ssw_Latn sun_Latn
+swe_Latn swh_Latn szl_Latn tam_Taml taq_Latn taq_Tfng tat_Cyrl tel_Telu tgk_Cyrl tha_Thai tir_Ethi tpi_Latn tsn_Latn
+tso_Latn tuk_Latn tum_Latn tur_Latn twi_Latn tyv_Cyrl uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn uzs_Arab vec_Latn
+vie_Latn vmw_Latn war_Latn wol_Latn wuu_Hans xho_Latn ydd_Hebr yor_Latn yue_Hant zgh_Tfng zsm_Latn zul_Latn
+""".split()
+
+
+def test_sets_of_the_hub_are_those_that_it_has(tmp_path: Path) -> None:
+    """Of each language and benchmark: the harness' stock files and FLORES+'s list say which."""
+    for spoken in all_languages():
+        codes = {one.hub_config for one in benchmark_of("flores").sources(spoken)}
+        assert codes <= set(FLORES_PLUS) and (codes or spoken.code.endswith("_latn")), spoken.code
+    without = [spoken for spoken in all_languages() if not benchmark_of("flores").sources(spoken)]
+    assert {one.flores for one in without} == {"ben_Latn", "hin_Latn", "npi_Latn", "sin_Latn", "urd_Latn"}
+    with pytest.raises(PipelineError, match="leave hi_latn out of languages"):
+        task_definitions(Eval("", [EvalTask("flores", 0)]), ["hi_latn"], None, tmp_path)
+
+
+def test_training_rows_are_compared_with_the_benchmarks_of_the_experts_language() -> None:
+    def added(code: str) -> set[tuple[str, str | None]]:
+        known = [(name, source.hub_config) for name, source in hub_sources()]
+        return {(name, source.hub_config) for name, source in hub_sources([code])} - {*known}
+
+    assert added("ha") == {("belebele", "hau_Latn"), ("flores", "hau_Latn"), ("global_mmlu", "ha")}
+    assert added("fil") == {("belebele", "tgl_Latn"), ("flores", "fil_Latn"), ("global_mmlu", "fil")}
+    assert added("hi_latn") == {("belebele", "hin_Latn")} and added("sw") == added("qac") == set()
+    expert = compose(["stage=data", "expert=own", "expert.sources.own.language=ha", "data_root=null"]).expert
+    assert expert.languages == ["ha"]
 
 
 @pytest.mark.parametrize(

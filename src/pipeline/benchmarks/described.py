@@ -18,6 +18,7 @@ from pipeline.benchmarks.task_files import (
     by_text,
     check_exemplars,
     generation_kwargs,
+    has_stock_file,
     own_task_file,
     read_from,
     stock_file,
@@ -39,8 +40,8 @@ def read_benchmark(file: Path) -> Benchmark:
         return [template.format_map(row) for template in data.get("texts", [])]
 
     def sources(spoken: Language) -> list[Source]:
-        known = "hub" in data and spoken.code not in data.get("not_on_hub", [])
-        return [on_hub(data["hub"], data["hub_config"].format(**codes(spoken)))] if known else []
+        known = all(has_stock_file(path.format(**codes(spoken))) for path in data.get("stock", [])[:1])
+        return [on_hub(data["hub"], data["hub_config"].format(**codes(spoken)))] if "hub" in data and known else []
 
     return Benchmark(name=file.stem, define=partial(define, file.stem, data), texts=texts, sources=sources, **fields)
 

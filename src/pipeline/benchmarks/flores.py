@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
-from pipeline.benchmarks.local_files import Row, lines_of, path_of_split, rows_of, write_rows
+from pipeline.benchmarks.local_files import Missing, Row, lines_of, path_of_split, rows_of, write_rows
 from pipeline.benchmarks.task_files import (
     Ask,
     Definition,
@@ -20,12 +20,18 @@ from pipeline.benchmarks.task_files import (
     read_from,
     write_task,
 )
+from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language
 
 FLORES_PLUS = "openlanguagedata/flores_plus"
 SPLITS = {"dev": "dev", "test": "devtest"}  # the task's, and FLORES+'s
-_RENAMED = {"zho_Hans": "cmn_Hans"}  # FLORES+ has ISO 639-3 codes of single languages
+# FLORES+ has ISO 639-3 codes of single languages, and no romanized ones but Arabic
+RENAMED = {
+    "zho_Hans": "cmn_Hans", "zho_Hant": "cmn_Hant", "est_Latn": "ekk_Latn", "grn_Latn": "gug_Latn",
+    "tgl_Latn": "fil_Latn",
+}  # fmt: skip
+LACKING = ("ben_Latn", "hin_Latn", "npi_Latn", "sin_Latn", "urd_Latn")
 
 
 def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
@@ -63,6 +69,8 @@ def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> lis
 def define(ask: Ask) -> list[Definition]:
     if ask.language.constructed and not ask.data_root:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
+    if not ask.data_root and not hub_sets(ask.language):
+        raise Missing(f"flores in {ask.language.name} is not on the Hub: leave {ask.language.code} out of languages")
     english, spoken = language("en"), ask.language
     definitions = []
     for source, target in ((english, spoken), (spoken, english)):
@@ -113,7 +121,13 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
 
 def flores_plus_code(spoken: Language) -> str:
     """The code of a language as FLORES+ has it."""
-    return _RENAMED.get(spoken.flores, spoken.flores)
+    return RENAMED.get(spoken.flores, spoken.flores)
+
+
+def hub_sets(spoken: Language) -> list[Source]:
+    if spoken.flores in LACKING:
+        return []
+    return [on_hub(FLORES_PLUS, flores_plus_code(spoken), split) for split in SPLITS.values()]
 
 
 BENCHMARK = Benchmark(
@@ -121,5 +135,5 @@ BENCHMARK = Benchmark(
     text_files=("*/dev.txt", "*/devtest.txt", "dev/*.dev", "devtest/*.devtest"), gated="FLORES+",
     define=define,
     texts=lambda row: [row["text"] if "text" in row else row["sentence"]],
-    sources=lambda spoken: [on_hub(FLORES_PLUS, flores_plus_code(spoken), split) for split in SPLITS.values()],
+    sources=hub_sets,
 )  # fmt: skip

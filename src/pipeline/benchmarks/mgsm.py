@@ -15,14 +15,17 @@ from pipeline.benchmarks.task_files import (
     Definition,
     check_exemplars,
     generation_kwargs,
+    has_stock_file,
     local_files,
     own_task_file,
     read_from,
     stock_file,
     write_task,
 )
+from pipeline.config.data import Source
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.errors import PipelineError
+from pipeline.languages import Language
 
 
 def define(ask: Ask) -> list[Definition]:
@@ -123,10 +126,15 @@ def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
             raise PipelineError(f"{file}: the answer of exemplar {number} must begin with {match[1]!r}, as MGSM's do")
 
 
+def hub_sets(spoken: Language) -> list[Source]:
+    known = has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml")
+    return [on_hub("juletxara/mgsm", spoken.code)] if known else []
+
+
 BENCHMARK = Benchmark(
     name="mgsm", variants=("mgsm_en_cot", "mgsm_direct"), in_english=("mgsm_en_cot",), title="MGSM", kind="number",
     metric="exact_match", filter="flexible-extract", columns=("question",), questions=250, tokens=64,
     exemplar_file="train.jsonl", exemplars_drawn=True, define=define,
     texts=lambda row: [row["question"]],
-    sources=lambda spoken: [on_hub("juletxara/mgsm", spoken.code)],
+    sources=hub_sets,
 )  # fmt: skip

@@ -77,6 +77,11 @@ def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
     raise PipelineError(f"the harness has no {ask.task} in {ask.language.name}: {remedy}")
 
 
+def has_stock_file(name: str) -> bool:
+    tasks = shipped_folder()
+    return tasks is not None and (tasks / name).is_file()
+
+
 def own_task_file(name: str) -> Path:
     return OURS / f"{name}.yaml"
 

@@ -77,6 +77,11 @@ class Expert(Knobs):
     world: World | None = None  # set: the data run writes the small world instead of a training set
     items: Items | None = None  # set: it writes items of the small world that is its data_root
 
+    @property
+    def languages(self) -> list[str]:
+        """Of its sources, each once."""
+        return list(dict.fromkeys(source.language for source in self.sources.values() if source.language))
+
     def questions(self, split: str) -> int | None:
         """Number of items per benchmark and language in a small world's data; None for any other data."""
         if self.items:

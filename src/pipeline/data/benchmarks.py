@@ -1,8 +1,8 @@
 """The benchmarks that training rows are compared with.
 
 Their texts come from a folder laid out as a data_root (each language and split that is there, exemplars aside), else
-from the Hub, in each language of this program that they have. The manifest of a data run records which they were; its
-hash does not cover them. Imports nothing heavy.
+from the Hub, in MGSM's languages and those of the expert's sources. The manifest of a data run records which they were;
+its hash does not cover them. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.data.sources import Row, words_of
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
 from pipeline.hub.lock import Lock, part_of, read_lock
-from pipeline.languages import MGSM, language
+from pipeline.languages import MGSM, language, shipped_languages
 from pipeline.runs.manifest import ROWS, read_manifest
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 BATCH = 2000  # rows of a finished set that are compared at a time
 
 
-def hub_sources() -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each language and split on the Hub, each set once."""
+def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
+    """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once."""
     sets: dict[tuple[str, str], tuple[str, Source]] = {}
-    for spoken in map(language, MGSM):
+    for spoken in map(language, dict.fromkeys((*MGSM, *(code for code in languages if code in shipped_languages())))):
         for name, benchmark in BENCHMARKS.items():
             for source in benchmark.sources(spoken):
                 sets.setdefault((name, repr(source)), (name, source))
@@ -94,11 +94,11 @@ def dropping_marks(config: DataStage, sources: Iterable[Source], exact: Any, var
     return exact & dropped | variants * counts
 
 
-def compared_with(root: Path | None, lock: Lock | None) -> dict[str, str]:
-    """The files below `root` and their sha256, or the sets on the Hub and their locked revisions (empty where not
-    locked)."""
+def compared_with(root: Path | None, lock: Lock | None, languages: Iterable[str] = ()) -> dict[str, str]:
+    """The files below `root` and their sha256, or the sets on the Hub (`hub_sources`) and their locked revisions (empty
+    where not locked)."""
     if root is None:
-        pins = ((source, lock.entry(source) if lock else None) for _, source in hub_sources())
+        pins = ((source, lock.entry(source) if lock else None) for _, source in hub_sources(languages))
         return {label_of(source): entry["revision"] if entry else "" for source, entry in pins}
     digests = sha256_of(path for paths in scored_files(root).values() for path in paths)
     return {path.relative_to(root).as_posix(): digest for path, digest in sorted(digests.items())}
@@ -119,11 +119,12 @@ def contaminated_since(run: Run[DataStage]) -> str:
     if manifest is None or "benchmarks" not in manifest.facts or keeps_items_apart(config, data_root):
         return ""
     recorded, root = manifest.facts["benchmarks"], folder_of(config, data_root)
-    new = {name: pin for name, pin in compared_with(root, lock).items() if pin and recorded.get(name) != pin}
+    pins = compared_with(root, lock, config.expert.languages)
+    new = {name: pin for name, pin in pins.items() if pin and recorded.get(name) != pin}
     if not new:
         return ""
     sources = list(config.expert.sources.values())
-    known, found = benchmark_ngrams(config.data.ngram, root, lock, new), list[str]()
+    known, found = benchmark_ngrams(config.data.ngram, root, lock, config.expert.languages, new), list[str]()
     for name in ROWS:
         texts = [words_of(row) for row in read_jsonl(run.folder / name)]
         for at in range(0, len(texts), BATCH):
@@ -142,8 +143,11 @@ def contaminated_since(run: Run[DataStage]) -> str:
     return ""
 
 
-def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None, only: Container[str] | None = None) -> Known:
-    """The n-grams of the benchmarks below `root`, or of those on the Hub. only: of these files or sets alone.
+def benchmark_ngrams(
+    n: int, root: Path | None, lock: Lock | None, languages: Iterable[str] = (), only: Container[str] | None = None
+) -> Known:
+    """The n-grams of the benchmarks below `root`, or of those on the Hub (`hub_sources`). only: of these files or sets
+    alone.
 
     Raises:
         PipelineError: a file that is broken, or a benchmark that the Hub does not give.
@@ -151,7 +155,7 @@ def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None, only: Contain
     from pipeline.data.ngrams import NgramSet
 
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
-    for name, text in of_folder(root, only) if root is not None else of_hub(lock, only):
+    for name, text in of_folder(root, only) if root is not None else of_hub(lock, languages, only):
         texts_by_name[name].append(text)
     exact, without_numbers = (NgramSet(texts_by_name.values(), n, bare) for bare in (False, True))
     return Known(exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts})
@@ -179,8 +183,10 @@ def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[
                     ) from error
 
 
-def of_hub(lock: Lock | None, only: Container[str] | None = None) -> Iterator[tuple[str, str]]:
-    for name, source in hub_sources():
+def of_hub(
+    lock: Lock | None, languages: Iterable[str], only: Container[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    for name, source in hub_sources(languages):
         if only is not None and label_of(source) not in only:
             continue
         label = f"{name} ({source.hub_config}), which training rows are compared with"

@@ -40,7 +40,8 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
-        compared = benchmarks.compared_with(benchmarks.folder_of(config, root), lock)  # before they are read
+        folder = benchmarks.folder_of(config, root)
+        compared = benchmarks.compared_with(folder, lock, config.expert.languages)  # before they are read
         if benchmarks.keeps_items_apart(config, root):
             config = replace(config, data=replace(config.data, decontaminate="count", number_variants="count"))
         counts = make_training_set(config, root, work, lock)
@@ -60,7 +61,8 @@ def make_training_set(
     asks for, or all, and validation rows are kept apart.
     """
     opened = open_sources(config, data_root, lock)
-    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmarks.folder_of(config, data_root), lock)
+    folder = benchmarks.folder_of(config, data_root)
+    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, folder, lock, config.expert.languages)
     with TemporaryFile(dir=work) as file:
         candidates = Candidates(file, known_ngrams)
         counts = gather_candidates(config, candidates, opened)

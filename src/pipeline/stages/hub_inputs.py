@@ -68,7 +68,7 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
         return []
     if isinstance(config, DataStage):
         is_local = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
-        return [] if is_local else [source for _, source in hub_sources()]
+        return [] if is_local else [source for _, source in hub_sources(config.expert.languages)]
     return [on_hub(*data_set) for data_set in _sets_of(config)[0]]
 
 
