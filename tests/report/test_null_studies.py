@@ -58,9 +58,9 @@ def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds,
 
 def test_sentences_about_one_or_two_trainings_name_their_scope():
     """4 points between trainings: one training a model states false differences, of these trainings."""
-    one, three = (null.run_seeds(seeds, 0.2, 0.0, 12) for seeds in (1, 3))
+    one, three = (null.run_seeds(seeds, 0.2, 0.0, 6) for seeds in (1, 3))
     assert one["false_sentence"] == one["for_these_trainings"] > 0
-    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 4
+    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 2
 
 
 @pytest.mark.parametrize("effect, word", [(1, "better"), (-1, "worse")])
