@@ -65,22 +65,17 @@ def _has_browser() -> bool:
     return bool(which("chromium") and which("chromedriver") and find_spec("selenium"))
 
 
-SLOWEST = [  # files of 20 to 200 seconds: they begin first, so that no worker waits long for the other's last file
-    *("stranger/test_documents.py", "train/test_checkpoints.py", "real_models/test_real_training.py"),
-    *("study/test_rendered_tables.py", "real_models/test_real_evaluation.py", "train/test_shapes.py"),
-    *("test_pipeline.py", "evaluate/test_vllm.py", "train/test_processes.py", "study/test_check.py"),
-    *("data/test_prefetch.py", "report/test_null_studies.py", "real_models/test_real_merging.py", "test_knobs.py"),
-    *(
-        "study/test_pool.py",
-        "evaluate/test_harness_tasks.py",
-        "train/test_trainer.py",
-        "train/test_stage.py",
-        "test_extras.py",
-    ),
-    *("config/test_hardware.py", "test_progress.py", "test_real.py", "train/test_simultaneous.py", "test_wheel.py"),
-    *("study/test_search.py", "study/test_sweep.py", "study/test_select.py", "evaluate/test_mgsm_steps.py"),
-    *("config/test_compose.py", "evaluate/test_small_world_gates.py", "train/test_torchrun.py", "config/test_words.py"),
-]
+# files of 20 to 200 seconds: they begin first, so that no worker waits long for the other's last file
+SLOWEST = """
+    stranger/test_documents.py train/test_checkpoints.py real_models/test_real_training.py
+    study/test_rendered_tables.py real_models/test_real_evaluation.py train/test_shapes.py test_pipeline.py
+    evaluate/test_vllm.py train/test_processes.py study/test_check.py data/test_prefetch.py
+    report/test_null_studies.py real_models/test_real_merging.py test_knobs.py study/test_pool.py
+    evaluate/test_harness_tasks.py train/test_trainer.py train/test_stage.py test_extras.py config/test_hardware.py
+    test_progress.py test_real.py train/test_simultaneous.py test_wheel.py study/test_search.py study/test_sweep.py
+    study/test_select.py evaluate/test_mgsm_steps.py config/test_compose.py evaluate/test_small_world_gates.py
+    train/test_torchrun.py config/test_words.py
+""".split()
 
 
 # ------------------------------------------------------------------------------------------------ what was left out
