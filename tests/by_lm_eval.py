@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import forked
 import lm_eval
 import yaml
 
@@ -65,8 +64,7 @@ def answered_by_lm_eval(
     command = ["-c", COMMAND, "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
     command += ["--device", "cpu", "--batch_size", str(batch_size), "--output_path", str(folder / "out")]
     command += ["--log_samples", "--tasks", ",".join(files), "--samples", json.dumps(rows), *options]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    done = forked.python(*command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     (file,) = folder.rglob("results_*.json")
     samples = {}

@@ -3,8 +3,8 @@
     python tests/mutants.py --record results/bench/mutants.json [--only PACKAGE ...]
 
 A mutant is one edit of src/pipeline, in a temporary copy that PYTHONPATH names: the working tree stays as it is. It is
-killed if a test fails that passes on the unchanged copy. The test that killed it last time goes first. The line is a
-hint: an edit is made where its old text is nearest.
+killed if a test fails that passes on the unchanged copy. The test that killed it last time goes first. The old text of
+an edit is once in its file: wherever it moves, the edit follows, and one that has gone is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> None:
     given = parser.parse_args()
     data = json.loads((ROOT / "tests/mutants.json").read_text())
     before = json.loads(given.record.read_text())["mutants"] if given.record.exists() else []
-    rows = {(row["file"], row["line"]): row for row in before}
+    last = {key_of(row): row for row in before}
+    rows = {key_of(mutant): {**last.get(key_of(mutant), {}), **mutant} for mutant in data["mutants"]}
     facts = {"code": git_state(), "versions": package_versions(), "machine": machine_facts(), "limit_s": LIMIT}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -45,26 +46,30 @@ def main() -> None:
         shutil.copytree(ROOT / "src", copy / "src")
         for mutant in data["mutants"]:
             package, slash, _ = mutant["file"].partition("/")
-            package, key = package if slash else "top", (mutant["file"], mutant["line"])
+            package, key = package if slash else "top", key_of(mutant)
             if not given.only or package in given.only:
-                last = rows.get(key, {}).get("by")
-                rows[key] = {**mutant, **outcome(copy, mutant, [*([last] if last else []), *data["tests"][package]])}
+                killer = rows[key].get("by")
+                tests = [*([killer] if killer else []), *data["tests"][package]]
+                rows[key] = {**mutant, **outcome(copy, mutant, tests)}
                 print(rows[key], flush=True)
                 given.record.write_text(json.dumps({**facts, "mutants": list(rows.values())}, indent=1) + "\n")
-    print(Counter(row["outcome"] for row in rows.values()))
+    counts = Counter(row.get("outcome", "not run") for row in rows.values())
+    print(counts)
+    if counts["gone"]:
+        sys.exit("the old text of an edit is not once in its file: find where it went in tests/mutants.json")
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, str]:
+    return row["file"], row["old"]
 
 
 def outcome(copy: Path, mutant: dict[str, Any], tests: list[str]) -> dict[str, Any]:
     file = copy / "src/pipeline" / mutant["file"]
     text = file.read_text() if file.is_file() else ""
-    lines = text.splitlines(keepends=True)
-    there = [number for number, line in enumerate(lines) if mutant["old"] in line]
-    if not there:
+    if text.count(mutant["old"]) != 1:
         return {"outcome": "gone"}
-    nearest = min(there, key=lambda number: abs(number + 1 - mutant["line"]))
-    lines[nearest] = lines[nearest].replace(mutant["old"], mutant["new"], 1)
     start = time.monotonic()
-    file.write_text("".join(lines))
+    file.write_text(text.replace(mutant["old"], mutant["new"]))
     status, failed = run(copy, tests)
     file.write_text(text)
     found: dict[str, Any] = {"outcome": status, "seconds": round(time.monotonic() - start)}

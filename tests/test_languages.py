@@ -174,16 +174,15 @@ def test_a_worker_knows_the_languages_of_config_dir(
     (tmp_path / "mine/language").mkdir(parents=True)
     (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))
     row = {"flores_passage": "p", "question": "q", **{f"mc_answer{n}": "abcd"[n - 1] for n in (1, 2, 3, 4)}}
-    for code in ("sw", "swx"):
-        (tmp_path / f"data/belebele/{code}").mkdir(parents=True)
-        lines = [json.dumps({**row, "correct_answer_num": "1"}) + "\n"] * 2
-        (tmp_path / f"data/belebele/{code}/test.jsonl").write_text("".join(lines))
+    (tmp_path / "data/belebele/swx").mkdir(parents=True)
+    (tmp_path / "data/belebele/swx/test.jsonl").write_text(json.dumps({**row, "correct_answer_num": "1"}) + "\n")
     (tmp_path / "own.yaml").write_text(
         f"name: own\nevery: {{data_root: {tmp_path}/data}}\nruns: {{base: {{checkpoint: {base}}}}}\n"
-        "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {sw: {in: sw}, swx: {in: swx}}\n"
+        "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {swx: {in: swx}}\n"
     )
     words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
     done = call(*words, "launcher.workers=2", "tracking.mode=disabled")
     assert done.status == 0, done.err
-    found = [json.loads(one.read_text())["rows"][0]["language"] for one in (tmp_path / "runs").glob("*/scores.json")]
-    assert sorted(found) == ["sw", "swx"] and (tmp_path / "runs/.logs").is_dir()  # where workers write
+    (scores,) = (tmp_path / "runs").glob("*/scores.json")
+    assert json.loads(scores.read_text())["rows"][0]["language"] == "swx"
+    assert (tmp_path / "runs/.logs").is_dir()  # where workers write

@@ -51,25 +51,3 @@ def test_ties_under_pefts_definition_is_pefts(sources, weights):
         torch.testing.assert_close(as_torch(merge, name)[free], expected[free], rtol=1e-6, atol=1e-7)
         compared += int(free.sum())
     assert compared > 20_000
-
-
-@pytest.mark.parametrize("trim", ["tensor", "model"])
-def test_ties_is_the_papers_in_ten_lines(sources, trim):
-    experts, base = sources
-    merge = open_merge(Ties(experts=["a", "b"], density=0.4, scale=0.8, trim=trim, dtype="float32"), experts, base)
-    kept = {}
-    whole = [torch.cat([vectors(sources, name)[i].flatten().abs() for name in base.names]) for i in (0, 1)]
-    for name in base.names:
-        for i, vector in enumerate(vectors(sources, name)):
-            over = whole[i] if trim == "model" else vector.abs().flatten()
-            limit = over.sort(descending=True).values[int(0.4 * over.numel()) - 1 if over.numel() > 2 else 0]
-            kept.setdefault(name, []).append(vector * (vector.abs() >= limit))
-    majority = sum(sum(pair).sign().sum() for pair in kept.values()).sign()
-    for name, pair in kept.items():
-        stacked = torch.stack(pair)
-        sign = stacked.sum(0).sign()
-        sign[sign == 0] = majority
-        agree = stacked * sign > 0
-        expected = as_torch(base, name).float() + 0.8 * (stacked * agree).sum(0) / agree.sum(0).clamp(min=1)
-        assert torch.equal(as_torch(merge, name), expected), name
-    assert merge.method.rows[0]["formula"] == f"base + 0.8 x TIES of 2 task vectors, density 0.4, trim {trim}"

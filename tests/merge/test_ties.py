@@ -84,12 +84,6 @@ def test_kept_count_is_of_the_decimal_as_typed():
     assert kept_count(1, 10) == 10
 
 
-def test_density_one_with_agreeing_experts_is_their_mean():
-    vectors = list(np.random.default_rng(0).random((3, 4, 5), np.float32) + 0.1)
-    expected = np.mean(vectors, axis=0)
-    np.testing.assert_allclose(elected_mean(vectors), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize("density", [0.01, 0.29, 0.5, 1.0])
 def test_exactly_as_many_stay_as_the_density_asks_for(density):
     """Of few magnitudes, as the differences of bfloat16 weights have: all above the threshold, and some at it."""

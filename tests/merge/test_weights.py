@@ -44,14 +44,6 @@ def test_layer_norms_by_the_letter_are_averaged():
     assert by_layer(weights) == by_layer(weights, "self_attn.q_proj") == "lmml"
 
 
-def test_outside_parameters_have_their_own_keys():
-    weights = swap(4, bottom_layers=1, top_layers=1, embeddings="math", final_norm="language", head="average")
-    assert weights["model.embed_tokens.weight"] == MATH
-    assert weights["model.norm.weight"] == LANGUAGE
-    assert weights["lm_head.weight"] == AVERAGE
-    assert "lm_head.weight" not in swap(4, own_head=False, bottom_layers=1, top_layers=1)  # tied: once, as embedding
-
-
 def test_scaled_to_depth():
     # 14 layers: 5 -> 2, 2 -> 1, a zone of 3 -> 1, no zone stays none
     assert by_layer(swap(14, scale_to_depth=True)) == "ll" + "m" * 11 + "l"

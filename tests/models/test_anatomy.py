@@ -89,99 +89,33 @@ def test_a_missing_layer_is_refused():
         num_layers(anatomy(OUTSIDE))
 
 
-# shared/notes/datasets.md, "Models": config values and published totals
-MODELS = {
-    "Llama-3.1-8B": (
-        ("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
-        (8_030_261_248, 218_112_000, 525_336_576),
-    ),
-    "Qwen2.5-7B": (
-        ("qwen2", 3584, 18944, 28, 28, 4, 128, 152064, False),
-        (7_615_616_512, 233_057_792, 544_997_376),
-    ),
-    "Aya Expanse 8B": (
-        ("cohere", 4096, 14336, 32, 32, 8, 128, 256000, None),
-        (8_028_033_024, 218_107_904, 1_048_576_000),
-    ),
-    "Falcon3-7B": (
-        ("llama", 3072, 23040, 28, 12, 4, 256, 131072, False),
-        (7_455_550_464, 237_508_608, 402_653_184),
-    ),
-}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_published_parameter_counts(model):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    (kind, hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, tied), published = MODELS[model]
-    settings = {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocab,
-    }
-    if tied is not None:
-        settings["tie_word_embeddings"] = tied
-    if kind == "llama":
-        settings["head_dim"] = head_dim
-    if kind == "cohere":
-        settings["logit_scale"] = 0.125
-    with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    sites = anatomy(sizes)
-    counts = counted(sites, sizes)
-    total, per_layer, embedding = published
-
-    assert num_layers(sites) == layers
-    assert sum(counts.values()) == total
-    for layer in range(layers):
-        assert sum(count for site, count in counts.items() if site.layer == layer) == per_layer
-    assert counts[Site(None, "embedding")] == embedding
-    assert (Site(None, "head") in counts) == (kind != "cohere")
-    assert (Site(0, "shared_norm") in counts) == (kind == "cohere")
-    assert counts[Site(0, "mlp")] == 3 * hidden * intermediate
-
-
-FAMILIES = {  # model_type -> config of the published model, its published total, the norms of a layer by kind
-    "mistral": ((4096, 14336, 32, 32, 8, 32000), {}, 7_241_732_096, {"attention_norm": 1, "mlp_norm": 1}),
-    "qwen3": ((4096, 12288, 36, 32, 8, 151936), {"head_dim": 128}, 8_190_735_360, {"attention_norm": 1, "mlp_norm": 1}),
-    "gemma2": (
-        (3584, 14336, 42, 16, 8, 256000),
-        {"head_dim": 256},
-        9_241_705_984,
-        {"attention_norm": 2, "mlp_norm": 2},
-    ),
-    "gemma3_text": (
-        (1152, 6912, 26, 4, 1, 262144),
-        {"head_dim": 256},
-        999_885_952,
-        {"attention_norm": 2, "mlp_norm": 2},
-    ),
-    "olmo2": ((4096, 11008, 32, 32, 32, 100352), {}, 7_298_617_344, {"attention_norm": 1, "mlp_norm": 1}),
-    "olmo3": ((4096, 11008, 32, 32, 32, 100278), {}, 7_298_011_136, {"attention_norm": 1, "mlp_norm": 1}),
+ONE, TWO = {"attention_norm": 1, "mlp_norm": 1}, {"attention_norm": 2, "mlp_norm": 2}
+# model_type and model -> config of the published model, its published total, the norms of a layer by kind
+FAMILIES = {
+    "llama 3.1 8B": ((4096, 14336, 32, 32, 8, 128256), {}, 8_030_261_248, ONE),
+    "llama Falcon3 7B": ((3072, 23040, 28, 12, 4, 131072), {"head_dim": 256}, 7_455_550_464, ONE),
+    "qwen2 2.5 7B": ((3584, 18944, 28, 28, 4, 152064), {}, 7_615_616_512, ONE),
+    "cohere Aya 8B": ((4096, 14336, 32, 32, 8, 256000), {"logit_scale": 0.125}, 8_028_033_024, {"shared_norm": 1}),
+    "mistral": ((4096, 14336, 32, 32, 8, 32000), {}, 7_241_732_096, ONE),
+    "qwen3": ((4096, 12288, 36, 32, 8, 151936), {"head_dim": 128}, 8_190_735_360, ONE),
+    "gemma2": ((3584, 14336, 42, 16, 8, 256000), {"head_dim": 256}, 9_241_705_984, TWO),
+    "gemma3_text": ((1152, 6912, 26, 4, 1, 262144), {"head_dim": 256}, 999_885_952, TWO),
+    "olmo2": ((4096, 11008, 32, 32, 32, 100352), {}, 7_298_617_344, ONE),
+    "olmo3": ((4096, 11008, 32, 32, 32, 100278), {}, 7_298_011_136, ONE),
     "phi": ((2560, 10240, 32, 32, 32, 51200), {}, 2_779_683_840, {"shared_norm": 1}),
-    "phi3": (
-        (5120, 17920, 40, 40, 10, 100352),
-        {"pad_token_id": None},
-        14_659_507_200,
-        {"attention_norm": 1, "mlp_norm": 1},
-    ),
-    "apertus": ((4096, 21504, 32, 32, 8, 131072), {}, 8_053_338_176, {"attention_norm": 1, "mlp_norm": 1}),
+    "phi3": ((5120, 17920, 40, 40, 10, 100352), {"pad_token_id": None}, 14_659_507_200, ONE),
+    "apertus": ((4096, 21504, 32, 32, 8, 131072), {}, 8_053_338_176, ONE),
 }
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_other_families_by_their_published_counts(kind):
+@pytest.mark.parametrize("model", FAMILIES)
+def test_published_parameter_counts(model):
     """Attention and MLP are held against the modules of transformers' own layer, not against names."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    (hidden, inner, layers, heads, kv_heads, vocabulary), more, total, norms = FAMILIES[kind]
+    (hidden, inner, layers, heads, kv_heads, vocabulary), more, total, norms = FAMILIES[model]
+    kind = model.partition(" ")[0]
     config = AutoConfig.for_model(
         kind, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, vocab_size=vocabulary, **more,
@@ -191,6 +125,7 @@ def test_other_families_by_their_published_counts(kind):
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     counts = counted(anatomy(sizes), sizes)
     assert sum(counts.values()) == total
+    assert counts[Site(None, "embedding")] == vocabulary * hidden
     for number, layer in enumerate(network.model.layers):
         held = {
             part: sum(parameter.numel() for parameter in getattr(layer, name).parameters())

@@ -84,8 +84,8 @@ def swap(call: Callable[..., SimpleNamespace], smollm2: Path, tmp_path: Path) ->
 
 
 def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
-    """The samples of both languages."""
-    texts = [(folder / f"samples/{task}.{code}.jsonl").read_text(encoding="utf-8") for code in LANGUAGES]
+    """The samples of all languages."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"samples/{task}.*.jsonl"))]
     return [json.loads(line) for text in texts for line in text.split("\n") if line]
 
 
@@ -137,10 +137,9 @@ def test_scores_through_a_chat_template_equal_lm_evals(
     evaluate: Callable[..., Path], smollm2: Path, data_root: Path, tmp_path: Path, compared: Callable[..., None]
 ) -> None:
     """Of the instruction-tuned model itself, stored in bfloat16 and scored in float32."""
-    ours = evaluate(smollm2, MGSM, "eval.chat_template=true", "eval.batch_size=2")
+    ours = evaluate(smollm2, MGSM, "eval.chat_template=true", "eval.batch_size=2", "languages=[sw]")
     options = ["--apply_chat_template", "--fewshot_as_multiturn", "True"]
-    tasks = [stock_mgsm(data_root, code, LENGTH) for code in LANGUAGES]
-    answers = compare(ours, smollm2, tasks, tmp_path / "stock", *options)
+    answers = compare(ours, smollm2, [stock_mgsm(data_root, "sw", LENGTH)], tmp_path / "stock", *options)
     assert all(sample["prompt"].count("<|im_start|>assistant") == 3 for sample in samples_of(ours, "mgsm"))
     compared(answers)
 

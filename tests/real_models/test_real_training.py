@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,8 +152,7 @@ def test_full_training_equals_a_bare_sfttrainer(
         labels = [label for label in row["labels"] if label != -100]
         assert tokenizer.decode(labels) == answer and row["labels"][-len(labels) :] == labels
     del full.trainer
-    command = [sys.executable, str(BARE), str(smollm2), str(full.rows), str(here / "bare")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.python("-c", BARE.read_text(), *map(str, (smollm2, full.rows, here / "bare")), timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     history = json.loads((here / "bare/history.json").read_text())[:2]
     for ours, bare in zip(full.log, history, strict=True):

@@ -48,7 +48,7 @@ def test_studies_without_an_effect_claim_no_difference():
     assert sum(page.claims_a_difference for page in pages) <= MOST
 
 
-@pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 60), ("unreasonable_table2", 100)])
+@pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 40), ("unreasonable_table2", 60)])
 @pytest.mark.parametrize("spread", [0.0, 0.1])
 def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds, spread):
     """Trainings that differ by chance alone, by no or by 4 points; results/bench/null_seeds.json has 500 worlds."""
@@ -58,21 +58,17 @@ def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds,
 
 def test_sentences_about_one_or_two_trainings_name_their_scope():
     """4 points between trainings: one training a model states false differences, of these trainings."""
-    one, three = (null.run_seeds(seeds, 0.2, 0.0, 12) for seeds in (1, 3))
+    one, three = (null.run_seeds(seeds, 0.2, 0.0, 6) for seeds in (1, 3))
     assert one["false_sentence"] == one["for_these_trainings"] > 0
-    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 4
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return null.TablePlanned.of("sandbox")
+    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 2
 
 
 @pytest.mark.parametrize("effect, word", [(1, "better"), (-1, "worse")])
-def test_an_effect_of_twenty_points_is_found_and_named(demo, effect, word):
+def test_an_effect_of_twenty_points_is_found_and_named(effect, word):
     """The swap is right in 70 % of all answers and every other model in 50 %, or in 30 %: Phi(0.524) = 0.70."""
     for seed in range(2):
         swap = {"layer swap": effect * null.TWENTY_POINTS}
+        demo = null.TablePlanned.of("sandbox")
         page = null.page_of(demo, with_claims=False, seed=seed, effects=swap, rates=(0.5, 0.5))
         primary, *others = re.findall(r"“layer swap” is (better|worse) than “([^”]+)” in “([^”]+)”", page.headline)
         assert page.claims_a_difference
@@ -80,8 +76,9 @@ def test_an_effect_of_twenty_points_is_found_and_named(demo, effect, word):
         assert others and {said for said, *_ in others} == {word}
 
 
-def test_models_agree_as_often_as_plans_assume(demo):
+def test_models_agree_as_often_as_plans_assume():
     """At 50 %, a fifth of two models' answers differ."""
+    demo = null.TablePlanned.of("sandbox")
     drawn = null.DrawnAnswers(demo.table, counts=dict.fromkeys(demo.counts, 20_000), rates=(0.5, 0.5))
     by_place: dict = {}
     for score in demo.counts:

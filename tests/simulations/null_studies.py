@@ -12,6 +12,7 @@ comparisons, claims and sentences are those of the program; only the answers are
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -79,6 +80,7 @@ class TablePlanned(NamedTuple):
     counts: dict[ScoreRef, int]
 
     @classmethod
+    @functools.cache
     def of(cls, name: str, *words: str) -> TablePlanned:
         planning = Planning.of(compose(["stage=plan", f"table={name}", *words]))  # type: ignore[arg-type]
         counted = {score: task_and_questions(planning, score) for score in planning.plan.scores}

@@ -156,9 +156,7 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
 DTYPES: dict[str, dict[str, Any]] = {
     "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
     "float32 weights, no autocast": {"weights": "float32", "precision": "fp32"},
-    "float32 weights, checkpointing": {"weights": "float32", "precision": "bf16", "gradient_checkpointing": True},
     "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
-    "bfloat16 weights, no autocast": {"weights": "bfloat16", "precision": "fp32"},
     "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
     "two sides in turns": {"weights": "float32", "precision": "bf16", "method": "simultaneous"},
     "adapters in turns": {

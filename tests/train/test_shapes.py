@@ -28,7 +28,6 @@ ALWAYS = [  # the first: sides whose shards are frozen in turns
     "a100_80x1: layer_swapping math_1",
     "a100_80x1: unreasonable partial B, aya_expanse_8b",
     "a100_80x1: unreasonable lora, qwen2.5_7b_instruct",
-    "eight layers: one pass",
 ]
 WITHIN = 0.1
 

@@ -44,13 +44,6 @@ def start(world: Path, base: Path) -> list[str]:
     return ["model=trained", f"model.path={base}", f"data_root={world}", *FEW, "sft.learning_rate=1e-3"]
 
 
-def test_partial_expert(make_run: Callable[..., Path], start: list[str], base: Path) -> None:
-    expert = make_run("stage=sft", *start, "expert=qac", "sft=partial", *B)
-    assert layers_moved(base, expert) == {"0", "1", "2", "13"}
-    told = facts(expert)
-    assert told["trained_parameters"] < told["parameters"]
-
-
 def test_simultaneous_expert(make_run: Callable[..., Path], start: list[str], base: Path) -> None:
     words = ["stage=sft", *start, "expert=math_qac", "sft=simultaneous", *B, "sft.steps=4", "data.validation=8"]
     expert = make_run(*words, "sft.micro_batch_size=2")

@@ -54,18 +54,21 @@ class LLM:
         name, prompt, params = self.waiting.pop()
         tokens, reason = list(prompt), "length"
         draw = torch.Generator().manual_seed(params.seed or 0)
+        cache, told, new = None, None, tokens
         while len(tokens) < len(prompt) + params.max_tokens and reason == "length":
-            every = torch.log_softmax(self.model(input_ids=torch.tensor([tokens])).logits[0].double(), -1)
+            out = self.model(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
+            cache, every = out.past_key_values, torch.log_softmax(out.logits[0].double(), -1)
+            told = every if told is None else told  # of the prompt
             shares, order = torch.softmax(every[-1] / (params.temperature or 1), -1).sort(descending=True)
             shares[shares.cumsum(0) - shares >= params.top_p] = 0
             tokens.append(int(order[torch.multinomial(shares, 1, generator=draw) if params.temperature else 0]))
-            text = self.tokenizer.decode(tokens[len(prompt) :])
+            new, text = tokens[-1:], self.tokenizer.decode(tokens[len(prompt) :])
             if tokens[-1] in params.stop_token_ids or any(stop in text for stop in params.stop):
                 reason = "stop"
         found = [SimpleNamespace(logprob=float(one)) for one in every[-1]]
         answer = SimpleNamespace(token_ids=tokens[len(prompt) :], finish_reason=reason, logprobs=[found])
         before = [None] + [
             {token: SimpleNamespace(logprob=float(row[token]), rank=int((row > row[token]).sum()) + 1)}
-            for row, token in zip(every, prompt[1:], strict=False)
+            for row, token in zip(told, prompt[1:], strict=False)
         ]
         return [SimpleNamespace(request_id=name, finished=True, outputs=[answer], prompt_logprobs=before)]
