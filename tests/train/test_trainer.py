@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_decoders import config_of
 from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 from tiny import model
 from tiny import trainer as tiny_trainer
-from transformers import LlamaForCausalLM, training_args
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, training_args
 from trl import SFTTrainer
 
 from pipeline.config.data import Data, Expert
@@ -332,3 +333,44 @@ def test_saved_as_trained_or_cast_with_the_loss_stated(tmp_path: Path):
     for one, other in zip(again.parameters(), expected.parameters(), strict=True):
         assert torch.equal(one, other)
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "mpt"])
+def test_the_loss_of_a_step_is_of_its_tokens_in_any_architecture(tmp_path: Path, kind: str):
+    """Against the logits of each row alone; transformers would average the micro-batches of a model that sees."""
+    fields, size = config_of(kind).to_dict(), len(sandbox_tokenizer())
+    fields.get("text_config", fields).update(vocab_size=size, vocab_size_per_layer_input=size)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 3 * n))} for n in range(4)]
+    made = tiny_trainer(tmp_path, sft(batch_size=4, micro_batch_size=2), rows, of=model)
+    total, count = 0.0, 0
+    for row in made.train_dataset:
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"][1:])
+        with torch.no_grad():
+            total += float(torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], labels, reduction="sum"))
+        count += int((labels != -100).sum())
+    made.train()
+    assert made.state.log_history[0]["loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_accelerates_configuration_does_not_change_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`accelerate launch` sets it in the environment; it is not hashed."""
+    losses = []
+    for precision in ("no", "bf16"):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+        monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", {"no": "no", "bf16": "EAGER"}[precision])
+        made = tiny_trainer(tmp_path, sft(batch_size=2), [ROW] * 4)
+        made.train()
+        losses.append([row.get("loss") for row in made.state.log_history])
+        assert made.accelerator.mixed_precision == "no" and made.model_wrapped is made.model
+    assert losses[0] == losses[1]
+
+
+def test_rows_of_one_batch_are_kept_apart_or_refused(tmp_path: Path):
+    """xglm, opt, falcon, mpt and bloom read no positions of rows in one batch: their losses were others."""
+    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n))} for n in range(4)]
+    fields = config_of("bloom").to_dict() | {"vocab_size": len(sandbox_tokenizer())}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+    with pytest.raises(PipelineError, match="bloom would attend from row to row: leave it out"):
+        tiny_trainer(tmp_path, sft(batch_size=4, padding_free=True), rows, of=model)

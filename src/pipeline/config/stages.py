@@ -182,6 +182,7 @@ class TrainStage(RunStage):
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
+    loss_of_step: bool = knob(False, hashed=False)  # set for a model that also sees: see runs/run.py
 
 
 @dataclass
