@@ -86,8 +86,8 @@ def test_a_training_of_a_model_that_sees_is_another_than_before_its_loss_was_of_
         (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         for batch in (8, 2):
             run = made(f"expert=math model={folder} sft.batch_size={batch}")
-            found[name, batch] = run.decided_by.get("loss")
-    assert found == {("text", 8): None, ("text", 2): None, ("sees", 8): "of a step's tokens", ("sees", 2): None}
+            found[name, batch] = identity(run.config).get("loss_of_step")
+    assert found == {("text", 8): None, ("text", 2): None, ("sees", 8): True, ("sees", 2): None}
 
 
 def test_ways_have_names_of_their_own() -> None:

@@ -194,7 +194,6 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
             "shards in the dtypes of the recipe": sft.processes > 1 and sft.parallel == "fsdp2",
             "bpe of texts alone": model.tokenizer == "bpe" and expert.side == "both",
             "products in float32": sft.compile and sft.precision == "fp32",
-            "loss of a step's tokens": config.loss_of_step,  # not the mean of means over micro-batches
         }
         return dict(word.split(" ", 1) for word, applies in changed_in.items() if applies)
     merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
