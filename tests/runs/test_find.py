@@ -14,6 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.find import find_run
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Folder
 from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
 
@@ -80,6 +81,18 @@ def test_a_tokenizer_of_texts_alone_identifies_a_folder(has_file: bool, tmp_path
         (tmp_path / "m/notes.txt").write_text(f"about {merges}")
         hashes.append(find_run(f"{tmp_path}/m", tmp_path / "runs", "checkpoint").hash)
     assert (hashes[0] == hashes[1]) == has_file
+
+
+def test_a_file_that_is_added_after_the_plan_is_a_change_where_models_are_read_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    save_file({"a": torch.zeros(2)}, tmp_path / "m/model.safetensors")
+    (tmp_path / "m/config.json").write_text("{}")
+    model = find_run(f"{tmp_path}/m", tmp_path / "runs", "checkpoint")
+    assert isinstance(model, Folder) and model.hash and not model.has_changed
+    (tmp_path / "m/notes.json").write_text("{}")
+    assert not model.has_changed
+    (tmp_path / "m/chat_template.jinja").write_text("{{ messages }}")
+    assert model.has_changed
 
 
 def test_a_path_below_a_folder_that_is_there_is_no_model_of_the_hub(

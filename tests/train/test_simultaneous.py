@@ -186,16 +186,19 @@ def test_steps_of_each_side_are_counted_and_not_halved(tmp_path: Path) -> None:
     assert told["steps_a_side"] == {"math": 8, "language": 6} and told["rows_left_out"] == {"math": 8, "language": 16}
 
 
-def test_shards_that_are_not_in_the_hash_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["fsdp", "deepspeed"])
+def test_shards_that_are_not_in_the_hash_are_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `accelerate launch` would have them by its own configuration."""
 
     class Sharding(Trainer):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
-            self.is_fsdp_enabled = True
+            setattr(self, f"is_{kind}_enabled", True)
 
     monkeypatch.setattr(trainers, "Trainer", Sharding)
-    with pytest.raises(PipelineError, match="asks for FSDP: leave it out there, and give sft.parallel=fsdp2"):
+    with pytest.raises(PipelineError, match="asks for FSDP or DeepSpeed: leave it out there, and give sft.par"):
         tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
 
 

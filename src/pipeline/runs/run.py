@@ -22,6 +22,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.files import FileState, content_hash
 from pipeline.hub.addresses import without_credentials
+from pipeline.models.files import DECIDING, IDENTIFYING_SUFFIXES
 from pipeline.models.identity import folder_digest
 from pipeline.runs.folders import place_of
 from pipeline.runs.lease import latest_work_folder
@@ -80,9 +81,12 @@ class Folder:
     def has_changed(self) -> bool:
         """Whether its content differs from when it was hashed; read again only where a file was touched.
 
-        A deleted file did not change what was read of it.
+        An added file counts where models are read by its name. A deleted file did not change what was read of it.
         """
         files_then, digest = self._files_and_digest
+        named = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
+        if any(path.is_file() for path in named.difference(self.files)):
+            return True
         if not all(path.is_file() for path in self.files) or files_then == [FileState.now(path) for path in self.files]:
             return False
         return folder_digest(self.folder, self.files, self.runs_dir) != digest

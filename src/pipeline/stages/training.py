@@ -38,6 +38,8 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
         config = replace(config, partition=partition)
     if config_is_local:
         check_length(config, parents)
+        several = config.sft.batch_size > micro_batches(config.sft)[0]
+        config = replace(config, loss_of_step=several and "text_config" in read_architecture(config, parents))
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
     way += f"-{config.partition.name}" if config.partition else ""
     return config, f"{config.expert.name}-{way}-s{config.seed}", parents
@@ -90,7 +92,7 @@ def check_method(config: TrainStage) -> None:
 
 def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
     """Raise PipelineError for rows longer than the base's positions."""
-    longest = read_architecture(config, parents).get("max_position_embeddings")
+    longest = text_settings(read_architecture(config, parents)).get("max_position_embeddings")
     if longest is not None and config.sft.seq_length > int(longest):
         raise PipelineError(
             f"sft.seq_length={config.sft.seq_length} is above the {longest} positions of model={config.model.name}: "
@@ -100,7 +102,7 @@ def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
 
 def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
     """Number of layers of the base, trained or planned. Raises PipelineError where it is unknown on this machine."""
-    return int(read_architecture(config, parents)["num_hidden_layers"])
+    return int(text_settings(read_architecture(config, parents))["num_hidden_layers"])
 
 
 def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
@@ -121,7 +123,8 @@ def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[st
         if manifest is None or "model" not in manifest.parents:
             raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
         return read_architecture(config, {"model": base_of(base, config)})
-    return text_settings(json.loads(path.read_bytes()))
+    fields: dict[str, Any] = json.loads(path.read_bytes())
+    return fields
 
 
 def hub_file(name: str, revision: str | None) -> str:

@@ -37,7 +37,9 @@ from pipeline.tables.run_specs import Ref, Spec
 from pipeline.tables.schema import Table, read_table
 from pipeline.tables.table_yaml import merge_inherited
 
-SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored")  # not a row's to say
+SHARED = (  # not a row's to say
+    "stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored", "loss_of_step",
+)  # fmt: skip
 
 
 def find_table(name: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ dtypes. Loss and labels are TRL's.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.train import examples, memory, steps
 from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
 
+PACKED_ALIKE = ("bloom", "falcon", "mpt", "opt", "xglm")  # whose attention does not keep rows of one batch apart
 LOW_RATE = 1e-5  # below which adapters hardly move, and most updates of weights that are rounded to bfloat16 are lost
 
 
@@ -32,6 +34,10 @@ def trainer_of(
 ) -> tuple[Trainer, dict[str, Any]]:
     """The trainer of this method, its steps planned, and facts about its rows."""
     sft, joint = config.sft, config.sft.method in ("mixed", "simultaneous")
+    if sft.padding_free and model.config.model_type in PACKED_ALIKE:
+        raise PipelineError(
+            f"sft.padding_free=true: {model.config.model_type} would attend from row to row: leave it out"
+        )
     held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     trainer: Any = Trainer(
         model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
@@ -40,8 +46,10 @@ def trainer_of(
     )  # fmt: skip
     # for sft.compile transformers, and accelerate, have put products of fp32 in TF32
     torch.set_float32_matmul_precision("high" if sft.precision == "tf32" else "highest")
-    if trainer.is_fsdp_enabled and sft.parallel != "fsdp2":
-        raise PipelineError("accelerate's configuration asks for FSDP: leave it out there, and give sft.parallel=fsdp2")
+    if (trainer.is_fsdp_enabled and sft.parallel != "fsdp2") or trainer.is_deepspeed_enabled:
+        raise PipelineError(
+            "accelerate's configuration asks for FSDP or DeepSpeed: leave it out there, and give sft.parallel=fsdp2"
+        )
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
     lengths = {part: len(rows) for part, rows in trainer.sets.items()}
@@ -66,6 +74,8 @@ class Trainer(SFTTrainer):
         self.sft, self.parts, self.turn = sft, parts, ""
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
+        # TRL's loss is of the tokens of a step together, also where a model's own (of those that see) could not be
+        self.model_accepts_loss_kwargs = True
         args, tokenizer = cast(Any, self.args), cast(Any, self.processing_class)
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
@@ -168,6 +178,8 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
     (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
+    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND"):  # of `accelerate launch`: not hashed
+        os.environ.pop(name, None)
     eager = sft.optimizer == "adamw_8bit" and not torch.cuda.is_available()
     # torchao compiles its steps, which costs a CPU more than it saves; the next training of the process may compile
     torch.compiler.set_stance("force_eager" if eager else "default")
@@ -194,13 +206,14 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
 def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
     """Set what depends on the number of steps, known after packing: the schedule, and when to validate."""
     args.max_steps = number
-    if sft.warmup_steps >= number:
-        share = (number - 1) / sft.warmup_steps  # the first step has rate 0
+    warmup, decay = sft.warmup_steps, max(1, round(number * sft.decay_share)) if sft.schedule == "wsd" else 1
+    wsd = {"num_decay_steps": decay, "decay_type": "linear"}
+    if warmup > number - decay:
+        share = max((min(warmup, number) - 1) / warmup, (number - warmup) / decay)  # the first step has rate 0
         warn(
-            f"sft.warmup_steps={sft.warmup_steps} of {number} steps: the rate ends at {share:.0%} of "
-            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
+            f"sft.warmup_steps={warmup} of {number} steps: the rate is {share:.0%} of sft.learning_rate="
+            f"{sft.learning_rate} at most; lower sft.warmup_steps" + " or sft.decay_share" * (decay > 1)
         )
-    wsd = {"num_decay_steps": max(1, round(number * sft.decay_share)), "decay_type": "linear"}
     args.lr_scheduler_type, args.lr_scheduler_kwargs = {
         "wsd": ("warmup_stable_decay", wsd), "linear": ("linear", {}), "constant": ("constant_with_warmup", {}),
     }[sft.schedule]  # fmt: skip
