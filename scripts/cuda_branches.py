@@ -42,10 +42,6 @@ STAND_INS = {
     "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
     ),
-    "commands/check_lines.py::Checking.planned_memory": StandIn(
-        CHECK + "test_a_gpu_that_others_use", "return training_memory"
-    ),
-    "commands/check_lines.py::Checking.compared": StandIn(CHECK + "test_a_gpu_that_others_use", "gpus = sft.processes"),
     "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "sharing = ["),
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
@@ -89,8 +85,7 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
 LINES = {  # place -> how many of its lines are found, where more than one: a new branch is another line
     "commands/check_lines.py::Checking.check_devices": 2,
     "commands/check_lines.py::check_sum": 2,
-    "commands/check_lines.py::Checking.compared": 2,
-    "commands/check_processes.py::probe": 8,
+    "commands/check_processes.py::probe": 7,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,

@@ -14,23 +14,24 @@ if __name__ == "__main__":
 import os
 import signal
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.config import conf
 from pipeline.config.compose import Incomplete, compose
 from pipeline.config.manual import command_text, manual_text, usage_text
-from pipeline.config.overrides import chosen_options, refuse_repeated, split_command, split_folders, sweep_jobs
+from pipeline.config.overrides import chosen_options, refuse_repeated, split_command, sweep_jobs
 from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.launchers import executor_for, stage_output
-from pipeline.progress import quiet
+from pipeline.progress import quiet, redirected
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import build
@@ -43,15 +44,8 @@ STAYS = "finished runs and resume points stay, no other work was published; reru
 def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
     """Redirect the output of libraries to standard error; yields the function that prints a result."""
     sys.stdout.flush()
-    stdout_copy = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield partial(write_result, stdout_copy)
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout_copy, 1)
-        os.close(stdout_copy)
+    with os.fdopen(os.dup(1), "wb", buffering=0) as results, redirected(2, 1), redirect_stdout(sys.stderr):
+        yield partial(write_result, results.fileno())
 
 
 def write_result(descriptor: int, text: str) -> None:
@@ -157,35 +151,39 @@ def print_text(text: str) -> int:
 FLAGS = "--help, --version, -m, --config-dir=DIR and --cfg job"
 
 
-def without_flags(words: Sequence[str]) -> list[str]:
-    """The overrides of a command that is only shown, without --cfg job.
+class Flags(ArgumentParser):
+    """The flags of a command; what it does not know is left to its overrides."""
 
-    Raises:
-        PipelineError: an unknown flag, or --cfg with another value.
-    """
-    overrides, remaining = [], list(words)
-    while remaining:
-        word = remaining.pop(0)
-        flag, _, value = word.partition("=")
-        if flag in ("--cfg", "-c"):
-            value = value or (remaining.pop(0) if remaining and "=" not in remaining[0] else "")
-            if value != "job":
-                raise PipelineError("--cfg shows a command's values: give --cfg job")
-        elif word in ("-m", "--multirun"):
-            raise PipelineError(f"{word} starts a run for each of several values, --cfg shows one: drop one")
-        elif word.startswith("-"):
-            key = flag.lstrip("-")
-            instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
-            raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
-        else:
-            overrides.append(word)
-    return overrides
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true")
+        self.add_argument("--version", action="store_true")
+        self.add_argument("-m", "--multirun", action="store_true")
+        self.add_argument("-cd", "--config-dir", action="append", default=[])
+        self.add_argument("-c", "--cfg", nargs="?", const="")
+
+    def error(self, message: str) -> NoReturn:
+        without = "--config-dir" in message and "expected" in message
+        raise PipelineError(
+            "--config-dir needs a folder: give --config-dir=DIR" if without else f"{message}; there are {FLAGS}"
+        )
+
+
+def refuse_flags(flags: Namespace, words: Sequence[str]) -> None:
+    """Raise PipelineError for flags that are unknown, or mean nothing together."""
+    if flags.cfg is not None and flags.multirun:
+        raise PipelineError("-m starts a run for each of several values, --cfg shows one: drop one")
+    if flags.cfg not in (None, "job"):
+        raise PipelineError("--cfg shows a command's values: give --cfg job")
+    for flag in (word.partition("=")[0] for word in words if word.startswith("-")):
+        key = flag.lstrip("-")
+        instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
+        raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
 
 
 def show_values(words: list[str]) -> int:
     """Exit status of --cfg job, which shows a command's values and runs nothing."""
     try:
-        words = without_flags(words)
         with suppress(Incomplete):
             compose(split_command(words)[1] or words)
         return print_text(command_text(words))
@@ -199,30 +197,25 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     quiet()
     try:
-        words, folders = split_folders(words)
+        flags, words = Flags().parse_known_args(words)
         os.environ.pop(ADDED_CONF, None)
-        for folder in folders:
+        for folder in flags.config_dir:
             conf.add_folder(folder)
         refuse_repeated(words)
+        if flags.help:
+            overrides = [word for word in words if not word.startswith("-")]
+            return print_text(manual_text(overrides) if overrides else usage_text())
+        if flags.version:
+            return print_text(f"{DISTRIBUTION} {package_version(DISTRIBUTION)}")
+        refuse_flags(flags, words)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if {"-h", "--help"} & set(words):
-        overrides = [word for word in words if not word.startswith("-")]
-        try:
-            return print_text(manual_text(overrides) if overrides else usage_text())
-        except PipelineError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    if "--version" in words:
-        print(DISTRIBUTION, package_version(DISTRIBUTION))
-        return 0
     with handle_signals():
-        flags = {word for word in words if word.startswith("-")}
-        if flags and flags <= {"-m", "--multirun"}:
-            return run_multirun([word for word in words if word not in flags])
-        if flags:
+        if flags.cfg:
             return show_values(words)
+        if flags.multirun:
+            return run_multirun(words)
         return run_stage(lambda: compose(words), partial(print_answer, words))
 
 

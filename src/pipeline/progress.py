@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -50,6 +50,23 @@ def say(line: str) -> None:
     with tqdm.get_lock():
         sys.stderr.write(f"{line}\n")  # at once: `print` writes the end of a line separately
         sys.stderr.flush()
+
+
+@contextmanager
+def redirected(target: int, *numbers: int) -> Iterator[None]:
+    """Inside, what this process and those that it starts write to these descriptors goes to `target`."""
+    saved = [os.dup(number) for number in numbers]
+    try:
+        for number in numbers:
+            os.dup2(target, number)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a full disk cannot take a log either; a stream may be closed
+                stream.flush()
+        for number, descriptor in zip(numbers, saved, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
-from pipeline.stages.steps import planned_steps
+from pipeline.stages.steps import training_steps
 
 START = ["model=sandbox", "recipe=sandbox_math", "sft.batch_size=4", "sft.micro_batch_size=null"]
 START += ["sft.steps=2", "sft.warmup_steps=0"]
@@ -84,8 +84,8 @@ def test_steps_of_a_joint_training_are_planned_from_both_sets() -> None:
     """UE 4.5: 78,000 rows a side in steps of 64: 1,218 steps a side; mixed, 156,000 in steps of 32: 4,875."""
     both = ["stage=sft", "expert=math_sw", "mixture=unreasonable", "model=llama3.1_8b_instruct"]
     alternating = built(*both, "sft=simultaneous", "partition=B", "recipe=unreasonable_simultaneous")
-    assert planned_steps(alternating) == 2 * (78_000 // 64) == 2 * 1_218
-    assert planned_steps(built(*both, "sft=mixed", "recipe=unreasonable_full")) == 2 * 78_000 // 32 == 4_875
+    assert training_steps(alternating) == 2 * (78_000 // 64) == 2 * 1_218
+    assert training_steps(built(*both, "sft=mixed", "recipe=unreasonable_full")) == 2 * 78_000 // 32 == 4_875
 
 
 def put(folder: Path, **parts: list[Any]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -102,8 +103,14 @@ FAMILIES = {  # family -> its Swahili task or group
 
 
 @pytest.fixture(autouse=True)
-def nothing_included(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_included(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(harness_tasks, "_included", {})
+    caches = (harness_tasks.harness_index, harness_tasks.members, harness_tasks.tags_below)
+    for read in caches:
+        read.cache_clear()
+    yield
+    for read in caches:
+        read.cache_clear()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_definitions_of_others import preset
 
 from pipeline.config.merging import Merge
-from pipeline.config.stages import Partition
+from pipeline.config.training import Partition
 from pipeline.merge.adapters import open_source
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap

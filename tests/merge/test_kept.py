@@ -75,7 +75,7 @@ def test_a_table_shows_the_share_and_writes_no_merge(
     make_table(compose(words))  # type: ignore[arg-type]
     new = [folder for folder in set(runs_dir.iterdir()) - before if read_manifest(folder)]
     assert {read_manifest(folder).stage for folder in new} == {"eval"} and len(new) == 4  # type: ignore[union-attr]
-    table = Planning.of(compose(words)).bind()  # type: ignore[arg-type]
+    table = Planning.of(compose(words))  # type: ignore[arg-type]
     cells = {place: cell_result(StoredAnswers(table), cell) for place, cell in table.plan.cells.items()}
     expected = by_hand(base, math_expert, threshold)
     assert cells["rows", str(threshold)].value == pytest.approx(expected["rows_kept"])

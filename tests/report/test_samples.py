@@ -14,7 +14,7 @@ from made_up_report import line_of, results_of, sample, write_eval
 from scipy import stats
 
 from pipeline.benchmarks import find_benchmark, primary_metric
-from pipeline.config.stages import Eval, EvalTask
+from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, page

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from small_runs import a_run, of_digits, writes
 
-from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find_run
 from pipeline.runs.lineage import base_folder, base_of
@@ -31,17 +30,16 @@ def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
     assert manifest is not None and manifest.parents["model"].content == "base"
     assert label_of(find_run(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12
     found = find_run(expert.name, tmp_path, "checkpoint")
-    assert base_of(found, compose([f"runs_dir={tmp_path}", *SOUP.split()])).hash == base.hash  # type: ignore[arg-type]
+    assert base_of(found, tmp_path).hash == base.hash
     assert base_folder(expert.folder) == base.folder
     shutil.rmtree(base.folder)  # no longer here; what shares its digits does not stand in for it
     with pytest.raises(PipelineError, match=f"{expert.name}: its base {base.name} is not in runs_dir"):
-        base_of(found, compose([f"runs_dir={tmp_path}", *SOUP.split()]))  # type: ignore[arg-type]
+        base_of(found, tmp_path)
 
 
 def test_the_base_is_the_one_that_was_recorded(tmp_path: Path, models: dict[str, list[Path]]) -> None:
     """Not weights that were put in its folder later, nor what a base that was made again holds now: a task vector, or
     an adapter, on these is another model."""
-    config = compose([f"runs_dir={tmp_path}", *SOUP.split()])
     folder = shutil.copytree(models["llama"][0], tmp_path / "base")
     base = find_run(str(folder), tmp_path, "model.path")
     expert = a_run(tmp_path, {"model": base}, label="expert")
@@ -50,9 +48,9 @@ def test_the_base_is_the_one_that_was_recorded(tmp_path: Path, models: dict[str,
     assert manifest is not None
     replace(manifest, config={"model": {"path": str(folder)}}).write(expert.folder)
     found = find_run(expert.name, tmp_path, "checkpoint")
-    assert base_of(found, config).hash == base.hash and base_folder(expert.folder) == folder  # type: ignore[arg-type]
+    assert base_of(found, tmp_path).hash == base.hash and base_folder(expert.folder) == folder
     shutil.copy(models["llama"][1] / "model.safetensors", folder)
-    for look_up in (lambda: base_of(found, config), lambda: base_folder(expert.folder)):  # type: ignore[arg-type]
+    for look_up in (lambda: base_of(found, tmp_path), lambda: base_folder(expert.folder)):
         with pytest.raises(PipelineError, match=f"{expert.name} was made from base, and {folder} has changed since"):
             look_up()
     shutil.copy(models["llama"][0] / "model.safetensors", folder)
@@ -65,6 +63,6 @@ def test_the_base_is_the_one_that_was_recorded(tmp_path: Path, models: dict[str,
     assert base_folder(of_run.folder) == base.folder
     make_once(a_run(tmp_path, label="made", seed=1, redo=True), writes(weights="second"))
     found = find_run(of_run.name, tmp_path, "checkpoint")
-    for look_up in (lambda: base_of(found, config), lambda: base_folder(of_run.folder)):  # type: ignore[arg-type]
+    for look_up in (lambda: base_of(found, tmp_path), lambda: base_folder(of_run.folder)):
         with pytest.raises(PipelineError, match=f"{of_run.name} was made from {base.name}, and .* has changed since"):
             look_up()

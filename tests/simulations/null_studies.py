@@ -40,7 +40,6 @@ from pipeline.report.placed_claims import claims_of
 from pipeline.report.stored import NoScore, StoredAnswers, Translations
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.provenance import machine_facts, package_versions
-from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.run_specs import Spec
@@ -76,7 +75,6 @@ class TablePlanned(NamedTuple):
     """A table, bound to runs that need not exist; counts: questions of each score."""
 
     planning: Planning
-    table: BoundTable
     counts: dict[ScoreRef, int]
 
     @classmethod
@@ -85,7 +83,7 @@ class TablePlanned(NamedTuple):
         planning = Planning.of(compose(["stage=plan", f"table={name}", *words]))  # type: ignore[arg-type]
         counted = {score: task_and_questions(planning, score) for score in planning.plan.scores}
         counts = {score: size[1] if size else SENTENCES for score, size in counted.items()}
-        return cls(planning, planning.bind(), counts)
+        return cls(planning, counts)
 
 
 @dataclass
@@ -172,7 +170,7 @@ class Page(NamedTuple):
 def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Page:
     """The page of a study of this table. study: fields of DrawnAnswers."""
     plan = planned.planning.plan
-    answers = DrawnAnswers(planned.table, counts=planned.counts, **study)
+    answers = DrawnAnswers(planned.planning, counts=planned.counts, **study)
     cells = []
     if not plan.compare:  # the cells decide what is compared
         cells = [cell_result(answers, cell) for cell in plan.cells.values()]
@@ -224,7 +222,7 @@ def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[st
     planned, false = TablePlanned.of(table, "every.seed=[0,1,2]"), Counter[str]()
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(table) if claim.metric != FACT}
     for at in range(worlds):
-        answers = DrawnAnswers(planned.table, draws=200, counts=planned.counts, seed=seed + at, spread=spread)
+        answers = DrawnAnswers(planned.planning, draws=200, counts=planned.counts, seed=seed + at, spread=spread)
         verdicts = judge_claims(planned.planning.plan, answers)
         false.update(verdict.id for verdict in verdicts if verdict.verdict in effects.get(verdict.id, ()))
     counts = {name: [false[name], exact_interval(false[name], worlds)[1]] for name in effects}

@@ -32,7 +32,7 @@ def test_validation_losses_before_the_first_step_and_after_the_last(
     )
     words = ["stage=table", f"table={table}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     make_table(compose(words))  # type: ignore[arg-type]
-    table = Planning.of(compose(words)).bind()  # type: ignore[arg-type]
+    table = Planning.of(compose(words))  # type: ignore[arg-type]
     (log,) = (tmp_path / "runs").glob("math*/log.jsonl")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}

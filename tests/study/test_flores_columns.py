@@ -32,7 +32,7 @@ def table(folder: Path, world: Path) -> str:
 
 def made(*words: str) -> StoredAnswers:
     make_table(compose(["stage=table", *words, "tracking.mode=disabled"]))  # type: ignore[arg-type]
-    return StoredAnswers(Planning.of(compose(["stage=table", *words])).bind())  # type: ignore[arg-type]
+    return StoredAnswers(Planning.of(compose(["stage=table", *words])))  # type: ignore[arg-type]
 
 
 def cells_of(stored: StoredAnswers) -> dict[tuple[str, str], CellResult]:
@@ -42,7 +42,8 @@ def cells_of(stored: StoredAnswers) -> dict[tuple[str, str], CellResult]:
 def sides(stored: StoredAnswers, pair: str, folder: Path) -> tuple[Path, Path]:
     """Files of the references and the answers, a line each."""
     (name,) = cells_of(stored)[pair, "chrf"].runs
-    (run,) = (one.folder for one in stored.table.evaluations.values() if one.folder.name == name)
+    found = map(stored.table.evaluation_of, stored.table.plan.scores)
+    (run,) = {one.folder for one in found if one and one.folder.name == name}
     samples = [json.loads(line) for line in (run / f"samples/flores.{pair}.jsonl").read_text().splitlines()]
     files = folder / f"{pair}.target", folder / f"{pair}.extracted"
     for file in files:

@@ -32,7 +32,7 @@ from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
-from pipeline.stages.steps import expected_rows, expected_steps, planned_rows, planned_steps
+from pipeline.stages.steps import training_rows, training_steps
 from pipeline.train.memory import LIBRARIES, full_model
 
 
@@ -160,7 +160,11 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     (tmp_path / "gsm8k/train.jsonl").write_text(f"{row}\n" * 100)
     words = ["stage=sft", "expert=gsm8k", "model=trained", f"model.path={base}", f"data_root={tmp_path}", "threads=1"]
     run = of(*words, "sft.batch_size=4", "data.validation=10", f"runs_dir={tmp_path}/runs")
-    assert expected_rows(run.parents["data"]) == 90 and expected_steps(run) == 22 and planned_steps(run) is None
+    assert (
+        training_rows(run.parents["data"], expected=True) == 90
+        and training_steps(run, expected=True) == 22
+        and training_steps(run) is None
+    )
     assert seconds(run) > 0 and (memory_here(run) or 0) > LIBRARIES
     one, two = (
         memory_here(of(*words, "data.validation=10", "sft.micro_batch_size=1", f"sft.processes={count}"))
@@ -168,9 +172,9 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     )
     assert one and two == 2 * one
     sized = of(*words, "sft.batch_size=4", "data.size=40", f"runs_dir={tmp_path}/runs")
-    assert expected_steps(sized) == planned_steps(sized) == 10
+    assert training_steps(sized, expected=True) == training_steps(sized) == 10
     fewer = of(*words, "sft.batch_size=4", "data.size=400", "data.allow_fewer=true", f"runs_dir={tmp_path}/runs")
-    assert expected_steps(fewer) == 25
+    assert training_steps(fewer, expected=True) == 25
 
 
 def test_tokens_are_counted_with_the_models_own_tokenizer(base: Path, world: Path, tmp_path: Path) -> None:
@@ -214,8 +218,8 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
 
 def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(world: Path, tmp_path: Path) -> None:
     words = ["stage=data", "expert=math_qac", f"data_root={world}", f"runs_dir={tmp_path}", "data.size=8"]
-    assert planned_rows(of(*words)) == 16  # type: ignore[arg-type]
-    assert planned_rows(of(*words, "data.allow_fewer=true")) is None  # type: ignore[arg-type]
+    assert training_rows(of(*words)) == 16  # type: ignore[arg-type]
+    assert training_rows(of(*words, "data.allow_fewer=true")) is None  # type: ignore[arg-type]
 
 
 def test_finished_runs_correct_the_guess(training: Callable[..., Run], math_expert: Path) -> None:

@@ -16,8 +16,8 @@ from planned import TABLES
 from pipeline.benchmarks import lower_is_better
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
+from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.harness_tasks import task_of_option
-from pipeline.config.stages import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.files import ADDED_CONF
@@ -190,7 +190,7 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: pyte
 
     assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == (4.2, 4.2)
     assert lower_is_better("wikitext") and lower_is_better("crows_pairs_english") and not lower_is_better("arc_easy")
-    less = StoredAnswers(found.bind()).less_is_better
+    less = StoredAnswers(found).less_is_better
     assert less("wikitext", "bits_per_byte") and less("wikitext", "")
     assert not less("arc_easy", "acc") and not less("crows_pairs_english", "pct_stereotype")
     assert percent_factor("bits_per_byte") == percent_factor("word_perplexity") == 1 and percent_factor("acc") == 100

@@ -551,7 +551,7 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     run = of_8b(tmp_path)
     (tools / "squeue").write_text("#!/bin/sh\necho a banner of 3:00; echo pipeline:1:15\n")
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")
-    monkeypatch.setattr(worker, "not_finished", lambda *_: False)
+    monkeypatch.setattr(worker, "folder_of", lambda *_: tmp_path)
     monkeypatch.setattr(worker, "run_of", lambda element: run)
     with pytest.raises(SystemExit) as ended:
         task(run)

@@ -37,7 +37,9 @@ def test_a_comparison_is_of_the_numbers_that_the_cells_show(
     cells, (line,) = results.cells, results.contrasts
 
     right_ones: dict[tuple[str, str], Any] = {}
-    for score, run in planning.bind().evaluations.items():
+    for score in planning.plan.scores:
+        run = planning.evaluation_of(score)
+        assert run is not None
         samples = (run.folder / f"samples/mgsm.{score.language}.jsonl").read_text().splitlines()
         right_ones[score.model, score.language] = np.array(
             [json.loads(one)["scores"]["exact_match"] for one in samples]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from planned import CONF, plan, plan_of
 
+from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
 from pipeline.report.cells import cell_result, estimate_interval
@@ -27,8 +28,8 @@ from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import comparisons, judge_claims, place_values
 from pipeline.stats.contrast import contrast
 from pipeline.stats.translations import metric_of
-from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ScoreRef, TablePlan
+from pipeline.tables.planned_runs import Planning
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
 CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
@@ -38,7 +39,7 @@ class Made(StoredAnswers):
     """Answers by what a model is made of: `rates` of a run's name, logits; `experts` how far models of a run differ."""
 
     def __init__(self, of: TablePlan, rates: dict[str, float], experts: float = 0.0, n: int = 250) -> None:
-        super().__init__(BoundTable(of, {}, {}, dict.fromkeys(of.choices), {}))
+        super().__init__(Planning(TableStage(), of, dict.fromkeys(of.scores, "no run here")))
         self.plan, self.rates, self.experts, self.n = of, rates, experts, n
         self.kept: dict[ScoreRef, dict[int, float]] = {}
 

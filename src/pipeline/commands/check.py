@@ -13,7 +13,6 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from pipeline.estimate.durations import driver_version
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.slurm_arrays import DRY_RUN, FOLDER, script_of, show_dry_run, submit_script
-from pipeline.launch.slurm_commands import check_installed, queued_jobs
+from pipeline.launch.slurm_commands import submitted_as
 from pipeline.launch.slurm_tasks import Resources
 from pipeline.progress import say
 from pipeline.runs.disk import check_writable
@@ -50,22 +49,20 @@ def check(config: CheckStage) -> str:
         PipelineError: a key that the check does not read, or lines that are wrong (with the text).
         Held: launcher=slurm: the job is in the queue.
     """
-    runs_dir = Path(config.runs_dir)
-    words = read_words(config)
+    runs_dir, words = Path(config.runs_dir), read_words(config)
     plan = Checking(config, words, runs_dir / ".check")
     plan.compose_all()
     check_writable(runs_dir)
-    if (free := shutil.disk_usage(runs_dir).free) < plan.disk():
+    (seconds, needed), free = plan.cost(), shutil.disk_usage(runs_dir).free
+    if free < needed:
         raise PipelineError(
-            f"stage=check needs {plan.disk() / 1e9:.0f} GB of disk, and runs_dir={runs_dir} has {free / 1e9:.0f} free: "
+            f"stage=check needs {needed / 1e9:.0f} GB of disk, and runs_dir={runs_dir} has {free / 1e9:.0f} free: "
             "give another runs_dir, or check.methods=[lora]"
         )
-    minutes = sum(plan.estimate().values()) / 60
-    say(f"stage=check of model={plan.model.name}: about {minutes:.0f} minutes and {plan.disk() / 1e9:.1f} GB of disk")
-    for name, seconds in plan.estimate().items():
-        say(f"  {name}: about {seconds:.0f} s")
+    minutes = seconds / 60
+    say(f"stage=check of model={plan.model.name}: about {minutes:.0f} minutes and {needed / 1e9:.1f} GB of disk")
     if config.launcher.name == "slurm":
-        submit(config, plan)
+        submit(config, plan, words)
     with hold_lease(plan.folder / "lease", "stage=check"):
         begun = time.perf_counter()
         lines = plan.run()
@@ -75,7 +72,7 @@ def check(config: CheckStage) -> str:
             "driver": driver_version(), "versions": package_versions(),
             "machine": machine_facts(), "environment": recorded_environment(), "git": git_state(),
         }  # fmt: skip
-        write_atomically(runs_dir / RECORD, json.dumps(anonymous(record), indent=1) + "\n")
+        write_atomically(runs_dir / RECORD, anonymous(record) + "\n")
     text = "\n".join([*align_columns([(line.name, line.state, line.text) for line in lines]), str(runs_dir / RECORD)])
     if wrong := [line.name for line in lines if line.state == "wrong"]:
         raise PipelineError(
@@ -98,54 +95,37 @@ def read_words(config: CheckStage) -> list[str]:
     return words
 
 
-def submit(config: CheckStage, plan: Checking) -> None:
+def submit(config: CheckStage, plan: Checking, words: list[str]) -> None:
     """Submit the same command as one job, with the GPUs of its largest training. Raises Held, with the job."""
-    dry_run = config.launcher.dry_run
-    folder = Path(config.runs_dir) / (DRY_RUN if dry_run else FOLDER)
-    if dry_run:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        check_installed("squeue", "sbatch")
-    folder.mkdir(parents=True, exist_ok=True)
-    scripts = {Path(script): job for job, script in queued_jobs().items()} if not dry_run else {}
-    own = (job for script, job in scripts.items() if script.parent == folder.resolve() and script.match("check-*.sh"))
-    job = next(own, None)
+    launcher, threads, processes = config.launcher, plan.threads, plan.sft.processes
+    script = (Path(config.runs_dir) / (DRY_RUN if launcher.dry_run else FOLDER) / "check.sh").resolve()
+    job = None if launcher.dry_run else submitted_as(script)
     if job is None:
-        words = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
-        processes, threads = plan.sft.processes, plan.threads
-        gpus = processes if config.launcher.gpus is None else min(processes, config.launcher.gpus)
+        shutil.rmtree(script.parent, ignore_errors=True) if launcher.dry_run else None
+        script.parent.mkdir(parents=True, exist_ok=True)
+        own = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
+        gpus = processes if launcher.gpus is None else min(processes, launcher.gpus)
         resources = Resources(gpus, threads * processes if threads else None, 60)
         folders = [f"--config-dir={path}" for path in added_conf()]
-        script = script_of(config.launcher, ["-m", "pipeline", *words, *plan.words, *folders], "")
-        file = folder / f"check-{time.time_ns()}.sh"
-        job = submit_script(config.launcher, file, script, resources, ["--job-name", "check"], "%j")
-    if dry_run:
-        show_dry_run(folder)
-    raise Held(
-        f"job {job} is in the queue: its lines will be in {config.runs_dir}/.logs/slurm-{job}.log, its record in "
-        f"{Path(config.runs_dir) / RECORD}"
-    )
+        text = script_of(launcher, ["-m", "pipeline", *own, *words, *folders], "")
+        job = submit_script(launcher, script, text, resources, ["--job-name", "check"], "%j")
+    if launcher.dry_run:
+        show_dry_run(script.parent)
+    record, log = Path(config.runs_dir) / RECORD, f"{config.runs_dir}/.logs/slurm-{job}.log"
+    raise Held(f"job {job} is in the queue: its lines will be in {log}, its record in {record}")
 
 
 # ---------------------------------------------------------------------------------------------------- the record
 
 
-def anonymous(value: Any) -> Any:
-    """The record without credentials, folders, and names of this user and host; the last part of a path stays."""
-    if isinstance(value, dict):
-        return {key: anonymous(inner) for key, inner in value.items() if key != "uuid"}
-    if isinstance(value, list):
-        return [anonymous(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    text = re.sub(r"(?<![\w.])(?:\.{0,2}|~)/(?:[^\s/'\",;:()\[\]]+/)*", "", without_credentials(value))
-    for name in personal_names():
-        text = re.sub(rf"\b{re.escape(name)}\b", "…", text)
-    return text
-
-
-def personal_names() -> Iterator[str]:
-    """This user and this host, as far as they are names."""
-    yield socket.gethostname()
+def anonymous(record: Any) -> str:
+    """The record as JSON without credentials, folders, ids of devices, and names of this user and host; the last part
+    of a path stays."""
+    text = json.dumps(without_credentials(record), indent=1)
+    text = re.sub(
+        r"(?<![\w.])(?:\.{0,2}|~)/(?:[^\s/'\",;:()\[\]]+/)*", "", re.sub(r'"uuid": ".*?"', '"uuid": null', text)
+    )
+    names = [socket.gethostname()]
     with suppress(Exception):  # a user without an entry
-        yield getpass.getuser()
+        names.append(getpass.getuser())
+    return re.sub(rf"\b({'|'.join(map(re.escape, names))})\b", "…", text)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.config.training import Model
 from pipeline.errors import PipelineError
+from pipeline.models.files import HUB_PATTERNS
 from pipeline.models.shape import SHAPES, Shape
 from pipeline.runs.find import find_run
 
@@ -18,27 +19,22 @@ QUESTIONS = 8
 
 def write_rows(folder: Path, rows: int, length: int) -> None:
     """Rows of made-up words for a math and a language expert, each at least `length` tokens of any tokenizer, and
-    questions as MGSM's, with two exemplars."""
+    questions as MGSM's, with two exemplars: each file's readers find their columns in rows of one kind."""
     generator = random.Random(0)
     words = ["".join(generator.choices("aeioklmnprst", k=5)) for _ in range(400)]
-
-    def text(count: int) -> str:
-        return " ".join(generator.choices(words, k=count))
-
-    math = [{"question": text(4), "answer": text(length)} for _ in range(2 * rows)]
-    qac = {"language": "qac", "language_code": "qac"}
-    language = [{"inputs": text(4), "targets": text(length), **qac} for _ in range(2 * rows)]
-    questions = [{"question": f"{text(20)}?", "answer": None, "answer_number": n} for n in range(QUESTIONS)]
-    worked = [
-        {"question": f"Question: {text(20)}?", "answer": f"Step-by-Step Answer: {text(9)}. The answer is {n}.",
-         "answer_number": n} for n in range(2)
-    ]  # fmt: skip
-    files: dict[str, list[Any]] = {"orca_math/train": math, "aya/train": language}
-    files |= {"mgsm/en/test": questions, "mgsm/en/train": worked}
-    for name, lines in files.items():
+    sizes = {"orca_math/train": (2 * rows, length), "aya/train": (2 * rows, length)}
+    sizes |= {"mgsm/en/test": (QUESTIONS, 9), "mgsm/en/train": (2, 9)}
+    for name, (count, longest) in sizes.items():
+        lines = []
+        for number in range(count):
+            question, answer = (" ".join(generator.choices(words, k=k)) for k in (4, longest))
+            worked = None if name == "mgsm/en/test" else f"Step-by-Step Answer: {answer}. The answer is {number}."
+            row = {"question": f"Question: {question}?", "answer": worked, "answer_number": number}
+            row |= {"inputs": question, "targets": answer, "language": "qac", "language_code": "qac"}
+            lines.append(json.dumps(row) + "\n")
         file = folder / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        file.write_text("".join(lines), encoding="utf-8")
 
 
 def here(model: Model, runs_dir: Path) -> Path | None:
@@ -50,24 +46,22 @@ def here(model: Model, runs_dir: Path) -> Path | None:
     if model.init == "random":
         return None
     name = str(model.path)
-    if name.startswith("hub:"):
-        from huggingface_hub import snapshot_download
+    if not name.startswith("hub:"):
+        return find_run(name, runs_dir, "model").folder
+    from huggingface_hub import snapshot_download
 
-        from pipeline.models.files import HUB_PATTERNS
-
-        with suppress(Exception):  # not in the cache, or a part of it
-            repository, _, revision = name.removeprefix("hub:").partition("@")
-            how: Any = {"revision": model.revision or revision or None, "allow_patterns": HUB_PATTERNS}
-            cached = Path(snapshot_download(repository, local_files_only=True, **how))
-            if any(cached.glob("*.safetensors")):
-                return cached
-        if model.name not in SHAPES:
-            raise PipelineError(
-                f"model={name} is not on this disk, and its shape is not known: fetch it with stage=prefetch, or give "
-                f"one of {', '.join(SHAPES)}"
-            )
-        return None
-    return find_run(name, runs_dir, "model").folder
+    with suppress(Exception):  # not in the cache, or a part of it
+        repository, _, revision = name.removeprefix("hub:").partition("@")
+        how: Any = {"revision": model.revision or revision or None, "allow_patterns": HUB_PATTERNS}
+        cached = Path(snapshot_download(repository, local_files_only=True, **how))
+        if any(cached.glob("*.safetensors")):
+            return cached
+    if model.name not in SHAPES:
+        raise PipelineError(
+            f"model={name} is not on this disk, and its shape is not known: fetch it with stage=prefetch, or give "
+            f"one of {', '.join(SHAPES)}"
+        )
+    return None
 
 
 def fields_of(model: Model) -> dict[str, Any]:
@@ -107,10 +101,8 @@ def write_base(folder: Path, fields: dict[str, Any], data: Path) -> None:
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-                continue
-            flat = parameter.view(-1)
-            for start in range(0, flat.numel(), block.numel()):
-                part = flat[start : start + block.numel()]
-                part.copy_(block[: part.numel()])
+            else:
+                size = parameter.numel()
+                parameter.copy_(block.repeat(size // len(block) + 1)[:size].view_as(parameter))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -6,20 +6,14 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.check_inputs import QUESTIONS, fields_of, here, write_base, write_rows
-from pipeline.commands.check_processes import (
-    Wrong,
-    finished,
-    kill_after_resume_point,
-    last_lines,
-    started,
-)
+from pipeline.commands.check_processes import Wrong, last_lines, run_command
 from pipeline.config.compose import compose
 from pipeline.config.defaults import read_hardware
 from pipeline.config.overrides import chosen_options
@@ -29,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import cores, driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu, training_seconds
-from pipeline.estimate.gpu_budget import seconds_of_parts, trained_parts, written_bytes
+from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
 from pipeline.launch.in_process import reason_of
 from pipeline.launch.slurm_tasks import write_speed
 from pipeline.models.shape import shape_in, shape_of
@@ -37,16 +31,16 @@ from pipeline.progress import say
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
-from pipeline.train.memory import WIDTH, full_model, micro_batches, trained_parameters, training_memory
+from pipeline.train.memory import CONTEXT, WIDTH, full_model, micro_batches, trained_parameters
 
 EXAMPLE = ("stage=sft", "expert=math")  # what the command's words are taken to be a command of
 STEPS, ANSWER = 3, 64  # optimizer steps of a method; tokens of an answer
 START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
-SLOWEST, LEAST = 10, 300.0  # a line is ended after so many times its estimate, and not before so many seconds
-NOT_OF_TRAININGS = re.compile(r"\+?(model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?|eval\..*)=")
+SLOWEST, LEAST = 2, 300.0  # a line is ended after so many times the whole estimate, and not before so many seconds
+OF_THE_BASE = re.compile(r"\+?model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?")
 MOSTLY_FREE = 0.95  # of a device's memory, below which another process is using it
-Found = tuple[str, dict[str, Any]]  # the text of a line, and its numbers
 TRIES = 3  # to kill a training between its first resume point and its end
+PARTED, ALONE = ("partial", "simultaneous"), ("full", "partial", "lora")  # with a partition; on rows of one side
 
 
 @dataclass
@@ -59,6 +53,9 @@ class Line:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
+Found = tuple[str, dict[str, Any]]  # the text of a line that is ok, and its numbers
+
+
 class LeftOut(PipelineError):
     """The line that is being checked cannot be tried; the message says why."""
 
@@ -66,54 +63,51 @@ class LeftOut(PipelineError):
 class Checking:
     """The commands of a check, and what their lines found so far.
 
-    words: of the user, for trainings and evaluation. folder: where everything is written, emptied at both ends.
+    typed: key -> value of the user's words for trainings and evaluation. folder: where everything is written, emptied
+    at both ends.
     """
 
     def __init__(self, config: CheckStage, words: Sequence[str], folder: Path) -> None:
-        self.words, self.folder, self.methods = list(words), folder, list(config.check.methods)
-        self.data, self.base = folder / "data", folder / "base"
-        self.devices: dict[str, Any] = {}
+        self.typed = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+        self.folder, self.data, self.base = folder, folder / "data", folder / "base"
+        self.methods = list(config.check.methods)
+        self.ranks: list[dict[str, Any]] = []  # facts of each process's device
         self.made: dict[str, Manifest] = {}  # method -> its finished run
         self.kept: dict[str, Path] = {}  # math, language: the first expert of this side; merge: what was made of them
-        self.given = {word.lstrip("+").partition("=")[0]: word for word in self.words}
-        original = [word for word in self.words if not word.startswith(("eval.", "partition"))]
-        composed = compose([*EXAMPLE, *original])
+        plain = [word for word in words if not word.startswith(("eval.", "partition"))]
+        composed = compose([*EXAMPLE, *plain])
         assert isinstance(composed, TrainStage)
-        self.recipe = chosen_options([*EXAMPLE, *original]).get("recipe", "default")
+        self.recipe = chosen_options([*EXAMPLE, *plain]).get("recipe", "default")
         self.model, self.sft, self.threads = composed.model, composed.sft, composed.threads
         by_slurm = config.launcher.name == "slurm"
         self.on_gpu = config.launcher.gpus != 0 if by_slurm else bool(driver_version() and visible_gpus())
         self.local = here(self.model, Path(config.runs_dir))
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
 
-    def training(self, method: str, runs_dir: Path | None = None, **knobs: Any) -> list[str]:
+    def training(self, method: str, **changed: Any) -> list[str]:
         """The words of a method's training. Methods of one set take the math and the language rows in turn."""
-        single = [name for name in self.methods if name.partition("_")[0] in ("full", "partial", "lora")]
-        joint = method not in single
-        expert = "math_qac" if joint else ("math", "qac")[single.index(method) % 2]
-        rows = (2 if joint else 1) * STEPS * self.sft.batch_size
-        first = method == self.methods[0]
-        words = [
-            *("stage=sft", f"sft={method}", f"expert={expert}", f"data.size={rows}", f"data_root={self.data}"),
-            *(f"runs_dir={runs_dir or self.folder / 'runs'}", "tracking.mode=disabled"),
-            *(f"sft.steps={STEPS}", "sft.warmup_steps=0"),
-            f"deterministic={first}".lower(),
-            *(f"{key}={value}" for key, value in knobs.items()),
-        ]
-        own = [word for word in self.words if not NOT_OF_TRAININGS.match(word)]
-        words += [f"model={self.local or self.base}", *([] if "recipe" in self.given else [f"recipe={self.recipe}"])]
-        if method.partition("_")[0] in ("partial", "simultaneous"):
-            own += [] if "partition" in self.given else ["partition=B"]
-            own += [] if "partition.scale_to_depth" in self.given else ["partition.scale_to_depth=true"]
-        else:
-            own = [word for word in own if not word.startswith("partition")]
-        return [*words, *own]
+        kind, alone = method.partition("_")[0], [name for name in self.methods if name.partition("_")[0] in ALONE]
+        joint = method not in alone
+        words = {
+            "stage": "sft", "sft": method, "expert": "math_qac" if joint else ("math", "qac")[alone.index(method) % 2],
+            "data.size": (1 + joint) * STEPS * self.sft.batch_size, "sft.steps": STEPS, "sft.warmup_steps": 0,
+            "model": self.local or self.base, "recipe": self.recipe, **self.everywhere(),
+            "deterministic": str(method == self.methods[0]).lower(),
+            **({"partition": "B", "partition.scale_to_depth": "true"} if kind in PARTED else {}),
+        }  # fmt: skip
+        for key, value in self.typed.items():
+            others = key.startswith("eval.") or (key.startswith("partition") and kind not in PARTED)
+            words |= {} if others or OF_THE_BASE.fullmatch(key) else {key: value}
+        return words_of(words | changed)
 
     def evaluation(self, checkpoint: Path) -> list[str]:
-        own = [word for word in self.words if word.startswith(("eval.", "threads", "seed"))]
-        own += [] if "eval.max_gen_toks" in self.given else [f"eval.max_gen_toks={ANSWER}"]
-        words = ["stage=eval", "eval=mgsm_2shot", f"eval.limit={QUESTIONS}", "languages=[en]", f"data_root={self.data}"]
-        return [*words, f"checkpoint={checkpoint}", f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled", *own]
+        words = {"stage": "eval", "eval": "mgsm_2shot", "languages": "[en]", "checkpoint": checkpoint}
+        words |= {"eval.limit": QUESTIONS, "eval.max_gen_toks": ANSWER, **self.everywhere()}
+        read = {key: value for key, value in self.typed.items() if key.startswith(("eval.", "threads", "seed"))}
+        return words_of(words | read)
+
+    def everywhere(self) -> dict[str, Any]:
+        return {"data_root": self.data, "runs_dir": self.folder / "runs", "tracking.mode": "disabled"}
 
     def compose_all(self) -> None:
         """Raise PipelineError for a wrong word of any command, before the first."""
@@ -124,39 +118,25 @@ class Checking:
 
     # ------------------------------------------------------------------------------------------------ the estimate
 
-    def written(self, method: str) -> dict[str, int]:
-        adapter = "lora" in method
-        sft = replace(self.sft, adapter="lora" if adapter else "none")
-        trained = trained_parameters(self.shape, full_model(self.shape), self.sft.lora_rank if adapter else 0)
-        return written_bytes(sft, self.shape.parameters, trained, snapshots=0, points=1)
-
-    def estimate(self) -> dict[str, float]:
-        """Line -> seconds: starts of processes, bytes at the speed of this disk, and steps at the plan's rate."""
-        start, rate, machine = START[self.on_gpu], write_speed(self.folder.parent), self.machine()
-        base = WIDTH["bfloat16"] * self.shape.parameters
-        read = (base if not self.local else 4 * self.shape.parameters) / rate
-        rows, gpus = STEPS * self.sft.batch_size, self.sft.processes if self.on_gpu else 1
-        full = replace(self.sft, adapter="none")
-        steps = training_seconds(self.shape, full_model(self.shape), rows, full.seq_length, full, machine, gpus)
-        seconds = {"devices": start, "base": 1.0 if self.local else 5 + base / rate}
-        for method in self.methods:
-            saved = self.written(method)["weights"] / rate
-            seconds[method] = start + read + steps + saved
-        first = self.written(self.methods[0])
-        seconds["resume"] = 2 * (start + read) + steps + (first["weights"] + 2 * first["resume points"]) / rate
-        seconds["merge"] = 5 + 3 * first["weights"] / rate
-        seconds["questions"] = start + first["weights"] / rate + ANSWER * self.shape.layers * 1e-3
-        return seconds
-
-    def disk(self) -> float:
-        """Most bytes at a time: the base, two experts, and either the killed training with two points or the merge."""
-        base = 0 if self.local else WIDTH["bfloat16"] * self.shape.parameters
-        weights = max(self.written(method)["weights"] for method in self.methods)
-        return base + 3 * weights + 2 * self.written(self.methods[0])["resume points"]
+    def cost(self) -> tuple[float, float]:
+        """(seconds, most bytes of disk at a time) of the whole: starts of processes, bytes at the speed of this disk,
+        and steps at the plan's rate; the base, two experts, and the killed training with two points or the merge."""
+        sft, count, lines = self.sft, self.shape.parameters, len(self.methods)
+        base = 0 if self.local else WIDTH["bfloat16"] * count
+        every = full_model(self.shape)
+        trained = [trained_parameters(self.shape, every, sft.lora_rank * ("lora" in name)) for name in self.methods]
+        saved = [4 * part if "lora" in name else 4 * count for name, part in zip(self.methods, trained, strict=True)]
+        points = 2 * written_bytes(sft, count, trained[0], snapshots=0, points=1)["resume points"]
+        gpus = sft.processes if self.on_gpu else 1
+        rows = STEPS * sft.batch_size
+        steps = (lines + 1) * training_seconds(self.shape, every, rows, sft.seq_length, sft, self.machine(), gpus)
+        moved = base + (lines + 2) * (base or 4 * count) + sum(saved) + 5 * saved[0] + points
+        seconds = (lines + 4) * START[self.on_gpu] + steps + moved / write_speed(self.folder.parent)
+        return seconds, base + 3 * max(saved) + points
 
     def machine(self) -> Gpu:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
-        name = next((rank["name"] for rank in self.devices.get("ranks", ())), "")
+        name = self.ranks[0]["name"] if self.ranks else ""
         listed = next((gpu for key, gpu in GPUS.items() if key.partition("_")[0].upper() in name), None)
         return listed or (GPUS["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
 
@@ -164,120 +144,96 @@ class Checking:
 
     def run(self) -> list[Line]:
         """All lines; one that is wrong leaves out those that need it."""
-        lines: list[Line] = []
         self.clear()
-        todo: list[tuple[str, tuple[str, ...], Callable[[], Found]]] = [
-            ("devices", (), self.check_devices),
-            ("base", ("devices",), self.make_base),
-            *((method, ("base",), partial(self.check_method, method)) for method in self.methods),
-            ("resume", (self.methods[0],), self.check_resume),
-            ("merge", (), self.check_merge),
-            ("questions", ("base",), self.check_questions),
+        todo: list[tuple[str, str, Callable[[], Found]]] = [
+            ("devices", "", self.check_devices),
+            ("base", "devices", self.make_base),
+            *((method, "base", partial(self.check_method, method)) for method in self.methods),
+            ("resume", self.methods[0], self.check_resume),
+            ("merge", "", self.check_merge),
+            ("questions", "base", self.check_questions),
         ]
+        lines: dict[str, Line] = {}
         try:
-            for name, needs, work in todo:
-                states = {line.name: line.state for line in lines}
-                missing = next((need for need in needs if states[need] != "ok"), None)
+            for name, needed, work in todo:
                 say(f"stage=check: {name}")
                 try:
-                    if missing:
-                        raise LeftOut(f"{missing} is {states[missing]}")
-                    line = Line(name, "ok", *work())
+                    if needed and (state := lines[needed].state) != "ok":
+                        raise LeftOut(f"{needed} is {state}")
+                    lines[name] = Line(name, "ok", *work())
                 except LeftOut as error:
-                    line = Line(name, "left out", str(error))
+                    lines[name] = Line(name, "left out", str(error))
                 except Exception as error:
-                    line = Line(name, "wrong", reason_of(error), {"log": last_lines(self.folder / f"{name}.log")})
-                say(f"  {line.state}: {line.text}")
-                lines.append(line)
+                    log = {"log": last_lines(self.folder / f"{name}.log")}
+                    lines[name] = Line(name, "wrong", reason_of(error), log)
+                say(f"  {lines[name].state}: {lines[name].text}")
         finally:
             self.clear()
-        return lines
+        return list(lines.values())
 
     def clear(self) -> None:
         """Delete everything but the logs; a check that was killed leaves its weights to the next one."""
         for place in ("runs", "again", "base", "data"):
             shutil.rmtree(self.folder / place, ignore_errors=True)
 
-    def command(self, name: str, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")) -> str:
-        """Standard output of a command in a process of its own. Raises Wrong with its error, or for one that hangs."""
-        with started(self.folder / f"{name}.log", words, code) as process:
-            return finished(process, self.folder / f"{name}.log", self.limit(name))
+    def command(self, name: str, words: Sequence[str], **how: Any) -> str | None:
+        """As run_command, for a line."""
+        return run_command(self.folder / f"{name}.log", words, max(LEAST, SLOWEST * self.cost()[0]), **how)
 
     def made_by(self, name: str, words: Sequence[str]) -> tuple[Path, Manifest]:
         """The run that a command computes."""
-        folder = Path(self.command(name, words).strip().splitlines()[-1])
+        folder = Path(str(self.command(name, words)).strip().splitlines()[-1])
         manifest = read_manifest(folder)
         assert manifest is not None
         return folder, manifest
 
-    def limit(self, name: str) -> float:
-        """Seconds after which a command counts as one that hangs."""
-        return max(LEAST, SLOWEST * self.estimate().get(name, 0.0))
-
     def check_devices(self) -> Found:
-        self.data.mkdir(parents=True, exist_ok=True)
         write_rows(self.data, STEPS * self.sft.batch_size, self.sft.seq_length)
         words = [word for word in self.training(self.methods[0]) if not word.startswith("model")]
         code = ("-c", "from pipeline.commands.check_processes import probe_main; probe_main()")
-        self.devices = facts = json.loads(self.command("devices", [*words, "model=small_bpe"], code))
-        ranks, count = facts["ranks"], self.sft.processes
-        hardware = self.given.get("hardware", "").partition("=")[2]
-        if hardware and "plan.gpu" in read_hardware(hardware) and not facts["cuda"]:
+        facts = json.loads(str(self.command("devices", [*words, "model=small_bpe"], code=code)))
+        self.ranks, self.on_gpu, hardware = facts["ranks"], bool(facts["cuda"]), self.typed.get("hardware")
+        if hardware and "plan.gpu" in read_hardware(hardware) and not self.on_gpu:
             raise Wrong(
                 f"hardware={hardware} has GPUs, and torch sees none here: check a node with GPUs, or hardware=cpu"
             )
         check_sum(facts)
-        rate = f", {facts['gigabytes_a_second']:.1f} GB/s" if facts.get("gigabytes_a_second") else ""
-        driver = f"; driver {driver_version()}, CUDA {facts['cuda']}" if facts["cuda"] and driver_version() else ""
-        named = ", ".join(dict.fromkeys(rank["name"] for rank in ranks))
-        head = f"{count} processes on {named}, sum by {facts['backend']}" if count > 1 else f"1 process on {named}"
-        taken = next((rank for rank in ranks if rank["free"] < MOSTLY_FREE * rank["memory"]), None)
-        others = f"; {taken['free'] / 1e9:.1f} of {taken['memory'] / 1e9:.1f} GB free" if taken else ""
-        return f"{head}{rate}{driver}{others}", facts
+        count, names = len(self.ranks), ", ".join(dict.fromkeys(rank["name"] for rank in self.ranks))
+        parts = [f"{count} processes on {names}, sum by {facts['backend']}" if count > 1 else f"1 process on {names}"]
+        parts[0] += f", {rate:.1f} GB/s" if (rate := facts["gigabytes_a_second"]) else ""
+        parts += [f"driver {driver_version()}, CUDA {facts['cuda']}"] if facts["cuda"] and driver_version() else []
+        used = [rank for rank in self.ranks if rank["free"] < MOSTLY_FREE * rank["memory"]]
+        parts += [f"{rank['free'] / 1e9:.1f} of {rank['memory'] / 1e9:.1f} GB free" for rank in used[:1]]
+        return "; ".join(parts), facts
 
     def make_base(self) -> Found:
         if self.local:
             return f"model={self.model.name} is on this disk", {"random": False}
         begun = time.perf_counter()
         write_base(self.base, fields_of(self.model), self.data)
-        size = sum(path.stat().st_size for path in self.base.glob("*.safetensors"))
-        return (
-            f"random weights at the shape of {self.model.name}, {size / 1e9:.2f} GB",
-            {"random": True, "bytes": size, "seconds": round(time.perf_counter() - begun, 1)},
-        )
+        size, seconds = size_of(self.base), round(time.perf_counter() - begun, 1)
+        text = f"random weights at the shape of {self.model.name}, {size / 1e9:.2f} GB"
+        return text, {"random": True, "bytes": size, "seconds": seconds}
 
     def check_method(self, method: str) -> Found:
-        words = self.training(method)
-        run = build_single(words)
-        assert isinstance(run.config, TrainStage)
-        parts, room = self.planned_memory(run), min(rank["memory"] for rank in self.devices["ranks"])
-        if (needed := sum(parts.values())) > room:
+        """Dtypes as in the recipe; tokens a second and memory next to the plan's, with rows of sft.seq_length."""
+        run: Run[TrainStage] = build_single(self.training(method))
+        sft, length, room = run.config.sft, float(run.config.sft.seq_length), min(r["memory"] for r in self.ranks)
+        if (needed := memory_of(run, self.shape, sft, self.on_gpu, length)) > room:
             raise LeftOut(
                 f"its plan is {needed / 1e9:.1f} GB for each process, and there are {room / 1e9:.1f}: "
                 "see stage=plan for knobs that fit"
             )
-        folder, manifest = self.made_by(method, words)
-        side = manifest.config["expert"]["side"]
+        folder, manifest = self.made_by(method, self.training(method))
+        side, facts = manifest.config["expert"]["side"], manifest.facts
         if side == "both" or side in self.kept:
             shutil.rmtree(folder)
         else:
             self.kept[side] = folder
         self.made[method] = manifest
-        check_dtypes(manifest, run.config.sft)
-        return self.compared(run, manifest, parts)
-
-    def planned_memory(self, run: Run[TrainStage]) -> dict[str, float]:
-        """Purpose -> bytes a process, with rows of sft.seq_length."""
-        sft = run.config.sft
-        parts = [part for _, part in trained_parts(run, self.shape)]
-        return training_memory(self.shape, parts, sft.seq_length, sft, self.devices["cuda"])
-
-    def compared(self, run: Run[TrainStage], manifest: Manifest, parts: dict[str, float]) -> Found:
-        """Tokens a second and memory next to the plan's."""
-        sft, facts = run.config.sft, manifest.facts
-        gpus = sft.processes if self.devices["cuda"] else 1
-        needed = sum(parts.values()) - (parts["context"] if self.devices["cuda"] else 0)
-        length = float(sft.seq_length)
+        check_dtypes(manifest, sft)
+        needed -= CONTEXT if self.on_gpu else 0
+        gpus = sft.processes if self.on_gpu else 1
         seconds = seconds_of_parts(run, self.shape, 2 * STEPS, lambda _: length, self.machine(), gpus)
         planned = 2 * STEPS * sft.batch_size * length / seconds
         numbers = {
@@ -294,37 +250,43 @@ class Checking:
 
     def check_resume(self) -> Found:
         """The first method again, killed after its first resume point, and resumed: with the same bits."""
-        method, again, log = self.methods[0], self.folder / "again", self.folder / "resume.log"
+        method, again = self.methods[0], self.folder / "again"
+        words = {
+            resume: self.training(method, **{"runs_dir": again, "sft.resume_minutes": resume}) for resume in (0, "null")
+        }
         for _ in range(TRIES):
             shutil.rmtree(again, ignore_errors=True)
-            with started(log, self.training(method, again, **{"sft.resume_minutes": 0})) as process:
-                if killed := kill_after_resume_point(process, again, self.limit("resume")):
-                    break
-                finished(process, log, self.limit("resume"))
-        if not killed:
-            raise LeftOut(f"{TRIES} times the training ended before it could be killed")
-        _, resumed = self.made_by("resume", self.training(method, again, **{"sft.resume_minutes": "null"}))
-        shutil.rmtree(again, ignore_errors=True)
-        return same_bits(self.made[method], resumed)
+            if self.command("resume", words[0], until=lambda: any(again.glob(".work/*/*/resume.json"))) is None:
+                _, resumed = self.made_by("resume", words["null"])
+                shutil.rmtree(again, ignore_errors=True)
+                return same_bits(self.made[method], resumed)
+        raise LeftOut(f"{TRIES} times the training ended before it could be killed")
 
     def check_merge(self) -> Found:
         if not {"math", "language"} <= self.kept.keys():
             raise LeftOut("it needs a math and a language expert: two of full, partial and lora in check.methods")
-        experts = [f"merge.{side}={folder}" for side, folder in self.kept.items()]
-        words = ["stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=1", "merge.top_layers=1"]
-        words += [f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"]
-        self.kept["merge"], manifest = self.made_by("merge", words)
-        size = sum(path.stat().st_size for path in self.kept["merge"].glob("*.safetensors"))
+        words = {"stage": "merge", "merge": "layer_swap", "merge.bottom_layers": 1, "merge.top_layers": 1}
+        words |= {f"merge.{side}": folder for side, folder in self.kept.items()} | self.everywhere()
+        del words["data_root"]
+        self.kept["merge"], manifest = self.made_by("merge", words_of(words))
+        size = size_of(self.kept["merge"])
         text = f"layer swap, {size / 1e9:.2f} GB in {manifest.seconds:.1f} s"
         return text, {"bytes": size, **seconds_of(manifest)}
 
     def check_questions(self) -> Found:
         name = "merge" if "merge" in self.kept else "base"
-        words = self.evaluation(self.kept.get("merge") or self.local or self.base)
-        _, manifest = self.made_by("questions", words)
-        backend = self.given.get("eval.backend", "eval.backend=hf")
-        text = f"{QUESTIONS} of the {name} by {backend} in {manifest.seconds:.1f} s, loading included"
-        return text, {"questions_a_second": round(QUESTIONS / manifest.seconds, 3), **seconds_of(manifest)}
+        _, manifest = self.made_by("questions", self.evaluation(self.kept.get("merge") or self.local or self.base))
+        backend, seconds = self.typed.get("eval.backend", "hf"), manifest.seconds
+        text = f"{QUESTIONS} of the {name} by eval.backend={backend} in {seconds:.1f} s, loading included"
+        return text, {"questions_a_second": round(QUESTIONS / seconds, 3), **seconds_of(manifest)}
+
+
+def words_of(words: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in words.items()]
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 # ---------------------------------------------------------------------------------------------------- what is right
@@ -341,10 +303,9 @@ def check_sum(facts: dict[str, Any]) -> None:
                 f"{facts['backend']}, not {expected}: they do not reach one another correctly; NCCL_DEBUG=INFO prints "
                 "how they try"
             )
-    devices = [rank["uuid"] for rank in ranks]
-    if facts["cuda"] and (shared := next((device for device in devices if devices.count(device) > 1), None)):
-        sharing = [str(rank["rank"]) for rank in ranks if rank["uuid"] == shared]
-        raise Wrong(f"processes {' and '.join(sharing)} are on one GPU: give each its own, or lower sft.processes")
+        sharing = [str(other["rank"]) for other in ranks if other["uuid"] == rank["uuid"]]
+        if facts["cuda"] and len(sharing) > 1:
+            raise Wrong(f"processes {' and '.join(sharing)} are on one GPU: give each its own, or lower sft.processes")
 
 
 def check_dtypes(manifest: Manifest, sft: Sft) -> None:

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from pipeline.config.compose import compose
-from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.files import added_conf
@@ -29,39 +28,34 @@ class Wrong(PipelineError):
     """The line that is being checked is wrong; the message says why."""
 
 
-@contextmanager
-def started(
-    log: Path, words: Sequence[str], code: Sequence[str] = ("-m", "pipeline")
-) -> Iterator[subprocess.Popen[str]]:
-    """Context of a command in a process group of its own, which is killed at the end if it is still there."""
+def run_command(
+    log: Path, words: Sequence[str], limit: float, code: Sequence[str] = ("-m", "pipeline"),
+    until: Callable[[], bool] = lambda: False,
+) -> str | None:  # fmt: skip
+    """Standard output of a command, in a process group of its own that is killed where it takes more than `limit`
+    seconds; None where it was killed as soon as `until` was true. Raises Wrong for one that fails, or is late."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *code, *words, *(f"--config-dir={path}" for path in added_conf())]
     environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    options: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment, "start_new_session": True}
-    with open(log, "w") as file:
-        process = subprocess.Popen(command, stderr=file, **options)
-    try:
-        yield process
-    finally:
-        kill_group(process)
-
-
-def kill_group(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def finished(process: subprocess.Popen[str], log: Path, limit: float) -> str:
-    """Standard output of a process that ends well within `limit` seconds. Raises Wrong otherwise."""
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        kill_group(process)
-        raise Wrong(f"no end within {limit:.0f} s, last printed: {last_line(log)}") from error
-    if process.returncode:
-        raise Wrong(last_line(log) or f"exit status {process.returncode}")
-    return output
+    end, output = time.monotonic() + limit, log.with_suffix(".out")
+    with open(log, "w") as errors, open(output, "w") as printed:
+        process = subprocess.Popen(command, stdout=printed, stderr=errors, env=environment, start_new_session=True)
+        try:
+            while (status := process.poll()) is None and time.monotonic() < end and not until():
+                time.sleep(0.005)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status is None and time.monotonic() < end:
+        return None if until() else ""  # where it had ended just before
+    lines = last_lines(log)
+    said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
+    if status is None:
+        raise Wrong(f"no end within {limit:.0f} s, last printed: {said}")
+    if status:
+        raise Wrong(said or f"exit status {status}")
+    return output.read_text()
 
 
 def last_lines(log: Path, count: int = 20) -> list[str]:
@@ -71,41 +65,18 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
     return [line for line in lines if line][-count:]
 
 
-def last_line(log: Path) -> str:
-    """The error that a command printed, else its last line."""
-    lines = last_lines(log)
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
-
-
-def kill_after_resume_point(process: subprocess.Popen[str], runs_dir: Path, limit: float) -> bool:
-    """Kill a training as soon as it has a resume point. False where it ended before, or has none in `limit` seconds."""
-    end = time.monotonic() + limit
-    while process.poll() is None and time.monotonic() < end:
-        if any(runs_dir.glob(".work/*/*/resume.json")):
-            kill_group(process)
-            return any(runs_dir.glob(".work/*/*/resume.json"))  # removed when a training ends
-        time.sleep(0.005)
-    return False
-
-
 def probe_main() -> None:
     """Print the facts of the devices as JSON: the command of the line `devices`, with the words of a training."""
     from pipeline.train.processes import train_together
 
     try:
-        config = compose(sys.argv[1:])
-        assert isinstance(config, TrainStage)
-        run: Any = SimpleNamespace(config=config, name="stage=check", label="check")
+        run: Any = SimpleNamespace(config=compose(sys.argv[1:]), name="stage=check", label="check")
         refuse_without_gpus([run])
-        facts: Any = train_together(probe, run, Path("."), None)  # type: ignore[arg-type]
+        print(json.dumps(train_together(probe, run, Path("."), None)))  # type: ignore[arg-type]
     except Exception as error:
-        sentence = error_sentence(error)
-        if sentence is None:
+        if (sentence := error_sentence(error)) is None:
             raise
-        print(f"error: {sentence}", file=sys.stderr)
-        sys.exit(1)
-    print(json.dumps(facts))
+        sys.exit(f"error: {sentence}")
 
 
 def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
@@ -115,18 +86,15 @@ def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
     cuda = torch.cuda.is_available()
     state = PartialState(cpu=not cuda)
-    device = state.device
+    device, several = state.device, state.num_processes > 1
     numbers = torch.full((REDUCED if cuda else 1024,), float(state.process_index + 1), device=device)
-    seconds = None
-    if state.num_processes > 1:
-        torch.distributed.all_reduce(numbers)
+    again, seconds = torch.zeros_like(numbers), 0.0
+    for reduced in (numbers, again) if several else ():  # the second is timed: the first connects the processes
+        begun = time.perf_counter()
+        torch.distributed.all_reduce(reduced)
         if cuda:
-            again = torch.zeros_like(numbers)
             torch.cuda.synchronize()
-            begun = time.perf_counter()
-            torch.distributed.all_reduce(again)
-            torch.cuda.synchronize()
-            seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
     properties = torch.cuda.get_device_properties(device) if cuda else None
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if cuda else cpu.memory()
     facts = {
@@ -135,11 +103,11 @@ def probe(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         "memory": properties.total_memory if properties else cpu.memory(), "free": free,
     }  # fmt: skip
     ranks: list[Any] = [facts] * state.num_processes
-    if state.num_processes > 1:
+    if several:
         torch.distributed.all_gather_object(ranks, facts)
-    nccl = torch.cuda.nccl.version() if cuda else None
+    nccl = torch.cuda.nccl.version() if cuda else ()
     return {
         "ranks": ranks, "backend": str(state.backend or "no backend"), "cuda": torch.version.cuda if cuda else None,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
-        "gigabytes_a_second": numbers.nbytes / seconds / 1e9 if seconds else None,
+        "nccl": ".".join(map(str, nccl)) or None,
+        "gigabytes_a_second": numbers.nbytes / seconds / 1e9 if cuda and several else None,
     }  # fmt: skip

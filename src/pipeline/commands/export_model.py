@@ -107,7 +107,8 @@ def move_export(folder: Path, target: Path) -> None:
 def check_target(target: Path) -> None:
     """Raise PipelineError if the target exists and is not an empty folder or an export, if its parent folder does not
     exist, or if it is inside a run."""
-    if target.is_dir() and any(target.iterdir()) and not is_export(target):
+    is_export = (target / CARD).is_file() and any((target / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG))
+    if target.is_dir() and any(target.iterdir()) and not is_export:
         raise PipelineError(f"export.to={target} is not empty: name a new folder")
     if target.exists() and not target.is_dir():
         raise PipelineError(f"export.to={target} is a file: name a new folder")
@@ -116,10 +117,6 @@ def check_target(target: Path) -> None:
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
             raise PipelineError(f"export.to={target} is inside the run {above.name}: name a folder outside of it")
-
-
-def is_export(folder: Path) -> bool:
-    return (folder / CARD).is_file() and any((folder / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG))
 
 
 def staging_folder(config: ExportStage, on_hub: bool) -> Path:
@@ -221,19 +218,13 @@ def card_text(
         head = [f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals.", ""]
         head += ["| task | language | metric | score | questions | settings |", "|---|---|---|---|---|---|"]
         sections.append("\n".join(["## Results", "", *head, *rows]) + "\n")
-    merged = manifest is not None and manifest.stage == "merge"
+    stage, config_of = (manifest.stage, manifest.config) if manifest else ("", {})
+    tags = [stage, (config_of.get("merge") or {}).get("method"), (config_of.get("sft") or {}).get("name")]
     results = [to_eval_result(row, evaluation) for row, evaluation in scored]
     return render_card(
-        name, "\n".join(sections), origin, tags=tags_of(manifest), licence=licence, results=results,
-        relation="adapter" if merge.adapter else relation_of(origin, merged),
+        name, "\n".join(sections), origin, tags=[str(tag) for tag in tags if tag], licence=licence, results=results,
+        relation="adapter" if merge.adapter else relation_of(origin, stage == "merge"),
     )  # fmt: skip
-
-
-def tags_of(manifest: Manifest | None) -> list[str]:
-    if manifest is None:
-        return []
-    merge, sft = manifest.config.get("merge") or {}, manifest.config.get("sft") or {}
-    return [str(tag) for tag in (manifest.stage, merge.get("method"), sft.get("name")) if tag]
 
 
 def describe_cast(merge: Merging, config: ExportStage) -> str | None:

@@ -58,9 +58,7 @@ def show_plan(config: PlanStage) -> str:
     planning = Planning.of(config)
     config = cast(PlanStage, planning.config)
     check_claims(planning)
-    targets = planning.targets()
-    runs = order_runs(targets)
-    reasons, waiting = reasons_unfinished(runs, targets), waiting_evaluations(planning)
+    (_, runs, reasons), waiting = planning.graph(), planning.waiting_evaluations()
     deleted = missing_snapshots(runs, reasons)
     lines = [
         *count_kinds(planning, runs, reasons),
@@ -72,8 +70,8 @@ def show_plan(config: PlanStage) -> str:
         *(f"cannot be computed: {name} was deleted, train it again with redo=true" for name in deleted),
     ]
     causes = [*not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)]
-    scores, planned_for = planning.plan.scores, (planning.evaluation_of, planning.representative_evaluation)
-    missing = sum(not any(plan(score) for plan in planned_for) for score in scores)
+    scores = planning.plan.scores
+    missing = sum(planning.expected_evaluation(score) is None for score in scores)
     omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
     table = planning.plan.table
     return plan_text(config, runs, reasons, lines, causes, omitted, table.free_snapshots, waiting, typed=table.every)
@@ -119,11 +117,6 @@ def plan_text(
     if causes:
         raise PipelineError("\nerror: ".join(causes), output=text)
     return text
-
-
-def waiting_evaluations(planning: Planning) -> list[Run]:
-    """An evaluation like each of those that wait for a choice."""
-    return [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
 
 
 def not_planned(planning: Planning) -> list[str]:
@@ -173,8 +166,7 @@ def empty_spbleu(planning: Planning) -> list[str]:
     empty = 0
     for cell in planning.plan.cells.values():
         scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
-        how = (planning.evaluation_of, planning.representative_evaluation)
-        runs = [run for score in scores for plan in how if cell.metric == "spbleu" and (run := plan(score))]
+        runs = filter(None, map(planning.expected_evaluation, scores if cell.metric == "spbleu" else ()))
         empty += any(run.config.eval.spm_model is None for run in runs)
     return [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"] if empty else []
 

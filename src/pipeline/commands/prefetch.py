@@ -57,8 +57,7 @@ def prefetch(config: PrefetchStage) -> Path:
     if config.command is not None:
         return fetch_and_lock(order_runs([build_single(config.command)]), config)
     planning = Planning.of(config)
-    likely = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
-    path = fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
+    path = fetch_and_lock(order_runs([*planning.targets(), *planning.waiting_evaluations()]), config)
     if planning.problems:
         planning = Planning.of(config)  # again, as some plans need what was fetched
         planning.targets()

@@ -12,7 +12,6 @@ from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.report_state import Reported
-from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.tables.planned_runs import Planning
 
 
@@ -24,9 +23,7 @@ def report_table(config: ReportStage) -> Path:
         return report_archive(config)
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
-    targets = planning.targets()
-    runs = order_runs(targets)
-    reasons = reasons_unfinished(runs, targets)
+    _, runs, reasons = planning.graph()
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         raise PipelineError(

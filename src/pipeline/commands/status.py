@@ -78,10 +78,9 @@ def show_status(config: StatusStage) -> str:
 def hashes_of(config: TableStage) -> set[str]:
     """Hashes of a table's runs, with the settings of the last stage=table unless the command has its own."""
     from pipeline.report.report_state import Reported
-    from pipeline.runs.graph import order_runs
     from pipeline.tables.planned_runs import Planning
 
-    return {run.hash for run in order_runs(Planning.of(Reported.of(config).asked_again(config)).targets())}
+    return {run.hash for run in Planning.of(Reported.of(config).asked_again(config)).graph()[1]}
 
 
 def all_statuses(runs_dir: Path) -> list[RunStatus]:
@@ -154,40 +153,43 @@ def of_unfinished(
 ) -> RunStatus:
     """Status of an unfinished run. failed: run hash -> name of the failed runs so far, updated here."""
     workplace = runs_dir / ".work" / run_hash
-    record, owner = state.read_state(workplace), live_holder(workplace)
-    name, stage = (
-        plan.get("name") or record.get("name") or run_hash[:12],
-        plan.get("stage") or record.get("stage") or "",
-    )
-    log = runs_dir / LOGS / f"{name}.log"
-    status = RunStatus(name, stage, "planned", "", run_hash, step=record.get("step"), steps=record.get("steps"))
+    record = state.read_state(workplace)
+    name = plan.get("name") or record.get("name") or run_hash[:12]
+    stage, log = plan.get("stage") or record.get("stage") or "", runs_dir / LOGS / f"{name}.log"
+    status = RunStatus(name, stage, "", "", run_hash, step=record.get("step"), steps=record.get("steps"))
     status.log = str(log) if log.is_file() else None
     blocked = next((failed[parent] for parent in plan.get("parents", ()) if parent in failed), None)
     job = plan.get("job") or record.get("job")
-    if owner:
+    if owner := live_holder(workplace):
         status.state, status.detail = "running", f"{owner}{step_progress(status, record)}"
     elif blocked:
         status.state, status.detail = "blocked", f"by {blocked}"
-        failed[run_hash] = blocked
-    elif record.get("state") == "blocked":
-        status.state, status.detail = "blocked", str(record.get("last_line"))
-    elif record.get("state") == "failed":
-        status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
-        failed[run_hash] = name
-    elif queue and job in queue:
-        status.state, status.detail = "waiting", f"job {job}"
-    elif queue is None and record.get("state") == "waiting":
-        status.state, status.detail = "waiting", f"job {job} as submitted; squeue does not respond here"
-    elif record.get("state") == "waiting" and (words := last_log_line(job_log := runs_dir / LOGS / f"slurm-{job}.log")):
-        status.state, status.detail = "failed", f"job {job} ended before it began: {words}; {job_log}"
-        failed[run_hash] = name
-    elif record.get("state") == "waiting":
-        status.state, status.detail = "stopped", f"{JOB_LOST} (job {job}); rerun the same command to submit it again"
-    elif workplace.is_dir():
-        status.state, status.detail = "stopped", unpublished_reason(workplace, record)
+    else:
+        status.state, status.detail = ended_as(workplace, record, job, queue, status.log)
+    if blocked and not owner or status.state == "failed":
+        failed[run_hash] = blocked or name
     if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):
         status.detail = f"planned for version {plan['version']} of the stage, now {row.version}; {status.detail}"
     return status
+
+
+def ended_as(
+    workplace: Path, record: dict[str, Any], job: str | None, queue: set[str] | None, log: str | None
+) -> tuple[str, str]:
+    """(state, detail) of a run that no process holds and no parent blocks."""
+    last, now = record.get("last_line"), record.get("state")
+    if now in ("blocked", "failed"):
+        return now, f"{last}{f'; {log}' if log and now == 'failed' else ''}"
+    if queue and job in queue:
+        return "waiting", f"job {job}"
+    if now != "waiting":
+        return ("stopped", unpublished_reason(workplace, record)) if workplace.is_dir() else ("planned", "")
+    if queue is None:
+        return "waiting", f"job {job} as submitted; squeue does not respond here"
+    job_log = workplace.parents[1] / LOGS / f"slurm-{job}.log"
+    if words := last_log_line(job_log):
+        return "failed", f"job {job} ended before it began: {words}; {job_log}"
+    return "stopped", f"{JOB_LOST} (job {job}); rerun the same command to submit it again"
 
 
 def step_progress(status: RunStatus, record: dict[str, Any]) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from pipeline.commands.clean import free_ranked, missing_snapshots
-from pipeline.commands.plan import not_planned, waiting_evaluations
+from pipeline.commands.plan import not_planned
 from pipeline.commands.report import report_folder, write_results
 from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
@@ -17,7 +16,7 @@ from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable
-from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.graph import order_runs
 from pipeline.runs.lease import slurm_job
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
@@ -34,15 +33,13 @@ def make_table(config: TableStage) -> Path:
     config = planning.config
     check_claims(planning)
     check_writable(Path(config.runs_dir), create=False)  # before files are read whose digests it keeps
-    targets = planning.targets()
-    runs = order_runs(targets)
-    reasons = reasons_unfinished(runs, targets)
+    targets, runs, reasons = planning.graph()
     if missing := missing_snapshots(runs, reasons):
         problem = (
             f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
         )
         raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
-    waiting = waiting_evaluations(planning)
+    waiting = planning.waiting_evaluations()
     # the job that continues a table leaves prompts to the evaluations, which check them, too
     prompts = config.launcher.retry_failed or slurm_job() is None
     if causes := not_planned(planning) or evaluation_problems(runs, reasons, prompts, waiting):
@@ -54,8 +51,7 @@ def make_table(config: TableStage) -> Path:
     reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    later = partial(waiting_evaluations, planning)
-    with executor_for(config.launcher, targets, again=sys.argv[1:], later=later) as execute:
+    with executor_for(config.launcher, targets, sys.argv[1:], planning.waiting_evaluations) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}

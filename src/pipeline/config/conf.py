@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def add_folder(name: str) -> None:
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"
             )
     add_conf(directory)
+    forget_options()  # it may have been added before, with other files
 
 
 def refuse_interpolation(place: str, text: str) -> None:
@@ -88,12 +89,16 @@ def refuse_interpolation(place: str, text: str) -> None:
 
 
 def option_file(group: str, option: str) -> Path | None:
-    return _option_file(group, option, folders())
+    return _files(folders()).get(group, {}).get(option)
 
 
 @cache
-def _option_file(group: str, option: str, searched: tuple[Path, ...]) -> Path | None:
-    return next((path for root in searched if (path := root / group / f"{option}.yaml").is_file()), None)
+def _files(searched: tuple[Path, ...]) -> dict[str, dict[str, Path]]:
+    """Group -> option -> its file; what ships is before what is added."""
+    files: dict[str, dict[str, Path]] = {}
+    for path in (path for root in reversed(searched) for path in root.glob("*/*.yaml")):
+        files.setdefault(path.parent.name, {})[path.stem] = path
+    return files
 
 
 def options(group: str) -> list[str]:
@@ -102,21 +107,12 @@ def options(group: str) -> list[str]:
         return sorted({*OWN_STAGES, *extensions(STAGES)})
     if group == languages.GROUP:
         return sorted({*languages.shipped_languages(), *languages.own_files()})
-    return sorted(_option_names(group, folders()).union(extensions(MERGE_METHODS) if group == "merge" else ()))
-
-
-@cache
-def _option_names(group: str, searched: tuple[Path, ...]) -> frozenset[str]:
-    return frozenset(path.stem for root in searched for path in (root / group).glob("*.yaml"))
+    others = extensions(MERGE_METHODS) if group == "merge" else ()
+    return sorted({*_files(folders()).get(group, ()), *others})
 
 
 def groups() -> list[str]:
-    return list(_group_names(folder(), folder().stat().st_mtime_ns))
-
-
-@lru_cache(maxsize=8)
-def _group_names(root: Path, _: int) -> tuple[str, ...]:
-    return tuple(sorted(["stage", *(path.name for path in root.iterdir() if path.is_dir() and path.name not in FILES)]))
+    return sorted({"stage", *_files((folder(),))} - {*FILES})
 
 
 def table_file(name: str) -> Path:
@@ -148,7 +144,7 @@ def is_checkpoint(model: str) -> bool:
 
 
 def is_option(group: str, name: str) -> bool:
-    return "/" not in name and (option_file(group, name) is not None or name in options(group))
+    return option_file(group, name) is not None or name in options(group)
 
 
 def option(group: str, name: str) -> dict[str, Any]:
@@ -164,8 +160,8 @@ def option(group: str, name: str) -> dict[str, Any]:
 
 def forget_options() -> None:
     """Read the files of options again: in a session of Python they may have changed since."""
-    for read in (_option, _option_file, _option_names):
-        read.cache_clear()
+    _option.cache_clear()
+    _files.cache_clear()
 
 
 @cache

@@ -17,12 +17,11 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.files import read_yaml
 
 HARDWARE = "hardware"
-KNOBS = {  # of a training and a plan that a machine decides; others belong to recipes
-    "sft": ("processes", "parallel", "micro_batch_size", "gradient_checkpointing", "weights", "optimizer"),
-    "model": ("attn_implementation",),
-    "launcher": ("gpus", "time", "memory", "memory_per_gpu"),
-    "plan": ("gpu", "gpus"),
-}
+KNOBS = (  # of a training and a plan that a machine decides; others belong to recipes
+    "sft.processes", "sft.parallel", "sft.micro_batch_size", "sft.gradient_checkpointing", "sft.weights",
+    "sft.optimizer", "model.attn_implementation", "launcher.gpus", "launcher.time", "launcher.memory",
+    "launcher.memory_per_gpu", "plan.gpu", "plan.gpus",
+)  # fmt: skip
 CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "launcher": Launcher, "plan": Plan}
 OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there
 
@@ -74,11 +73,12 @@ def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
     """A table's stage with what the hardware of its own `every` says of plans and jobs, where the command does not."""
     if HARDWARE not in every or HARDWARE in config.every:  # the command's own is among its words
         return config
-    for key, value in read_hardware(str(every[HARDWARE])).items():
+    for key, value in hardware_for(
+        str(every[HARDWARE]), {"stage": config.stage, "launcher": config.launcher.name}
+    ).items():
         part, _, name = key.partition(".")
-        holder = getattr(config, part, None)
-        read = part == "plan" or (part == "launcher" and config.launcher.name == "slurm")
-        if read and holder is not None and getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
+        holder = getattr(config, part)
+        if part != "every" and getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
             config = replace(config, **{part: replace(holder, **{name: value})})
     return config
 
@@ -105,13 +105,15 @@ def read_hardware(name: str) -> dict[str, Any]:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise PipelineError(f"{path} sets no knob: write sft: {{processes: 8}} for example")
-    for part, knobs in content.items():
-        names = KNOBS.get(part, ())
-        if not isinstance(knobs, dict) or set(knobs) - set(names):
-            wrong = ", ".join(f"{part}.{key}" for key in knobs if key not in names) if isinstance(knobs, dict) else part
-            allowed = ", ".join(f"{group}.{key}" for group, keys in KNOBS.items() for key in keys)
-            raise PipelineError(f"{path} sets {wrong}: hardware sets {allowed} alone; the rest belongs to a recipe")
-    values = {f"{part}.{key}": value for part, knobs in content.items() for key, value in knobs.items()}
+    values = {
+        f"{part}.{key}".removesuffix("."): value
+        for part, knobs in content.items()
+        for key, value in (knobs if isinstance(knobs, dict) else {"": knobs}).items()
+    }
+    if wrong := [key for key in values if key not in KNOBS]:
+        raise PipelineError(
+            f"{path} sets {', '.join(wrong)}: hardware sets {', '.join(KNOBS)} alone; the rest belongs to a recipe"
+        )
     for key, value in values.items():
         part, _, knob = key.partition(".")
         check_value(f"{path} sets {key}, which", value, CLASSES[part].__dataclass_fields__[knob])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,8 @@ def include(folder: str) -> None:
         if any(name in other.tasks or name in other.groups for other in others):
             raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
     _included[path] = digest, own_index
+    for read in (harness_index, members, tags_below):
+        read.cache_clear()
 
 
 def parts_of(folder: Path) -> tuple[Path, ...]:
@@ -99,50 +101,42 @@ def included_state() -> tuple[str, ...]:
     return tuple(digest for digest, _ in _included.values())
 
 
+@cache
 def harness_index() -> Index:
     """All that is known: what the installed harness ships, and what eval.include_path adds."""
-    return _joined(included_state())
-
-
-@cache
-def _joined(state: tuple[str, ...]) -> Index:
     indexes = [shipped(), *(own_index for _, own_index in _included.values())]
     tasks, groups = ([getattr(part, kind) for part in indexes] for kind in ("tasks", "groups"))
     return Index(*({name: file for files in part for name, file in files.items()} for part in (tasks, groups)))
 
 
-def members(name: str) -> list[str]:
+@cache
+def members(name: str) -> tuple[str, ...]:
     """The tasks of a task (itself) or group, in its order, those of the groups and tags within it included.
 
     Raises:
         PipelineError: a group that redefines its tasks, or has one that is not known.
     """
-    return list(_members(name, included_state()))
-
-
-@cache
-def _members(name: str, state: tuple[str, ...]) -> tuple[str, ...]:
     harness = harness_index()
     if name in harness.tasks:
         return (name,)
     listed = merge_includes(harness.groups[name]).get("task") or []
-    members: list[str] = []
+    found: list[str] = []
     for item in [listed] if isinstance(listed, str) else listed:
         if not isinstance(item, str) and not {*item} <= {"task", "task_alias"}:
             raise PipelineError(f"the group {name} changes the settings of its tasks: list them in eval.tasks=[...]")
         part = item if isinstance(item, str) else item["task"]
         is_named = part in harness.tasks or part in harness.groups
-        more = _members(part, state) if is_named else tags_below(harness.groups[name].parent, state).get(part)
+        more = members(part) if is_named else tags_below(harness.groups[name].parent).get(part)
         if not more:
             raise PipelineError(
                 f"the group {name} has a task {part}, which is not known: list the others in eval.tasks"
             )
-        members += more
-    return tuple(dict.fromkeys(members))
+        found += more
+    return tuple(dict.fromkeys(found))
 
 
 @cache
-def tags_below(folder: Path, state: tuple[str, ...]) -> dict[str, list[str]]:
+def tags_below(folder: Path) -> dict[str, list[str]]:
     """Tag -> tasks in a folder and below it: the harness keeps the tasks with a tag below the group that names it."""
     by_tag: dict[str, list[str]] = {}
     for name, file in harness_index().tasks.items():
@@ -196,28 +190,29 @@ def included_files(file: Path, body: Mapping[str, Any]) -> list[Path]:
     return [file.parent / name for name in ([names] if isinstance(names, str) else names)]
 
 
-def included_outside(file: Path, folder: Path) -> Path | None:
-    """A file that a task file includes, itself or through others, that is neither below `folder` nor the harness'."""
+def own_files(file: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A task file and those that it includes, itself or through others, with their content: without the harness' own,
+    which are trusted."""
     trusted = shipped_folder()
-    for path in (one.resolve() for one in included_files(file, load_plain(file))):
-        if trusted and trusted.resolve() in path.parents:
-            continue
-        if found := path if folder not in path.parents else included_outside(path, folder):
-            return found
-    return None
+    if not trusted or trusted.resolve() not in file.resolve().parents:
+        body = load_plain(file)
+        yield file, body
+        for path in included_files(file, body):
+            yield from own_files(path)
+
+
+def included_outside(file: Path, folder: Path) -> Path | None:
+    """A file that a task file includes that is neither below `folder` nor the harness'."""
+    return next((path for path, _ in own_files(file) if folder not in path.resolve().parents), None)
 
 
 def python_in(file: Path) -> str | None:
-    """The name of a task file, or of a file that it includes, that runs Python of its own; None where none does. Files
-    of the harness are trusted."""
-    trusted = shipped_folder()
-    if trusted and trusted.resolve() in file.resolve().parents:
-        return None
-    body, text = load_plain(file), file.read_text(encoding="utf-8")
-    if "class" in body or any(getattr(event, "tag", None) == "!function" for event in yaml.parse(text)):
-        return file.name
-    included = map(python_in, included_files(file, body))
-    return next(filter(None, included), None)
+    """The name of a task file, or of a file that it includes, that runs Python of its own; None where none does."""
+    for path, body in own_files(file):
+        events = yaml.parse(path.read_text(encoding="utf-8"))
+        if "class" in body or any(getattr(event, "tag", None) == "!function" for event in events):
+            return path.name
+    return None
 
 
 def outside_metric(body: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING as NO_DEFAULT
@@ -19,6 +20,10 @@ from pydantic import ConfigDict
 
 from pipeline.errors import PipelineError
 
+BOUNDS: dict[str, tuple[str, str, Callable[[Any, Any], bool]]] = {  # -> in words, as a sign, what is outside
+    "low": ("at least", ">=", operator.lt), "above": ("above", ">", operator.le),
+    "high": ("at most", "<=", operator.gt), "below": ("below", "<", operator.ge),
+}  # fmt: skip
 # whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
 Condition = tuple[Callable[[Any], bool], str]
 
@@ -110,18 +115,10 @@ def check_value(name: str, value: Any, item: Any) -> None:
         return
     if not math.isfinite(value):
         raise PipelineError(f"{name} must be a finite number, got {value}")
-    low, above, high, below = (meta.get(bound) for bound in ("low", "above", "high", "below"))
-    if (
-        (low is not None and value < low)
-        or (above is not None and value <= above)
-        or (high is not None and value > high)
-        or (below is not None and value >= below)
-    ):
-        words = [f"at least {low}"] if low is not None else []
-        words += [f"above {above}"] if above is not None else []
-        words += [f"at most {high}"] if high is not None else []
-        words += [f"below {below}"] if below is not None else []
-        raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
+    limits = [(words, meta[bound], wrong) for bound, (words, _, wrong) in BOUNDS.items() if meta.get(bound) is not None]
+    if any(wrong(value, limit) for _, limit, wrong in limits):
+        asked = " and ".join(f"{words} {limit}" for words, limit, _ in limits)
+        raise PipelineError(f"{name} must be {asked}, got {value}")
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import yaml
 from omegaconf import MISSING
+from pydantic_core import to_jsonable_python
 
 from pipeline.config import conf
 from pipeline.config.compose import partial_stage
 from pipeline.config.defaults import HARDWARE, left_open, reads_hardware
 from pipeline.config.explain import type_inside
-from pipeline.config.knob import format_value
+from pipeline.config.knob import BOUNDS, format_value
 from pipeline.config.overrides import chosen_options, split_command, typed_in, values_of
 from pipeline.config.stages import Stage, TrainStage
 from pipeline.config.training import default_rate
@@ -51,17 +52,19 @@ def manual_text(words: list[str]) -> str:
         lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} ({default})")
     lines += ["", "knobs, with their values in this command; of groups that are needed and not given, their defaults"]
     config, unnamed = values_in_effect(words, stage_class)
-    for title, kind in stage_parts(stage_class, options.get("merge")):
+    parts = dict(stage_parts(stage_class, options.get("merge")))
+    for title, kind in {TOP_LEVEL: stage_class, **parts}.items():
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
-        part_names = {name for name, _ in stage_parts(stage_class, None)}
+        top = title == TOP_LEVEL
+        holder = config if top else None if title in unnamed else getattr(config, title)
         for item in fields(kind):
-            if item.name == "name" or (title == TOP_LEVEL and item.name in ("stage", *part_names)):
+            if item.name == "name" or (top and item.name in ("stage", *parts)):
                 continue
-            key = item.name if title == TOP_LEVEL else f"{title}.{item.name}"
-            value = default_of(item) if title in unnamed else value_of(config, key, item)
-            lines += format_entry(
-                f"{key}={value}", " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
-            )
+            value = getattr(holder, item.name, MISSING)
+            is_open = value == MISSING or is_dataclass(value)
+            shown = default_of(item) if is_open else format_value(to_jsonable_python(value))
+            entry = f"{'' if top else f'{title}.'}{item.name}={shown}"
+            lines += format_entry(entry, " ".join(filter(None, (knob_comment(kind, item), bounds_text(item)))))
     return "\n".join(lines)
 
 
@@ -114,14 +117,6 @@ def values_in_effect(words: list[str], kind: type[Stage]) -> tuple[Stage, list[s
     return config, unnamed
 
 
-def value_of(config: Stage, key: str, item: Field[Any]) -> str:
-    """A knob's value as composed; that of its declaration where it is missing, or its group is not chosen."""
-    part, _, name = key.rpartition(".")
-    holder = getattr(config, part) if part else config
-    value = getattr(holder, name, MISSING)
-    return default_of(item) if value == MISSING or is_dataclass(value) else format_value(plain(value))
-
-
 def class_summary(kind: type) -> str:
     """A class's docstring as one line; empty where it has none but the signature that dataclass makes."""
     text = " ".join((kind.__doc__ or "").split())
@@ -129,8 +124,7 @@ def class_summary(kind: type) -> str:
 
 
 def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[str, type]]:
-    """(title, dataclass) of a stage's knobs: its own, and those of its parts."""
-    yield TOP_LEVEL, stage_class
+    """(title, dataclass) of the parts of a stage's knobs."""
     for item in fields(stage_class):
         kind: Any = type_inside(stage_class, item.name)
         if item.name == "merge":
@@ -139,22 +133,9 @@ def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[s
             yield item.name, kind
 
 
-def plain(value: Any) -> Any:
-    """A knob's value without dataclasses, for JSON."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
 def default_of(item: Field[Any]) -> str:
     value = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
-    if value is NO_DEFAULT or value == MISSING:
-        return "..."
-    if is_dataclass(value):
-        return "..."
-    return format_value(value)
+    return "..." if value is NO_DEFAULT or value == MISSING or is_dataclass(value) else format_value(value)
 
 
 def bounds_text(item: Field[Any]) -> str:
@@ -162,8 +143,8 @@ def bounds_text(item: Field[Any]) -> str:
     meta = item.metadata
     if meta.get("options"):
         return f"[{', '.join(meta['options'])}]"
-    marks = (("low", ">="), ("above", ">"), ("high", "<="), ("below", "<"))
-    limits = " and ".join(f"{mark} {meta[key]:.10g}" for key, mark in marks if meta.get(key) is not None)
+    signs = {bound: sign for bound, (_, sign, _) in BOUNDS.items() if meta.get(bound) is not None}
+    limits = " and ".join(f"{sign} {meta[bound]:.10g}" for bound, sign in signs.items())
     return f"[{limits}]" if limits else "[RUN]" if meta.get("run") else ""
 
 

@@ -41,18 +41,18 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
     `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage. Those of stage=check
     are keys of its trainings."""
-    options = typed_in(words)
+    options, groups = typed_in(words), {word: re.split(r"[.=]", word.lstrip("+"), maxsplit=1)[0] for word in words}
     study = options.get("stage", "table")
     if study == "check":
-        own = [word for word in words if re.match(r"\+?(stage|check|launcher|hardware|runs_dir|tracking)[.=]", word)]
-        rest = [word for word in words if word not in own or word.startswith(f"{HARDWARE}=")]
-        return own, ["stage=sft", "expert=math", *rest]
-    of = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
-    if study not in ("plan", "prefetch") or of is None or "table" in options:
-        return list(words), None
-    groups = {word: re.split(r"[.=]", word.lstrip("+"), maxsplit=1)[0] for word in words}
+        of = ["stage=sft", "expert=math"]
+        without: tuple[str, ...] = ("stage", study, "launcher", "runs_dir", "tracking")
+    else:
+        kind = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
+        if study not in ("plan", "prefetch") or kind is None or "table" in options:
+            return list(words), None
+        of, without = [f"stage={kind}"], ("stage", study, "launcher")
     own = [word for word in words if groups[word] in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking")]
-    return own, [f"stage={of}", *(word for word in words if groups[word] not in ("stage", study, "launcher"))]
+    return own, [*of, *(word for word in words if groups[word] not in without)]
 
 
 def refuse_repeated(words: Sequence[str]) -> None:
@@ -63,21 +63,6 @@ def refuse_repeated(words: Sequence[str]) -> None:
             of_plan = ", or plan.stage=STAGE to plan one command" if key == "stage" else ""
             raise PipelineError(f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}")
         values[key] = value
-
-
-def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words without --config-dir=DIR (or --config-dir DIR, as in Hydra), and the folders."""
-    overrides, folders, remaining = [], [], list(words)
-    while remaining:
-        word = remaining.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag not in ("--config-dir", "-cd"):
-            overrides.append(word)
-        elif equals or remaining:
-            folders.append(value if equals else remaining.pop(0))
-        else:
-            raise PipelineError("--config-dir needs a folder: give --config-dir=DIR")
-    return overrides, folders
 
 
 @lru_cache(maxsize=4096)

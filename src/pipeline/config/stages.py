@@ -14,55 +14,11 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from pipeline.config.data import Data, Expert, Source, World
-from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
+from pipeline.config.data import Data, Expert
+from pipeline.config.evaluation import Eval, Select
 from pipeline.config.knob import Knobs, knob, part
 from pipeline.config.merging import Analyze, Merge
 from pipeline.config.training import Model, Partition, Sft
-
-__all__ = [
-    "Analyze",
-    "AnalyzeStage",
-    "Check",
-    "CheckStage",
-    "Clean",
-    "CleanStage",
-    "Data",
-    "DataStage",
-    "Eval",
-    "EvalStage",
-    "EvalTask",
-    "Expert",
-    "Export",
-    "ExportStage",
-    "Launcher",
-    "Measure",
-    "Merge",
-    "MergeStage",
-    "Model",
-    "Partition",
-    "Plan",
-    "PlanStage",
-    "Prefetch",
-    "PrefetchStage",
-    "Report",
-    "ReportStage",
-    "RunStage",
-    "Select",
-    "SelectStage",
-    "Sft",
-    "Show",
-    "ShowStage",
-    "Source",
-    "Stage",
-    "Status",
-    "StatusStage",
-    "SweepStage",
-    "TableStage",
-    "Tracking",
-    "TrainStage",
-    "World",
-]
 
 MOST_SEED = 2**32 - 1  # numpy's bound
 

@@ -33,7 +33,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import bytes_of_largest_parent
-from pipeline.stages.steps import expected_steps
+from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import LIBRARIES, WIDTH
 
@@ -178,7 +178,7 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     """A training as one line: its recipe and mixture, rows, steps, tokens, and what it takes on plan.gpu, that of
     hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
-    sft, steps, rows = run.config.sft, expected_steps(run), "? rows in ? steps, ? tokens"
+    sft, steps, rows = run.config.sft, training_steps(run, expected=True), "? rows in ? steps, ? tokens"
     of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
     gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run)
     if steps is not None:

@@ -33,7 +33,7 @@ from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.steps import expected_steps
+from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
     Trained,
@@ -141,20 +141,11 @@ def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: boo
     if not free_snapshots:
         return total
     by_hash = {cost.run.hash: cost for cost in trainings}
-    ranked = [
-        {cost.run.hash: by_hash[cost.run.hash] for cost in compared(run) if cost.run.hash in by_hash}
-        for run in selections
-    ]
-    freed_bytes = sum(
-        cost.snapshots for cost in {key: cost for costs in ranked for key, cost in costs.items()}.values()
-    )
-    at_once = max((sum(cost.snapshots for cost in costs.values()) for costs in ranked), default=0)
-    return (
-        total
-        - freed_bytes
-        + at_once
-        + sum(max((cost.weights for cost in costs.values()), default=0) for costs in ranked)
-    )
+    ranked = [{snapshot.run.hash for snapshot in compared(run)} & by_hash.keys() for run in selections]
+    snapshots = {key: cost.snapshots for key, cost in by_hash.items()}
+    at_once = max((sum(map(snapshots.__getitem__, keys)) for keys in ranked), default=0)
+    chosen = sum(max((by_hash[key].weights for key in keys), default=0) for keys in ranked)
+    return total - sum(snapshots[key] for key in set().union(*ranked)) + at_once + chosen
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -173,7 +164,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
 
 def training_work(run: Run[TrainStage], shape: Shape, machine: Gpu, processes: int) -> tuple[int, float]:
     """(optimizer steps, seconds of all of them) on this machine. Raises PipelineError as `training_cost`."""
-    sft, steps = run.config.sft, expected_steps(run)
+    sft, steps = run.config.sft, training_steps(run, expected=True)
     if steps is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
     if sft.packing and sft.steps is None:
@@ -189,7 +180,7 @@ def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
         shape = shape_for(run)
     except PipelineError:
         return {}
-    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
+    snapshots = len(snapshot_steps(sft, training_steps(run, expected=True) or 0))
     points = 1 if sft.resume_minutes is None else 2
     return written_bytes(sft, shape.parameters, moved(run, shape), snapshots, points)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
-from pipeline.config.stages import EvalStage, EvalTask
+from pipeline.config.evaluation import EvalTask
+from pipeline.config.stages import EvalStage
 from pipeline.estimate.flops import LONGEST, MGSM, QuestionSet, question_sets
 from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run

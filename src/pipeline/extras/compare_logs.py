@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean, mean_stderr
 from pipeline.evaluate.records import Sample, ScoreRow
@@ -26,8 +27,8 @@ from pipeline.report.load.answers import Evaluation, Place, Vector
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.runs.provenance import DISTRIBUTION, package_version
-from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
+from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import Side, Table
 from pipeline.text import pluralize
 
@@ -130,7 +131,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
         for title in columns for model in titles
     }  # fmt: skip
     plan = TablePlan(table, {}, rows=titles, columns=list(columns), cells=cells)
-    stored = LogAnswers(BoundTable(plan, {}, {}, {}, {}), columns=columns)
+    stored = LogAnswers(Planning(TableStage(), plan), columns=columns)
     listed = {model: [column for column in columns.values() if model in column.logs] for model in titles}
     evaluations = {
         model: Evaluation([one.row(model) for one in own], samples=[one.samples(model) for one in own])

@@ -78,7 +78,7 @@ def base_of_adapter(model: Parent, config: ExportStage) -> Parent:
     """
     manifest = read_manifest(model.folder)
     if manifest is None or manifest.stage != "merge":
-        return base_of(model, config, "checkpoint")
+        return base_of(model, Path(config.runs_dir), "checkpoint")
     parents, recorded = find_ancestors(manifest, Path(config.runs_dir)), manifest.parents.get("base")
     base = parents.pop("base", None)
     if base and recorded and base.hash == recorded.hash:

@@ -32,7 +32,7 @@ from pipeline.launch.in_process import make_run, outcome, reason_of
 from pipeline.launch.run_json import Element, run_of
 from pipeline.launch.slurm_commands import queued_jobs, run_command
 from pipeline.merge.resident import keep_models_resident
-from pipeline.progress import quiet
+from pipeline.progress import quiet, redirected
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
 from pipeline.runs.lease import live_holder, slurm_job
@@ -48,20 +48,8 @@ def log_of(element: Element) -> Path:
 def log_to(file: Path) -> Iterator[None]:
     """Append all output of this process and its subprocesses to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    saved = os.dup(1), os.dup(2)
-    try:
-        for number in (1, 2):
-            os.dup2(opened, number)
+    with open(file, "ab", buffering=0) as log, redirected(log.fileno(), 1, 2):
         yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # a full disk cannot take the log either
-                stream.flush()
-        for number, descriptor in zip((1, 2), saved, strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        os.close(opened)
 
 
 def make_element(element: Element) -> dict[str, Any]:
@@ -148,17 +136,21 @@ def run_array_task(file: Path) -> int:
 
 def run_task_element(element: Element) -> str:
     """How the run of an element ended; "held" also while a parent is running or in the queue."""
-    workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    runs_dir, restarts = Path(element["config"]["runs_dir"]), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    workplace = runs_dir / ".work" / element["hash"]
     record = state.read_state(workplace)
     if restarts and record.get("state") == "failed" and record.get("job") == slurm_job():
         return "failed"  # before this task was requeued
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
         run_command(["scontrol", "update", f"JobId={slurm_job()}", f"JobName={element['label']}"])
-    waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
-    failed = [parent for parent in waits if not may_still_finish(parent_place(element, parent))]
+    named = {parent.get("of", parent["hash"]): parent["name"] for parent in element["parents"].values()
+             if "folder" not in parent}  # fmt: skip
+    waits = {key: name for key, name in named.items() if folder_of(key, runs_dir) is None}
+    failed = [name for key, name in waits.items() if not may_still_finish(workplace.with_name(key))]
     if waits:
         ended = "failed" if failed else "held"
-        reason = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
+        first = next(iter(failed or waits.values()))
+        reason = f"its parent {first} {'was not made' if failed else 'is not finished yet'}"
         with suppress(OSError), log_to(log_of(element)):
             print(reason, file=sys.stderr)
     else:
@@ -183,23 +175,6 @@ def may_still_finish(workplace: Path) -> bool:
         return record.get("state") not in ("failed", "blocked") and record.get("job") in queued_jobs()
     except PipelineError:  # squeue does not respond here: the number of requeues is the bound
         return record.get("state") in ("running", "waiting", "stopped")
-
-
-def not_finished(parent: dict[str, Any], element: Element) -> bool:
-    return "folder" not in parent and folder_of(hash_of(parent), Path(element["config"]["runs_dir"])) is None
-
-
-def hash_of(parent: dict[str, Any]) -> str:
-    """The run hash; for a snapshot, its training's hash."""
-    return str(parent.get("of", parent["hash"]))
-
-
-def parent_place(element: Element, parent: dict[str, Any]) -> Path:
-    return workplace_of(element).parent / hash_of(parent)
-
-
-def workplace_of(element: Element) -> Path:
-    return Path(element["config"]["runs_dir"]) / ".work" / str(element["hash"])
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ from pipeline.report.private import without_private
 from pipeline.report.questions import questions_of, stored_metric, tasks_of
 from pipeline.report.stored import VALIDATIONS, NoScore, StoredAnswers
 from pipeline.runs.run import Run, parent_runs
-from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, difference_of
-from pipeline.tables.planned_runs import primary_value
+from pipeline.tables.planned_runs import Planning, primary_value
 
 
 def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
@@ -63,22 +62,23 @@ def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None 
     return replace(result, value=estimate if is_chosen else value, low=low, high=high, maximum=maximum)
 
 
-def shown_scores(table: BoundTable, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
+def shown_scores(table: Planning, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
     """(item, score) of the scores that a cell shows: the winner's if there is a choice, none while it is open."""
     for item in cell.items:
-        winner = table.winners[item.choice] if item.choice else ()
+        winner = table.chosen_candidate(item.choice) if item.choice else ()
         for reading in item.readings:
             score = reading.get(()) or (reading.get(winner) if winner is not None else None)
             if score is not None:
                 yield item, score
 
 
-def model_role(table: BoundTable, score: ScoreRef | None) -> str:
+def model_role(table: Planning, score: ScoreRef | None) -> str:
     """base, expert or merge: the role of a scored model; empty if it is unknown. A training on several sets counts as a
     merge, an external checkpoint as an expert."""
-    spec = table.spec_of(score) if score else None
-    if spec is None:
+    model = table.model_of(score) if score else None
+    if model is None:
         return ""
+    spec = table.plan.specs[model]
     if spec.kind != "stage":
         return "expert" if spec.kind == "checkpoint" else spec.kind
     training: Any = table.models.get(spec.key)
@@ -114,18 +114,18 @@ def estimate_interval(stored: StoredAnswers, cell: Cell, is_chosen: bool) -> tup
     return 100 * value, 100 * low, 100 * high
 
 
-def choices_of(table: BoundTable) -> dict[str, Any]:
+def choices_of(table: Planning) -> dict[str, Any]:
     """Each choice: what was chosen, and the candidates, each with its mean (None while a score is missing) and the runs
     that scored it."""
     choices = {}
     for key, choice in table.plan.choices.items():
         candidates = []
         for candidate, scores in choice.candidates.items():
-            runs = [run for score in scores if (run := table.evaluations.get(score))]
+            runs = [run for score in scores if (run := table.evaluation_of(score))]
             numbers = [number for run in runs if (number := primary_value(run)) is not None]
             mean = statistics.fmean(numbers) if len(numbers) == len(scores) else None
             candidates.append({**at_of(choice, candidate), "mean": mean, "scores": [run.name for run in runs]})
-        chosen = table.winners[key]
+        chosen = table.chosen_candidate(key)
         winner = at_of(choice, chosen) if chosen else None
         choices[key] = {"run": choice.run, "at": choice.at, "chosen": winner, "candidates": candidates}
     return choices

@@ -38,7 +38,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     targets = planning.targets()
     runs = order_runs(targets)
     names = {run.hash: run.name for run in runs}
-    stored = StoredAnswers(planning.bind(), failed)
+    stored = StoredAnswers(planning, failed)
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)

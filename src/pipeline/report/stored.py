@@ -22,9 +22,8 @@ from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stats.statistics import DRAWS
-from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of
-from pipeline.tables.planned_runs import reason_left_out, score_rows
+from pipeline.tables.planned_runs import Planning, reason_left_out, score_rows
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -42,7 +41,7 @@ class StoredAnswers:
     """The scores, answers and facts under a table. failed: name of a run -> why it failed; answers: by `read_answers`;
     draws: number of draws of each bootstrap over questions."""
 
-    table: BoundTable
+    table: Planning
     failed: Mapping[str, str] = field(default_factory=dict)
     answers: dict[Place, Answers] = field(default_factory=dict)
     draws: int = DRAWS
@@ -77,7 +76,7 @@ class StoredAnswers:
 
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
         """The stored scores that a cell shows of a score; none of one that is not finished."""
-        run = self.table.evaluations.get(score)
+        run = self.table.evaluation_of(score)
         return score_rows(run, cell.metric, cell.pair) if run else []
 
     def fact(self, cell: Cell, key: ScoreRef | str) -> float:
@@ -95,7 +94,7 @@ class StoredAnswers:
         return float(value)
 
     def run_of(self, key: ScoreRef | str) -> Run | None:
-        return self.table.training_of(key) if isinstance(key, str) else self.table.evaluations.get(key)
+        return self.table.run_of(key)
 
     def finished(self, key: ScoreRef | str) -> Run:
         """The run of a score, or of a spec with a fact. Raises NoScore unless it is there and finished."""

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import MergeStage, Stage, TrainStage
+from pipeline.config.stages import MergeStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.models import bases_named, read_metadata
 from pipeline.models.checkpoint import read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import Ancestor, read_manifest
+from pipeline.runs.manifest import SNAPSHOTS, Ancestor, read_manifest
 from pipeline.runs.run import External, Parent, Run, Snapshot
 from pipeline.runs.unchanged import content_digest
 
@@ -64,30 +64,36 @@ def gives_adapter(expert: Parent) -> bool:
     return (expert.folder / ADAPTER_CONFIG).is_file()
 
 
-def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent:
+def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
     """The base that an expert was trained from: by its plan or its manifest; for an external model, the base that its
-    adapter_config.json or the base_model of its model card names."""
+    adapter_config.json or the base_model of its model card names. key: of the expert, for errors."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
         if planned is not None:
             return planned
-    knob = "base" if key == "checkpoint" else "merge.base"
     manifest = read_manifest(expert.folder)
     recorded = manifest.base if manifest else None
-    run_folder = folder_of(recorded.hash, Path(config.runs_dir)) if recorded else None
+    run_folder = folder_of(recorded.hash, runs_dir) if recorded else None
     if recorded and run_folder:
-        return as_recorded(from_folder(run_folder, key, Path(config.runs_dir)), recorded, expert.name)
+        return as_recorded(from_folder(run_folder, key, runs_dir), recorded, expert.name)
     model = (manifest.config.get("model") or {"path": manifest.facts.get("base")}) if manifest and recorded else {}
     path, revision = model.get("path"), model.get("revision")  # a select run has it in its facts
     if not path:
+        knob = "base" if key == "checkpoint" else "merge.base"
         path, revision = _base_reference(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
-    base = find_run(path, Path(config.runs_dir), key, revision)
+    base = find_run(path, runs_dir, key, revision)
     if recorded:
         as_recorded(base, recorded, expert.name, path)
     if isinstance(base, External) and revision and not base.folder.is_dir():
         return replace(base, folder=Path(f"{base.folder}@{revision}"))
     return base
+
+
+def base_folder(adapter: Path) -> Path:
+    """The folder of an adapter's base, as `base_of` it, or its name on the Hub."""
+    home = adapter.parents[1] if adapter.parent.name == SNAPSHOTS else adapter
+    return base_of(External(adapter.name, "", adapter), home.parent, f"the base of {adapter.name}").folder
 
 
 def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "") -> Parent:
@@ -132,23 +138,6 @@ def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remed
 
 def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "model.safetensors").is_file()
-
-
-def base_folder(folder: Path) -> Path:
-    """The folder of an adapter's base: by the manifest of its run, else by its adapter_config.json."""
-    manifest = read_manifest(folder)
-    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
-    recorded, knob = manifest.base if manifest else None, f"the base of {folder.name}"
-    run_folder = folder_of(recorded.hash, home.parent) if recorded else None
-    if recorded and run_folder:
-        return as_recorded(from_folder(run_folder, knob, home.parent), recorded, folder.name).folder
-    model = (manifest.config.get("model") or {}) if manifest else {}
-    name, revision = (Path(model["path"]), model.get("revision")) if model.get("path") else named_base(folder)
-    if model.get("path") or (recorded and name.is_dir()):
-        reference = str(model.get("path") or name.resolve())
-        base = find_run(reference, home.parent, knob, revision)
-        name = (as_recorded(base, recorded, folder.name, reference) if recorded else base).folder
-    return Path(f"{name}@{revision}") if revision and not name.is_dir() else name
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:

@@ -20,7 +20,7 @@ from pipeline.config.evaluation import is_sampled
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
 from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
-from pipeline.files import FileState, content_hash
+from pipeline.files import content_hash
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.files import DECIDING, IDENTIFYING_SUFFIXES
 from pipeline.models.identity import folder_digest
@@ -73,28 +73,18 @@ class Folder:
     def name(self) -> str:
         return self.folder.resolve().name
 
-    @property
+    @cached_property
     def hash(self) -> str:
-        return self._files_and_digest[1]
+        return folder_digest(self.folder, self.files, self.runs_dir)
 
     @property
     def has_changed(self) -> bool:
-        """Whether its content differs from when it was hashed; read again only where a file was touched.
-
-        An added file counts where models are read by its name. A deleted file did not change what was read of it.
-        """
-        files_then, digest = self._files_and_digest
+        """As of External; an added file counts, too, where models are read by its name."""
         named = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
         if any(path.is_file() for path in named.difference(self.files)):
             return True
-        if not all(path.is_file() for path in self.files) or files_then == [FileState.now(path) for path in self.files]:
-            return False
-        return folder_digest(self.folder, self.files, self.runs_dir) != digest
-
-    @cached_property
-    def _files_and_digest(self) -> tuple[list[FileState], str]:
-        files_now = [FileState.now(path) for path in self.files]
-        return files_now, folder_digest(self.folder, self.files, self.runs_dir)
+        all_here = all(path.is_file() for path in self.files)
+        return all_here and folder_digest(self.folder, self.files, self.runs_dir) != self.hash
 
 
 @dataclass(frozen=True)
@@ -196,18 +186,21 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
             "products in float32": sft.compile and sft.precision == "fp32",
         }
         return dict(word.split(" ", 1) for word, applies in changed_in.items() if applies)
-    merge, tasks = getattr(config, "merge", None), config.eval.tasks if isinstance(config, EvalStage) else ()
-    decided = merge.beyond_knobs() if isinstance(merge, Merge) else {}
-    decided = dict(decided)
-    if isinstance(merge, Merge) and merge.vocabulary == "union":
-        decided |= {"union": "rows of its own"}  # before, where the others had rows of padding, the mean with these
-    if isinstance(config, EvalStage) and config.eval.limit is not None:
-        columns = {item.question_column for task in tasks if (item := find_benchmark(task.task))} - {""}
-        decided |= {"limit_counts": sorted(columns)} if columns else {}  # before, it counted their parts
-    if isinstance(config, EvalStage) and is_sampled(config.eval) and config.eval.answers > 1:
-        decided |= {"votes": "by number"}  # before, 1800 and 1,800 were two answers
-    packages = {task.task: item.package for task in tasks if (item := find_benchmark(task.task)) and item.package}
-    return {**decided, "packages": decided.get("packages", {}) | packages} if packages else decided
+    merge, decided = getattr(config, "merge", None), dict[str, Any]()
+    if isinstance(merge, Merge):
+        decided |= merge.beyond_knobs()
+        # before, where the others had rows of padding, the mean with these
+        decided |= {"union": "rows of its own"} if merge.vocabulary == "union" else {}
+    if isinstance(config, EvalStage):
+        items = {task.task: item for task in config.eval.tasks if (item := find_benchmark(task.task))}
+        columns = {item.question_column for item in items.values()} - {""}
+        if config.eval.limit is not None and columns:
+            decided["limit_counts"] = sorted(columns)  # before, it counted their parts
+        if is_sampled(config.eval) and config.eval.answers > 1:
+            decided["votes"] = "by number"  # before, 1800 and 1,800 were two answers
+        if packages := {task: item.package for task, item in items.items() if item.package}:
+            decided["packages"] = decided.get("packages", {}) | packages
+    return decided
 
 
 def parent_runs(parents: dict[str, Parent]) -> list[Run]:

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from pipeline.errors import PipelineError
 from pipeline.files import link_or_copy
-from pipeline.progress import say
+from pipeline.progress import redirected, say
 from pipeline.runs.manifest import MANIFEST, SNAPSHOTS, Malformed, Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -323,7 +323,8 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
     arguments = sys.argv
     try:
         sys.argv = without_credentials(arguments)  # which W&B records
-        with quiet_service():
+        # without standard error, where W&B's service prints hundreds of lines if memory is short
+        with open(os.devnull, "w") as nothing, redirected(nothing.fileno(), 2):
             return call_with_deadline(tracking.timeout, init_run)
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
@@ -335,19 +336,6 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
         sys.argv = arguments
         atexit.unregister(end_service)
         atexit.register(end_service)  # after W&B's own hook, so that it is called before
-
-
-@contextmanager
-def quiet_service() -> Iterator[None]:
-    """Inside, W&B's service starts without standard error, where it prints hundreds of lines if memory is short."""
-    saved, null_device = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null_device, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null_device)
 
 
 @contextmanager

@@ -18,5 +18,5 @@ def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
     label = "analyze-" + "-".join(label_of(parent) for parent in parents.values())
     if config.base is not None:
         return config, label, {**parents, "base": resolver.model(config.base, "base")}
-    bases = [(expert.name, base_of(expert, config, "checkpoint")) for expert in parents.values()]
+    bases = [(expert.name, base_of(expert, resolver.runs_dir, "checkpoint")) for expert in parents.values()]
     return config, label, {**parents, "base": one_base(bases, "checkpoint: the experts")}

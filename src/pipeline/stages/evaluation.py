@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
 from pipeline.config.evaluation import Eval
 from pipeline.config.harness_tasks import include, included_folder, parts_of
-from pipeline.config.stages import EvalStage, EvalTask
+from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import SAMPLED, scoring_runs
-from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
@@ -24,6 +21,7 @@ from pipeline.runs.dtypes import merged_dtype, stored_dtype
 from pipeline.runs.lineage import gives_adapter
 from pipeline.runs.run import LABEL_LENGTH, External, Folder, Parent, Run
 from pipeline.stages.data import locked_benchmarks, own_languages
+from pipeline.stages.hub_inputs import evaluated_sets
 from pipeline.stages.merge import label_and_parents
 from pipeline.stages.resolver import Draft, Resolver, label_of
 from pipeline.stages.world import refuse_another_world
@@ -180,17 +178,8 @@ def check_tasks(config: EvalStage, resolver: Resolver) -> None:
     if root is None or root.is_dir():
         settings = config.eval
         tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)
-        _check_tasks(tasks, tuple(config.languages), root, settings.split, settings.exemplars, settings.run_code)
-
-
-@lru_cache(maxsize=64)
-def _check_tasks(
-    tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None, split: str,
-    exemplars: str, run_code: bool,
-) -> None:  # fmt: skip
-    with TemporaryDirectory() as folder:
-        settings = Eval("", [EvalTask(*task) for task in tasks], split=split, exemplars=exemplars, run_code=run_code)
-        task_definitions(settings, languages, root, Path(folder), left_out=[])
+        how = {"split": settings.split, "exemplars": settings.exemplars, "run_code": settings.run_code}
+        evaluated_sets(tasks, tuple(config.languages), root, **how)
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pipeline.benchmarks.benchmark import on_hub
 from pipeline.config.data import Source
@@ -74,22 +75,22 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
 
 def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in config.eval.tasks)
-    return _evaluated_sets(tasks, tuple(config.languages), config.eval.run_code)
+    return evaluated_sets(tasks, tuple(config.languages), run_code=config.eval.run_code)
 
 
-@lru_cache(maxsize=64)
-def _evaluated_sets(
-    tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], run_code: bool = False
+@lru_cache(maxsize=128)
+def evaluated_sets(
+    tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None = None, **settings: Any
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out."""
+    """(repository, configuration, split) of each set that the harness' task files name; why tasks are left out. Raises
+    PipelineError for a task that cannot be scored, with its files below `root`, or on the Hub."""
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow
     from pipeline.evaluate.tasks import data_sets, task_definitions
 
-    settings, left_out = Eval("", [EvalTask(*task) for task in tasks], run_code=run_code), list[ScoreRow]()
-    sets: list[tuple[str, str | None, str]] = []
+    left_out: list[ScoreRow] = []
     with TemporaryDirectory() as folder:
-        definitions = task_definitions(settings, languages, None, Path(folder), left_out)
-        for definition in definitions:
-            sets += data_sets(definition)
+        evaluation = Eval("", [EvalTask(*task) for task in tasks], **settings)
+        definitions = task_definitions(evaluation, languages, root, Path(folder), left_out)
+        sets = [] if root else [data_set for definition in definitions for data_set in data_sets(definition)]
     return list(dict.fromkeys(sets)), [str(one.reason) for one in left_out]

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, MergeStage, RunStage
+from pipeline.config.stages import EvalStage, MergeStage
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json, text_settings
 from pipeline.runs.lineage import (
@@ -36,7 +36,7 @@ def build(config: MergeStage, resolver: Resolver) -> Draft:
 def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
     """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge, written or not."""
     assert config.merge is not None
-    parents = merge_parents(config.merge, config, resolver)
+    parents = merge_parents(config.merge, resolver)
     config.merge.refuse(config.partition, layers_of(parents))
     prefix = "control-" if config.merge.controlled_roles() else ""
     names = [label_of(expert) for role, expert in parents.items() if role != "base"]
@@ -45,7 +45,7 @@ def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tup
     return f"{prefix}{config.merge.label(config.partition)}-{joined}", parents
 
 
-def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[str, Parent]:
+def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
     """Role in the merge -> parent.
 
     Raises:
@@ -74,7 +74,9 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
         parents["base"] = resolver.model(named_base, "merge.base")
     elif adapters or merge.needs_base() or merge.control:
         sources = {role: parents[role] for role in adapters} or parents
-        bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in sources.items()]
+        bases = [
+            (expert.name, base_of(expert, resolver.runs_dir, experts[role][0])) for role, expert in sources.items()
+        ]
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
     elif recorded := [
         (parent.name, base) for parent in parents.values() if (base := recorded_base(parent)) is not None

@@ -14,7 +14,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.stages.evaluation import refuse_dtypes, refuse_lower
 from pipeline.stages.resolver import Draft, Resolver
-from pipeline.stages.steps import planned_steps
+from pipeline.stages.steps import training_steps
 from pipeline.train.steps import snapshot_steps
 
 
@@ -33,7 +33,11 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
     if config.select.by == "validation_loss":
         refuse_other_losses(list(trainings.values()))
     parents: dict[str, Parent] = dict(candidates)
-    base = shared_base(list(trainings.values()), config)
+    bases = [  # none of those that started from random weights
+        (training.name, base_of(training, resolver.runs_dir, "checkpoints") if recorded_base(training) else None)
+        for training in trainings.values()
+    ]
+    base: Parent | None = one_base(bases, "checkpoints")
     if config.select.by == "scores":
         parents = {role: build_evaluation(config, candidate, resolver) for role, candidate in candidates.items()}
         if config.select.guards:
@@ -108,21 +112,12 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
 
 def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
     """The last step of a training that has not run yet, and the steps of its snapshots."""
-    if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := planned_steps(training)):
+    if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := training_steps(training)):
         return last, snapshot_steps(training.config.sft, last)
     raise PipelineError(
         f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps, or "
         "data.size without data.allow_fewer"
     )
-
-
-def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
-    """The base that all were trained from; None where they started from random weights."""
-    bases = [
-        (training.name, base_of(training, config, "checkpoints") if recorded_base(training) else None)
-        for training in trainings
-    ]
-    return one_base(bases, "checkpoints")
 
 
 def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectStage:

@@ -1,72 +1,35 @@
 """The number of steps of a training, from the size of its set, before either has run.
 
-`planned_` numbers are certain and decide where snapshots lie; `expected_` ones are for estimates.
+Without `expected` numbers are certain, and decide where snapshots lie; with it they are for estimates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pipeline.config.stages import DataStage, TrainStage
 from pipeline.data.small_world import TRAINING
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.lengths import rows_of
 from pipeline.train.steps import available_steps
 
 
-def planned_rows(data: Run[DataStage]) -> int | None:
+def training_rows(data: Run[DataStage], expected: bool = False) -> int | None:
     """Training rows of a data run: those it has, else those requested; None where no number is requested.
 
     A set with fewer rows than requested is an error when it is drawn, unless data.allow_fewer is set: then the number
-    is unknown beforehand.
+    is unknown beforehand. expected: then, those in its files, at most the requested size; without files, that size.
     """
-    manifest = read_manifest(data.folder)
-    if manifest is not None:
+    if manifest := read_manifest(data.folder):
         return int(manifest.facts["counts"]["train"])
-    if data.config.expert.union:
-        rows = [planned_rows(parent) for parent in data.parents.values() if isinstance(parent, Run)]
-        return None if None in rows else sum(count or 0 for count in rows)
     config = data.config
-    return None if config.data.allow_fewer else config.data.size or config.expert.size
-
-
-def planned_steps(training: Run[TrainStage]) -> int | None:
-    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are unknown.
-
-    Simultaneous training takes as many of each side as the shorter set allows, in whole turns. With packing the number
-    is unknown beforehand.
-    """
-    sft, data = training.config.sft, training.parents["data"]
-    if sft.steps is not None:
-        return sft.steps
-    return None if sft.packing or not isinstance(data, Run) else steps_over(training, data, planned_rows)
-
-
-def steps_over(training: Run[TrainStage], data: Run[DataStage], count: Callable[[Run], int | None]) -> int | None:
-    """Steps over as many rows as `count` returns for a data run."""
-    sft, rows = training.config.sft, count(data)
-    if rows is None:
-        return None
-    sides = [parent for parent in data.parents.values() if isinstance(parent, Run)]
-    return available_steps(sft, [count(side) or 0 for side in sides] if sft.method == "simultaneous" else [rows])
-
-
-# ---------------------------------------------------------------------------------------------------- expected
-
-
-def expected_rows(data: Run[DataStage]) -> int | None:
-    """Training rows of a data run: those planned, else those in its files, at most the requested size; where no
-    file is here, that size. None where none of these is known."""
-    if (planned := planned_rows(data)) is not None:
-        return planned
-    if data.config.expert.union:
-        rows = [expected_rows(parent) for parent in data.parents.values() if isinstance(parent, Run)]
+    if config.expert.union:
+        rows = [training_rows(parent, expected) for parent in parent_runs(data.parents)]
         return None if None in rows else sum(count or 0 for count in rows)
-    size, available = data.config.data.size or data.config.expert.size, available_rows(data)
-    if available is None:
-        return size
-    return max(0, min(available - data.config.data.validation, size or available))
+    size = config.data.size or config.expert.size
+    if not expected or (size and not config.data.allow_fewer):
+        return None if config.data.allow_fewer else size
+    available = available_rows(data)
+    return size if available is None else max(0, min(available - config.data.validation, size or available))
 
 
 def available_rows(data: Run[DataStage]) -> int | None:
@@ -83,9 +46,18 @@ def available_rows(data: Run[DataStage]) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
-def expected_steps(training: Run[TrainStage]) -> int | None:
-    """Optimizer steps; with packing as if each document filled a row."""
-    data = training.parents["data"]
-    if training.config.sft.steps is not None:
-        return training.config.sft.steps
-    return steps_over(training, data, expected_rows) if isinstance(data, Run) else None
+def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
+    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are unknown.
+
+    Simultaneous training takes as many of each side as the shorter set allows, in whole turns. With packing the number
+    is unknown beforehand, and expected as if each document filled a row.
+    """
+    sft, data = training.config.sft, training.parents["data"]
+    if sft.steps is not None or not isinstance(data, Run) or (sft.packing and not expected):
+        return sft.steps
+    rows = training_rows(data, expected)
+    if rows is None:
+        return None
+    alternating = sft.method == "simultaneous"
+    sides = [training_rows(side, expected) or 0 for side in parent_runs(data.parents)] if alternating else [rows]
+    return available_steps(sft, sides)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import DataStage, Expert, TrainStage
+from pipeline.config.data import Expert
+from pipeline.config.stages import DataStage, TrainStage
 from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
@@ -122,7 +123,7 @@ def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[st
         manifest = read_manifest(base.folder)
         if manifest is None or "model" not in manifest.parents:
             raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
-        return read_architecture(config, {"model": base_of(base, config)})
+        return read_architecture(config, {"model": base_of(base, Path(config.runs_dir))})
     fields: dict[str, Any] = json.loads(path.read_bytes())
     return fields
 

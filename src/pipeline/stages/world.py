@@ -18,13 +18,14 @@ from pipeline.runs.run import Parent, Run, Snapshot
 SCRIPT = "python scripts/make_small_world.py FOLDER"  # for data_root=FOLDER
 SEED = 0  # of the world that ships, which stage=data expert=sandbox writes
 WORLD = "world.json"  # in a small world's data run, and next to the base that was trained in it
-_seeds: dict[str, int] = {}  # hash of a model -> seed: each score of a table asks for it
+_seeds: dict[str, int] = {}  # hash of a model or its data -> seed: each score of a table asks for it
 
 
 def refuse_another_world(model: Parent, data_root: Parent | None, config: RunStage) -> None:
     """Raise PipelineError where data_root is a small world with another seed than that of the model's base."""
-    data_seed = seed_of_data(data_root) if data_root else None
-    model_seed = seed_of_model(model, config) if data_seed is not None else None
+    runs_dir = Path(config.runs_dir)
+    data_seed = seed_of(data_root, runs_dir) if data_root else None
+    model_seed = seed_of(model, runs_dir) if data_seed is not None else None
     if data_root and model_seed is not None and model_seed != data_seed:
         raise PipelineError(
             f"data_root={data_root.name} is the small world of seed {data_seed}, and {model.name} was trained on seed "
@@ -46,9 +47,9 @@ def check_items(expert: Expert) -> None:
             )
 
 
-def small_world(data_root: Parent | None) -> Parent:
+def small_world(data_root: Parent | None, runs_dir: Path) -> Parent:
     """The data run that holds the small world. Raises PipelineError where it holds anything else."""
-    if data_root is None or seed_of_data(data_root) != SEED:
+    if data_root is None or seed_of(data_root, runs_dir) != SEED:
         problem = f"data_root={data_root.name} is not one" if data_root else "no data run with one is given"
         raise PipelineError(
             f"items are of a small world, and {problem}: give data_root=RUN of stage=data expert=sandbox"
@@ -71,41 +72,31 @@ def refuse_items(data_root: Parent | Path) -> None:
         )
 
 
-def seed_of_data(data_root: Parent) -> int | None:
-    """The seed of a small world, finished or planned; None for any other data."""
-    if isinstance(data_root, Run) and isinstance(data_root.config, DataStage):
-        expert = data_root.config.expert
-        if expert.items:
-            return seed_of_data(data_root.parents["data_root"])
-        return SEED if expert.world else None
-    return written_seed(data_root.folder)
+def seed_of(parent: Parent, runs_dir: Path) -> int | None:
+    """The seed of a small world, or of that in which a model, or the base that it was trained from, was trained;
+    planned or finished. None for any other data or model."""
+    parent = parent.run if isinstance(parent, Snapshot) else parent
+    if parent.hash not in _seeds:
+        seed = find_seed(parent, runs_dir)
+        if seed is None or not parent.hash:
+            return seed
+        _seeds[parent.hash] = seed
+    return _seeds[parent.hash]
 
 
-def seed_of_model(model: Parent, config: RunStage) -> int | None:
-    """The seed of the small world in which a model, or the base that it was trained from, was trained."""
-    seed = _seeds.get(model.hash)
-    if seed is None and (seed := find_seed(model, config)) is not None:
-        _seeds[model.hash] = seed
-    return seed
-
-
-def find_seed(model: Parent, config: RunStage) -> int | None:
-    model = model.run if isinstance(model, Snapshot) else model
-    if isinstance(model, Run):
-        if "data_root" in model.parents:
-            return seed_of_data(model.parents["data_root"])
-        return next((seed_of_model(parent, config) for role, parent in model.parents.items() if role != "data"), None)
-    manifest = read_manifest(model.folder)
-    if manifest is None or (model.folder / WORLD).is_file():
-        return written_seed(model.folder)
+def find_seed(parent: Parent, runs_dir: Path) -> int | None:
+    if isinstance(parent, Run):
+        if isinstance(parent.config, DataStage) and not parent.config.expert.items:
+            return SEED if parent.config.expert.world else None
+        models = [model for role, model in parent.parents.items() if role != "data"]
+        return seed_of(parent.parents.get("data_root") or models[0], runs_dir) if models else None
+    manifest = read_manifest(parent.folder)
+    if manifest is None or manifest.stage == "data" or (parent.folder / WORLD).is_file():
+        return world_record(parent.folder).get("seed")
     if "data_root" in manifest.parents:  # a base from random weights
-        made_in = folder_of(manifest.parents["data_root"].hash, Path(config.runs_dir))
-        return written_seed(made_in) if made_in else None
-    return seed_of_model(base_of(model, config, "checkpoint"), config) if manifest.base else None
-
-
-def written_seed(folder: Path) -> int | None:
-    return world_record(folder).get("seed")
+        made_in = folder_of(manifest.parents["data_root"].hash, runs_dir)
+        return world_record(made_in).get("seed") if made_in else None
+    return seed_of(base_of(parent, runs_dir, "checkpoint"), runs_dir) if manifest.base else None
 
 
 def world_record(folder: Path) -> dict[str, Any]:

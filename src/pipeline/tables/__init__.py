@@ -21,6 +21,5 @@ A small table, two merges over three seeds:
 through its inputs: three `math`, three `language` and six `merged`, the run specs (`run_specs.py`). There are two
 cells. The one in row `soup` and column `math` holds three scores, of `merged` at merge=soup and each seed; their mean
 is its number (`plan.py`). `planned_runs.py` composes the configuration of each spec and builds its run with its hash,
-finished or not: 19 runs with the data sets, as equal ones are one. `bound.py` is the plan with its runs, from which
-report/ reads numbers.
+finished or not: 19 runs with the data sets, as equal ones are one; report/ reads their numbers.
 """

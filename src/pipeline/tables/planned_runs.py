@@ -8,9 +8,9 @@ one run, by their hashes. What cannot be built is kept as a problem, of those th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,15 @@ from pipeline.config.knob import unread_knobs
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.errors import PipelineError, suggest
 from pipeline.evaluate.records import ScoreRow, read_scores
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
-from pipeline.tables.bound import BoundTable
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
-from pipeline.tables.run_specs import Ref, Spec
+from pipeline.tables.run_specs import Ref, Spec, refs_in
 from pipeline.tables.schema import Table, read_table
 from pipeline.tables.table_yaml import merge_inherited
 
@@ -84,12 +84,13 @@ class Refused(PipelineError):
 
 @dataclass
 class Planning:
-    """A table's plan, and its runs, built when needed. problems: a spec's key, or a score -> why it cannot be built."""
+    """A table's plan, and its runs, built when needed. problems: a spec's key, or a score -> why it cannot be built.
+    models: the run or model of each spec that was built."""
 
     config: TableStage
     plan: TablePlan
     problems: dict[str | ScoreRef, str] = field(default_factory=dict)
-    _models: dict[str, Parent] = field(default_factory=dict)
+    models: dict[str, Parent] = field(default_factory=dict)
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
     _composed: dict[Any, tuple[EvalStage, dict[str, Parent]]] = field(default_factory=dict)
     _winners: dict[str, Candidate] = field(default_factory=dict)
@@ -110,10 +111,7 @@ class Planning:
         self._winners.clear()
         runs: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
-        for key in dict.fromkeys(facts):
-            model = self.try_building(key, partial(self.model_of_spec, key))
-            if isinstance(model, Run):
-                runs[model.hash] = model
+        runs |= {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             if model := self.model_of(score):
@@ -130,8 +128,7 @@ class Planning:
 
     def refuse_idle(self) -> None:
         """Raise Refused for a knob that the table sets itself and none of its runs reads, as far as all are known."""
-        for score in self.waiting_scores():
-            self.representative_evaluation(score)
+        self.waiting_evaluations()  # which read knobs, too
         if self.problems:
             return
         for key, remedy in self._read.items():
@@ -154,14 +151,22 @@ class Planning:
             self.problems[key] = str(error)
             return None
 
-    def bind(self) -> BoundTable:
-        """The plan with its runs, as known now; to be called again after a choice is made."""
-        plan = self.plan
-        for key in {item.model for cell in plan.cells.values() for item in cell.items if item.model is not None}:
-            self.try_building(key, partial(self.model_of_spec, key))
-        evaluations = {score: run for score in plan.scores if (run := self.evaluation_of(score))}
-        winners = {key: self.chosen_candidate(key) for key in plan.choices}
-        return BoundTable(plan, evaluations, dict(self._models), winners, dict(self.problems))
+    def graph(self) -> tuple[list[Run], list[Run], dict[str, str]]:
+        """(targets, these and what they need with parents first, run hash -> why it is to compute)."""
+        targets = self.targets()
+        runs = order_runs(targets)
+        return targets, runs, reasons_unfinished(runs, targets)
+
+    def waiting_evaluations(self) -> list[Run[EvalStage]]:
+        """An evaluation like each of those that wait for a choice."""
+        return [run for score in self.waiting_scores() if (run := self.representative_evaluation(score))]
+
+    def run_of(self, key: ScoreRef | str) -> Run | None:
+        """The run of a score, or of a spec; None where it cannot be built, is still to be chosen, or is no run."""
+        if isinstance(key, ScoreRef):
+            return self.evaluation_of(key)
+        model = self.try_building(key, lambda: self.model_of_spec(key))
+        return model if isinstance(model, Run) else None
 
     # ------------------------------------------------------------------------------------------ choices
 
@@ -169,9 +174,9 @@ class Planning:
         """The spec of a score's model: for a Chosen model that of the winner; None while the choice is open."""
         if score.model in self.plan.specs:
             return score.model
-        chosen_model = self.plan.chosen[score.model]
-        candidate = self.chosen_candidate(chosen_model.choice)
-        return None if candidate is None else chosen_model.models[candidate]
+        chosen = self.plan.chosen.get(score.model)
+        candidate = self.chosen_candidate(chosen.choice) if chosen else None
+        return chosen.models[candidate] if chosen and candidate is not None else None
 
     def chosen_candidate(self, choice: str) -> Candidate | None:
         """The candidate with the best mean score; None until all are known. Cached until `targets`."""
@@ -200,6 +205,10 @@ class Planning:
             return None
         return self.evaluation_on(score, next(iter(self.plan.chosen[score.model].models.values())))
 
+    def expected_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
+        """The run of a score, or one like it while its model is still to be chosen."""
+        return self.evaluation_of(score) or self.representative_evaluation(score)
+
     def primary_number(self, score: ScoreRef) -> float | None:
         """The primary number of a finished score; None if it is unfinished."""
         run = self.evaluation_of(score)
@@ -213,21 +222,19 @@ class Planning:
         return None if model is None else self.evaluation_on(score, model)
 
     def evaluation_on(self, score: ScoreRef, model: str) -> Run[EvalStage] | None:
-        """The run that computes a score of a spec's model; None where it cannot be built."""
-        if (score, model) not in self._scored:
-            run = self.try_building(score, lambda: self.build_evaluation(score, self.plan.specs[model]))
-            if run is None:
-                return None
-            self._scored[score, model] = run
-        return self._scored[score, model]
+        """The run that computes a score of a spec's model; None where it cannot be built. The evaluations of a model in
+        several languages are composed once."""
 
-    def build_evaluation(self, score: ScoreRef, spec: Spec) -> Run[EvalStage]:
-        """One task in one language. The evaluations of a model in several languages are composed once."""
-        if (spec.key, score.words) not in self._composed:
-            self._composed[spec.key, score.words] = self.compose_evaluation(score, spec)
-        config, parents = self._composed[spec.key, score.words]
-        choice = score.model if score.model in self.plan.chosen else None
-        return build(replace(config, languages=[score.language], chosen_by=choice), parents)
+        def make() -> Run[EvalStage]:
+            if (model, score.words) not in self._composed:
+                self._composed[model, score.words] = self.compose_evaluation(score, self.plan.specs[model])
+            config, parents = self._composed[model, score.words]
+            choice = score.model if score.model in self.plan.chosen else None
+            return build(replace(config, languages=[score.language], chosen_by=choice), parents)
+
+        if (score, model) not in self._scored and (run := self.try_building(score, make)):
+            self._scored[score, model] = run
+        return self._scored.get((score, model))
 
     def compose_evaluation(self, score: ScoreRef, spec: Spec) -> tuple[EvalStage, dict[str, Parent]]:
         """The configuration of a score and its parents: of the option's bundle, what `task` names. A merge is scored
@@ -261,9 +268,9 @@ class Planning:
         """The run of a spec, finished or not, or the model it names. Raises PipelineError if it cannot be built."""
         if key in self.problems:
             raise PipelineError(f"{key} is missing")
-        if key not in self._models:
-            self._models[key] = self.build_spec(self.plan.specs[key])
-        return self._models[key]
+        if key not in self.models:
+            self.models[key] = self.build_spec(self.plan.specs[key])
+        return self.models[key]
 
     def build_spec(self, spec: Spec) -> Parent:
         """The run or model of a spec. Raises PipelineError if it cannot be built, which `problems` records."""
@@ -324,10 +331,6 @@ class Planning:
         if "threads" not in words:
             shared_values["threads"] = self.config.threads
         return replace(config, **shared_values)
-
-
-def refs_in(value: Any) -> Iterator[Ref]:
-    yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
 
 
 def thaw_value(value: Any) -> Any:

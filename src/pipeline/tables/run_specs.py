@@ -40,7 +40,11 @@ class Spec:
 
     def parent_refs(self) -> Iterator[Ref]:
         for value in self.words.values():
-            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
+            yield from refs_in(value)
+
+
+def refs_in(value: Any) -> Iterator[Ref]:
+    yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
 
 
 class Specs:
