@@ -8,7 +8,7 @@
     python scripts/bench.py report                     # 12,264 results; peer: the imports; the page in Chromium
 
 A row's ratio is ours over the peer's: less is faster. --record writes results/bench/NAME.json; a row whose ratio is
-10 % above that of the committed record is marked, and the exit status is 1. Other work on the machine changes CPU
+10 % above that of the record of this name is marked, and the exit status is 1. Other work on the machine changes CPU
 seconds less than those of the clock, and ratios less than either: the record has the load.
 """
 
@@ -55,9 +55,9 @@ def main() -> int:
     parser.add_argument(
         "--slurm", action="store_true", help="launch: on the Slurm of two nodes of tests/slurm, as root"
     )
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--record", nargs="?", const="", metavar="NAME", help="by default that of the measurement")
     asked = parser.parse_args()
-    load, file = os.getloadavg(), ROOT / f"results/bench/{asked.name}.json"
+    load, file = os.getloadavg(), ROOT / f"results/bench/{asked.record or asked.name}.json"
     rows: list[Row] = []
     known = json.loads(file.read_text()) if file.is_file() else {}
     before = {row["what"]: row["ratio"] for row in known.get("rows", ()) if row.get("ratio")}
@@ -68,7 +68,7 @@ def main() -> int:
                 row["slower_than"] = before[row["what"]]
             rows.append(row)
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    if asked.record:
+    if asked.record is not None:
         shown = {
             key: value for key, value in vars(asked).items() if key not in ("model", "data_root", "vllm", "mergekit")
         }

@@ -101,7 +101,8 @@ def submit(config: CheckStage, plan: Checking, words: list[str]) -> None:
     script = (Path(config.runs_dir) / (DRY_RUN if launcher.dry_run else FOLDER) / "check.sh").resolve()
     job = None if launcher.dry_run else submitted_as(script)
     if job is None:
-        shutil.rmtree(script.parent, ignore_errors=True) if launcher.dry_run else None
+        if launcher.dry_run:
+            shutil.rmtree(script.parent, ignore_errors=True)
         script.parent.mkdir(parents=True, exist_ok=True)
         own = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
         gpus = processes if launcher.gpus is None else min(processes, launcher.gpus)
