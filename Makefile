@@ -7,11 +7,10 @@ BIN := $(VENV)/bin
 .DELETE_ON_ERROR:
 
 CONSTRAINTS := --constraint constraints.txt
-# --no-compile: Python compiles what is imported, a fifth of these packages' files.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile $(CONSTRAINTS) torch
-	$(BIN)/pip install --quiet --no-compile $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/pip install --quiet $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 demo: $(VENV)/installed
@@ -42,7 +41,7 @@ test-slurm: $(VENV)/installed
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
 	  apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then \
-	  PIPELINE_TEST_SLURM=1 OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -p no:cacheprovider tests/slurm; \
+	  PIPELINE_TEST_SLURM=1 OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest tests/slurm; \
 	else echo "left out: the tests on a real Slurm need root, and Debian's slurm-wlm and munge"; fi
 
 # Every table of the papers, whole, on narrow models over a Hub on this machine: an hour of two cores, half of it for
@@ -78,7 +77,7 @@ notebook: $(VENV)/installed
 # N kills at random instants, each command run to its end after them: make test-kill N=100 SEED=7
 N ?= 15
 test-kill: $(VENV)/installed
-	KILLS=$(N) SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider -s tests/kill -k at_random
+	KILLS=$(N) SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/kill -k at_random
 
 # A few with clocks that are ten minutes off (Debian's faketime) and on a disk that fills (root).
 test-kill-machines: $(VENV)/installed
