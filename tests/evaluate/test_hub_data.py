@@ -19,7 +19,7 @@ from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock
-from pipeline.stages.hub_inputs import _evaluated_sets
+from pipeline.stages.hub_inputs import evaluated_sets
 
 EVALUATION = """
 import sys
@@ -88,7 +88,7 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
 
 
 def test_the_sets_that_evaluations_read_of_the_hub() -> None:
-    sets, left_out = _evaluated_sets((("mgsm_direct", 2, False), ("flores", 0, False)), ("en", "zh"))
+    sets, left_out = evaluated_sets((("mgsm_direct", 2, False), ("flores", 0, False)), ("en", "zh"))
     assert left_out == []
     assert sets == [
         ("juletxara/mgsm", "en", "test"),
@@ -112,8 +112,8 @@ def test_programs_are_left_out_with_a_reason_where_that_is_possible() -> None:
         (True, "en", True, english, None),
         (False, "en", True, english, None),
     ):
-        sets, left_out = _evaluated_sets((("mbpp", 0, possible),), (code,), run_code)
+        sets, left_out = evaluated_sets((("mbpp", 0, possible),), (code,), run_code=run_code)
         assert sets == fetched and len(left_out) == (reason is not None)
         assert reason is None or left_out[0].startswith(reason)
     with pytest.raises(PipelineError, match=not_run):
-        _evaluated_sets((("mbpp", 0, False),), ("sw",))
+        evaluated_sets((("mbpp", 0, False),), ("sw",))

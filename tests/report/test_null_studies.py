@@ -79,7 +79,7 @@ def test_an_effect_of_twenty_points_is_found_and_named(effect, word):
 def test_models_agree_as_often_as_plans_assume():
     """At 50 %, a fifth of two models' answers differ."""
     demo = null.TablePlanned.of("sandbox")
-    drawn = null.DrawnAnswers(demo.table, counts=dict.fromkeys(demo.counts, 20_000), rates=(0.5, 0.5))
+    drawn = null.DrawnAnswers(demo.planning, counts=dict.fromkeys(demo.counts, 20_000), rates=(0.5, 0.5))
     by_place: dict = {}
     for score in demo.counts:
         by_place.setdefault((score.words, score.language), []).append(score)
