@@ -40,8 +40,9 @@ def read_benchmark(file: Path) -> Benchmark:
         return [template.format_map(row) for template in data.get("texts", [])]
 
     def sources(spoken: Language) -> list[Source]:
-        known = all(has_stock_file(path.format(**codes(spoken))) for path in data.get("stock", [])[:1])
-        return [on_hub(data["hub"], data["hub_config"].format(**codes(spoken)))] if "hub" in data and known else []
+        if "hub" not in data or ("stock" in data and not has_stock_file(data["stock"][0].format(**codes(spoken)))):
+            return []
+        return [on_hub(data["hub"], data["hub_config"].format(**codes(spoken)))]
 
     return Benchmark(name=file.stem, define=partial(define, file.stem, data), texts=texts, sources=sources, **fields)
 

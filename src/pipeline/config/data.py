@@ -79,7 +79,7 @@ class Expert(Knobs):
 
     @property
     def languages(self) -> list[str]:
-        """Of its sources, each once."""
+        """The languages of its sources, without repetitions."""
         return list(dict.fromkeys(source.language for source in self.sources.values() if source.language))
 
     def questions(self, split: str) -> int | None:
