@@ -66,9 +66,12 @@ def test_below_float32_what_rounds_otherwise_is_scored(
     scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     narrow: dict[str, Any] = {"dtype": "bfloat16", "languages": ["en"], "limit": 2, "max_gen_toks": 1}
-    another = (
-        (lambda: None) if other else (lambda: monkeypatch.setattr(score, "processor_model", lambda: "another one"))
-    )
+
+    def another() -> None:
+        if not other:
+            monkeypatch.setattr(score, "processor_model", lambda: "another one")
+            monkeypatch.setattr(score.torch.cuda, "get_device_name", lambda: "another one")
+
     assert scored_again(another, before=narrow, **narrow | other) == []
 
 

@@ -290,7 +290,6 @@ def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
     """The first paper's math expert, whose batch has 4 rows, where model= is its base; partial has a partition."""
     config: Any = compose(["stage=check", f"runs_dir={tmp_path}", "model=llama3.1_8b", "hardware=a100_80x8"])
     plan = check_lines.Checking(config, check.read_words(config), tmp_path / ".check")
-    plan.compose_all()
     full, partial = (compose(plan.training(method)) for method in ("full", "partial"))
     assert isinstance(full, TrainStage) and isinstance(partial, TrainStage)
     assert (full.sft.batch_size, full.sft.processes, full.sft.parallel) == (4, 4, "fsdp2")

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from pipeline.errors import PipelineError
 from pipeline.runs.tracking import Tracker
 from pipeline.train import trainer as trainers
-from pipeline.train.processes import train_together
+from pipeline.train.processes import start_processes, train_together
 from pipeline.train.save import save_model
 from pipeline.train.trainer import Trainer
 
@@ -244,6 +244,31 @@ def test_shards_have_the_dtypes_of_the_recipe(both: Any) -> None:
         exact = name == "float32 weights, no autocast"
         assert shards["losses"] == pytest.approx(copies["losses"], rel=1e-5 if exact else 1e-3), name
         assert shards["gradient norms"] == pytest.approx(copies["gradient norms"], rel=1e-4 if exact else 2e-2), name
+
+
+def shards_of_one(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """The dtypes of one process that NCCL connects to none, without and with FSDP2."""
+    facts: dict[str, Any] = {}
+    for name in ("ddp", "fsdp2"):
+        (work / name).mkdir()
+        facts[name] = dtypes(run, work / name, tracker)
+    return facts
+
+
+@pytest.mark.gpu
+def test_shards_on_a_gpu_have_the_losses_of_a_whole_model(tmp_path: Path) -> None:
+    """FSDP2 itself, which a CPU cannot run without being taken for a GPU: the shard of one process is the model."""
+    tracker: Any = SimpleNamespace(log=lambda numbers, step=None: None)
+    facts = start_processes(1, shards_of_one, run_of(1), tmp_path, tracker)
+    for name, knobs in DTYPES.items():
+        whole, shard = facts["ddp"][name], facts["fsdp2"][name]
+        kept = ["float32" if "adapter" in knobs else knobs["weights"]]
+        assert (whole["in shards"], shard["in shards"]) == (False, True)
+        for found in (whole, shard):
+            assert found["stored"] == found["gradient"] == found["saved"] == kept, (name, found)
+        exact = name == "float32 weights, no autocast"
+        assert shard["losses"] == pytest.approx(whole["losses"], rel=1e-5 if exact else 1e-2), name
+        assert shard["gradient norms"] == pytest.approx(whole["gradient norms"], rel=1e-4 if exact else 5e-2), name
 
 
 def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:

@@ -352,9 +352,10 @@ def test_the_loss_of_a_step_is_of_its_tokens_in_any_architecture(tmp_path: Path,
     made = tiny_trainer(tmp_path, sft(batch_size=4, micro_batch_size=2), rows, of=model)
     total, count = 0.0, 0
     for row in made.train_dataset:
-        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"][1:])
+        ids, labels = torch.tensor([row["input_ids"]]).to(model.device), torch.tensor(row["labels"][1:])
         with torch.no_grad():
-            total += float(torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], labels, reduction="sum"))
+            logits = model(ids).logits[0, :-1].cpu()
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
         count += int((labels != -100).sum())
     made.train()
     assert made.state.log_history[0]["loss"] == pytest.approx(total / count, rel=1e-5)

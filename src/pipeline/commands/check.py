@@ -51,7 +51,6 @@ def check(config: CheckStage) -> str:
     """
     runs_dir, words = Path(config.runs_dir), read_words(config)
     plan = Checking(config, words, runs_dir / ".check")
-    plan.compose_all()
     check_writable(runs_dir)
     (seconds, needed), free = plan.cost(), shutil.disk_usage(runs_dir).free
     if free < needed:

@@ -65,6 +65,9 @@ class Checking:
 
     typed: key -> value of the user's words for trainings and evaluation. folder: where everything is written, emptied
     at both ends.
+
+    Raises:
+        PipelineError: a word of any of the commands is wrong.
     """
 
     def __init__(self, config: CheckStage, words: Sequence[str], folder: Path) -> None:
@@ -83,6 +86,10 @@ class Checking:
         self.on_gpu = config.launcher.gpus != 0 if by_slurm else bool(driver_version() and visible_gpus())
         self.local = here(self.model, Path(config.runs_dir))
         self.shape = shape_in(self.local) if self.local else shape_of(fields_of(self.model))
+        trainings = {method: compose(self.training(method)) for method in self.methods}
+        self.recipes = {method: training.sft for method, training in trainings.items()}  # type: ignore[attr-defined]
+        compose(self.evaluation(self.base))
+        micro_batches(self.sft)
 
     def training(self, method: str, **changed: Any) -> list[str]:
         """The words of a method's training. Methods of one set take the math and the language rows in turn."""
@@ -109,13 +116,6 @@ class Checking:
     def everywhere(self) -> dict[str, Any]:
         return {"data_root": self.data, "runs_dir": self.folder / "runs", "tracking.mode": "disabled"}
 
-    def compose_all(self) -> None:
-        """Raise PipelineError for a wrong word of any command, before the first."""
-        for method in self.methods:
-            compose(self.training(method))
-        compose(self.evaluation(self.base))
-        micro_batches(self.sft)
-
     # ------------------------------------------------------------------------------------------------ the estimate
 
     def cost(self) -> tuple[float, float]:
@@ -123,10 +123,11 @@ class Checking:
         and steps at the plan's rate; the base, two experts, and the killed training with two points or the merge."""
         sft, count, lines = self.sft, self.shape.parameters, len(self.methods)
         base = 0 if self.local else WIDTH["bfloat16"] * count
-        every = full_model(self.shape)
-        trained = [trained_parameters(self.shape, every, sft.lora_rank * ("lora" in name)) for name in self.methods]
-        saved = [4 * part if "lora" in name else 4 * count for name, part in zip(self.methods, trained, strict=True)]
-        points = 2 * written_bytes(sft, count, trained[0], snapshots=0, points=1)["resume points"]
+        every, files = full_model(self.shape), []
+        for recipe in self.recipes.values():
+            trained = trained_parameters(self.shape, every, recipe.lora_rank * (recipe.adapter == "lora"))
+            files.append(written_bytes(recipe, count, trained, snapshots=0, points=2))
+        saved, points = [each["weights"] for each in files], files[0]["resume points"]
         gpus = sft.processes if self.on_gpu else 1
         rows = STEPS * sft.batch_size
         steps = (lines + 1) * training_seconds(self.shape, every, rows, sft.seq_length, sft, self.machine(), gpus)

@@ -106,10 +106,11 @@ def bytes_of_resume_point(run: Run[TrainStage]) -> int:
 @cache
 def write_speed(folder: Path) -> float:
     """Bytes per second: half the measured rate of writing one file, as other jobs write too."""
-    probe, begun = folder / f".probe-{os.getpid()}", time.perf_counter()
+    probe, numbers = folder / f".probe-{os.getpid()}", os.urandom(PROBE)  # slower to draw than a fast disk writes
+    begun = time.perf_counter()
     try:
         with open(probe, "wb") as file:
-            file.write(os.urandom(PROBE))
+            file.write(numbers)
             file.flush()
             os.fsync(file.fileno())
     finally:
