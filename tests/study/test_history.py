@@ -20,6 +20,7 @@ from pipeline.estimate import cpu
 from pipeline.estimate.durations import (
     FILES,
     NEEDS_GPU,
+    READ,
     STEP,
     History,
     guess,
@@ -65,7 +66,9 @@ def manifest(stage: str, name: str, seconds: float, guessed: float | None) -> Ma
 # ---------------------------------------------------------------------------------------------------- first guesses
 
 
-def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_expert: Path, base: Path) -> None:
+def test_a_training_by_its_tokens_and_steps(
+    training: Callable[..., Run], math_expert: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against the formula of estimate/flops.py by hand, with rows as long as the longest of four."""
     shape = shape_of(read_json(base / "config.json"))
     run = training("sft.steps=50")
@@ -75,12 +78,16 @@ def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_e
     draws = random.Random(0)
     padded = statistics.fmean(max(draws.choices(lengths, k=4)) for _ in range(20_000))
     by_hand = training_seconds(shape, full_model(shape), 50 * 4, padded, run.config.sft, cpu.cpu(shape, 1))
-    fixed = 1 + FILES * 4 * shape.parameters
+    fixed = 1 + FILES[False] * 4 * shape.parameters
     assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)
     more = seconds(training("sft.steps=100")) - seconds(training("sft.steps=50"))
     assert more == pytest.approx(seconds(run) - fixed)  # twice the steps, twice the time
     two = replace(run, config=replace(run.config, threads=2))
     assert fixed + 50 * STEP < seconds(two) < seconds(run)
+    adapter = training("sft=lora", "sft.steps=50")
+    before = seconds(adapter)
+    monkeypatch.setitem(FILES, False, 1.0)  # a second a byte: of its base, which is read alone
+    assert seconds(adapter) - before == pytest.approx(READ * 4 * shape.parameters, rel=1e-6)
 
 
 def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path, tmp_path: Path) -> None:

@@ -40,7 +40,10 @@ from pipeline.train.memory import LIBRARIES, WIDTH
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 READ_RATE = 3e6  # bytes of rows that are read and compared a second
-FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
+# seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded (1.7 measured with
+# an H100, files in memory; results/bench/check_h100_full.json)
+FILES = {True: 3 / 1e9, False: 12 / 1e9}  # on a GPU or not
+READ = 0.2  # of that, where the base of an adapter is read alone
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
@@ -172,7 +175,8 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
     sft, shape = run.config.sft, shape_for(run)
     machine = machine_of(run, shape, on_gpu)
     steps, seconds = training_work(run, shape, machine, sft.processes if on_gpu else 1)
-    return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
+    files = FILES[on_gpu] * (READ if sft.adapter == "lora" else 1) * shape.parameters * WIDTH[sft.weights]
+    return 1 + seconds + STEP * steps + files
 
 
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
@@ -222,7 +226,7 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float:
     if is_bundle(run):
         return 0.2
     shape = shape_for(run)
-    loading = 0.0 if on_gpu else FILES * shape.parameters
+    loading = 0.0 if on_gpu else FILES[False] * shape.parameters
     return 0.3 + loading + scoring_work(run, shape, machine_of(run, shape, on_gpu))
 
 
