@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,7 +246,7 @@ def test_a_failed_parent_of_one_run_is_the_reason(
 
 def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     """Threads; and TF32 and deterministic kernels, as trainings turn them on: the next run of a process computes as it
-    would in one of its own."""
+    would in one of its own. A trainer and its model, which hold each other, are gone by then."""
     import torch
 
     from pipeline.train import stage
@@ -256,6 +257,10 @@ def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: pyte
 
     def train(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         found.append(settings())
+        assert not any(model() for model in models)
+        model = torch.nn.Linear(1, 1)
+        model.trainer = SimpleNamespace(model=model)  # type: ignore[assignment]
+        models.append(weakref.ref(model))
         torch.set_float32_matmul_precision("high")
         torch.use_deterministic_algorithms(True)
         (work / "x").write_text("x")
@@ -263,6 +268,7 @@ def test_what_a_run_sets_of_torch_ends_with_it(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(stage, "make", train)
     found: list[tuple[Any, ...]] = []
+    models: list[weakref.ref[Any]] = []
     before, words = settings(), ["stage=sft", "expert=math", "model=trained", f"model.path={base}"]
     more = before[0] + 2
     for seed, threads in enumerate(([f"threads={more}"], [])):

@@ -67,13 +67,15 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 @contextmanager
 def settings_of(run: Run) -> Iterator[None]:
     """Context in which torch has the run's threads. Afterwards it is as it was before: a training also leaves TF32 and
-    deterministic kernels on, which the next run of this process has not asked for."""
+    deterministic kernels on, which the next run of this process has not asked for; and a model and a trainer that hold
+    each other, whose memory the next run needs."""
     if not (torch := sys.modules.get("torch")):
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(run.config.threads or threads)
+    gc.collect()  # takes milliseconds: what was imported is frozen
     try:
         yield
     finally:
