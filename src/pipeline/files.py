@@ -28,7 +28,6 @@ YAML_REMEDIES = {
     "undefined alias": "put a text that begins with * in quotes",
 }  # fmt: skip
 YAML_OPENED = {"',' or": "close the bracket", "stream": "close the quote", "expected ':'": "write KEY: VALUE"}
-MOST_NODES = 100_000  # in a YAML file, aliases expanded; the largest under conf/ has 742
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
 ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable, inherited by workers and array tasks
 SETTLED_NS = 2 * 10**9  # FAT has the coarsest clock of all file systems: two seconds
@@ -224,35 +223,6 @@ def read_yaml(file: Path, named: str = "", loader: Any = None) -> Any:
 
     with readable_yaml(named or file):
         return yaml.load(file.read_text(encoding="utf-8"), loader or yaml.SafeLoader)
-
-
-def check_yaml_size(text: str, file: str | Path) -> None:
-    """Check the size of YAML with its aliases expanded: a few lines can expand to millions of nodes.
-
-    Raises:
-        PipelineError: more than MOST_NODES nodes, or one that contains itself. Invalid YAML is left to its reader.
-    """
-    if "&" not in text:
-        return
-    import yaml
-
-    sizes: dict[yaml.Node, int] = {}
-
-    def node_count(node: yaml.Node | None) -> int:
-        if node is None or not isinstance(node.value, list):
-            return 1
-        if node not in sizes:
-            sizes[node] = MOST_NODES  # for one that contains itself
-            parts = (part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
-            sizes[node] = 1 + sum(map(node_count, parts))
-        return sizes[node]
-
-    try:
-        nodes = node_count(yaml.compose(text, yaml.SafeLoader))
-    except (yaml.YAMLError, RecursionError):
-        return
-    if nodes > MOST_NODES:
-        raise PipelineError(f"{file}: its aliases (*NAME) expand to more than {MOST_NODES} nodes: nest fewer of them")
 
 
 def link_or_copy(source: Path, target: Path) -> None:

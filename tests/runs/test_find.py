@@ -67,6 +67,15 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_model_whose_settings_were_half_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / name).write_text('{"model_type": "lla')
+    with pytest.raises(PipelineError, match=rf"/{name} is not valid JSON"):
+        find_run(str(tmp_path), tmp_path, "checkpoint")
+
+
 @pytest.mark.parametrize("has_file", [True, False])
 def test_a_tokenizer_of_texts_alone_identifies_a_folder(has_file: bool, tmp_path: Path) -> None:
     """merges.txt and vocab.txt are read where there is no tokenizer.json, and affect no hash where there is."""

@@ -22,7 +22,7 @@ from pipeline.config.extensions import MERGE_METHODS, STAGES, extensions, merge_
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import add_conf, added_conf, check_yaml_size, readable_yaml, shipped_conf
+from pipeline.files import add_conf, added_conf, readable_yaml, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
@@ -68,11 +68,8 @@ def add_folder(name: str) -> None:
         if path.name not in names:
             hint = suggest(f"{path.name}/", [f"{group}/" for group in names])
             raise PipelineError(f"--config-dir={name}: {path.name}/ is not a group of options: {hint}")
-        for option in path.glob("*.yaml"):
-            text = option.read_text(encoding="utf-8", errors="replace")
-            check_yaml_size(text, option)
-            if path.name not in FILES:
-                refuse_interpolation(str(option), text)
+        for option in path.glob("*.yaml") if path.name not in FILES else ():
+            refuse_interpolation(str(option), option.read_text(encoding="utf-8", errors="replace"))
         if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"

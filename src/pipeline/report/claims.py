@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import check_yaml_size, readable_yaml
+from pipeline.files import readable_yaml
 from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import Contrast
 from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
@@ -133,7 +133,6 @@ class Verdict:
 def read_claims(text: str, file: str) -> tuple[Claim, ...]:
     """The claims of one file; cached, as each plan and report of a process reads all of them. Raises PipelineError with
     a one-line message if one is invalid."""
-    check_yaml_size(text, file)
     with readable_yaml(file):
         content = yaml.safe_load(text)
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):

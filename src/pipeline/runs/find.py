@@ -17,8 +17,6 @@ from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 from pipeline.runs.state import read_state
 
-MOST_LAYERS = 1000
-
 
 def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
     """The run or model that RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix.
@@ -95,7 +93,6 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         could_be_hub = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
         hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{hint}")
-    refuse_special_files(folder, knob)
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)
@@ -110,23 +107,4 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     for path in files:
         if path.name.endswith("config.json"):  # which libraries read, whatever they make of nesting without end
             read_json(path)
-    if (folder / "config.json").is_file():
-        refuse_depth(folder / "config.json", knob)
     return Folder(folder, tuple(files), runs_dir)
-
-
-def refuse_special_files(folder: Path, knob: str) -> None:
-    """Raise PipelineError for a pipe or a device among the files of a model, from which reading may never end."""
-    for path in folder.iterdir():
-        if path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
-            raise PipelineError(f"{knob}={folder}: {path.name} is not a regular file: put a copy of the model's there")
-
-
-def refuse_depth(config: Path, knob: str) -> None:
-    """Raise PipelineError for more layers than any model has: all of them are built before weights are compared."""
-    fields = read_json(config)
-    for part in (fields, fields.get("text_config")):
-        layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            size = f"num_hidden_layers of its config.json is {str(layers)[:20]}, above {MOST_LAYERS}"
-            raise PipelineError(f"{knob}={config.parent}: {size}: copy it again")

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.files import check_yaml_size, readable_yaml
+from pipeline.files import readable_yaml
 from pipeline.tables.study import expand_study
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
@@ -64,7 +64,6 @@ def merge_words(under: Words, over: Words, file: str) -> None:
 
 def parsed_yaml(text: str, file: str) -> Words:
     """The mapping at the root of YAML text. Raises PipelineError for other content, or a repeated key."""
-    check_yaml_size(text, file)
     try:
         with readable_yaml(file):
             content = deepcopy(cached_yaml(text))
