@@ -31,6 +31,7 @@ from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
+from pipeline.stats.statistics import largest
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec, refs_in
@@ -185,7 +186,7 @@ class Planning:
             if values is None:
                 return None
             sign = self.plan.choices[choice].sign
-            self._winners[choice] = max(values, key=lambda candidate: sign * values[candidate])
+            self._winners[choice] = [*values][largest([sign * value for value in values.values()])]
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
