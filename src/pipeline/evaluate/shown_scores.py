@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pipeline.benchmarks import is_measure, primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
@@ -25,11 +25,6 @@ OWN_SCALE = re.compile(
 def percent_factor(metric: str) -> int:
     """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
     return 1 if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric) else 100
-
-
-def finite_or_none(value: Any) -> float | None:
-    """The number, or None where the harness writes "N/A" or nan."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

@@ -350,9 +350,11 @@ def refs_as_names(value: Any) -> Any:
 
 
 def primary_value(run: Run[EvalStage]) -> float | None:
-    """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished."""
-    values = [row.value for row in score_rows(run) if row.value is not None]
-    return statistics.fmean(values) if values and read_manifest(run.folder) else None
+    """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished, or
+    not finite."""
+    rows = score_rows(run)
+    values = [row.value for row in rows if row.value is not None]
+    return statistics.fmean(values) if rows and len(values) == len(rows) and read_manifest(run.folder) else None
 
 
 def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:
