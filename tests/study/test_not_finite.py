@@ -1,4 +1,4 @@
-"""A score that is not a finite number, as of a model whose logits overflow, is missing: not compared, and never best."""
+"""A score that is not a finite number, as of a model whose logits overflow, is missing: not compared, never best."""
 
 from __future__ import annotations
 
