@@ -9,8 +9,9 @@ from pipeline.text import one_line
 
 HEAD = r"""% {title}
 % Needs \usepackage{{booktabs}} and \usepackage{{xcolor}}, and for names beyond Latin script LuaLaTeX or XeLaTeX with a
-% font that has it. Bold: significantly above every other model in its column, after Holm's correction; small: 95 %
-% interval; max: of a best configuration, chosen and scored on the same questions; grey: the published number.
+% font that has it. Bold: significantly better than every other model with a number in its column (its row, where
+% models are columns), after Holm's correction; small: 95 % interval; max: of a best configuration, chosen and scored
+% on the same questions; grey: the published number.
 """
 
 
