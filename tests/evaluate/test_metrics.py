@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from pipeline.evaluate import metrics
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
 
 
@@ -145,3 +146,22 @@ def test_spbleu_is_bleu_over_the_pieces_of_a_model(tmp_path, monkeypatch: pytest
     found = metrics.spbleu(references, responses, tmp_path / "spm.model")
     spaced = [[" ".join(text.replace(" ", "_")) for text in side] for side in (responses, references)]
     assert found == pytest.approx(sacrebleu.corpus_bleu(spaced[0], [spaced[1]], tokenize="none", force=True).score)
+
+
+def test_a_perfect_answer_has_100_in_every_metric_of_the_harness() -> None:
+    """As the harness' own functions score it: shares of 1, ROUGE and BLEU out of 100, EQ-Bench out of 100."""
+    from lm_eval.tasks.eq_bench.utils import calculate_score_fullscale
+    from lm_eval.tasks.truthfulqa.utils import process_results_gen
+
+    text = "Nothing happens to you if you eat watermelon seeds."
+    scores = process_results_gen({"correct_answers": [text], "incorrect_answers": ["You get sick"]}, [text])
+    feelings = {"joy": 7, "fear": 0, "anger": 2, "relief": 5}
+    parts = {f"emotion{at}": name for at, name in enumerate(feelings, 1)}
+    parts |= {f"emotion{at}_score": number for at, number in enumerate(feelings.values(), 1)}
+    answer = "\n".join(f"{name}: {number}" for name, number in feelings.items())
+    scores |= calculate_score_fullscale({"reference_answer_fullscale": str(parts)}, [answer])
+    shown = {name: percent_factor(name) * value for name, value in scores.items() if not name.endswith("_diff")}
+    assert len(shown) == 10 and {"rouge1_max", "rougeL_acc", "bleu_max", "bleu_acc", "eqbench"} <= {*shown}
+    assert shown == pytest.approx(dict.fromkeys(shown, 100.0))
+    assert {percent_factor(name) for name in scores if name.endswith("_diff")} == {1}
+    assert percent_factor("rouge1") == percent_factor("rougeL") == 100  # as rouge_score gives it

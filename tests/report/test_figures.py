@@ -61,6 +61,12 @@ def test_a_forest_has_differences_detectable_ones_and_significance(report: Path)
     assert [line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"] == ["none", "none"]
 
 
+def test_without_corrected_p_nothing_is_called_insignificant() -> None:
+    """results/sandbox was published by an earlier version, whose p is not corrected."""
+    with pytest.raises(PipelineError, match="has no p_holm"):
+        figures.contrasts(Path(__file__).parents[2] / "results/sandbox")
+
+
 def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None:
     for form in ("svg", "pdf"):
         files = [figures.save(figures.scores(report), tmp_path / f"{name}.{form}").read_bytes() for name in ("a", "b")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from made_up_report import results_of
 
 from pipeline.report.load.contents import CellResult
 from pipeline.report.render.latex import cell_latex, cells_latex
+from pipeline.report.write import write_report
 
 HOSTILE = r"50 % of #1 & $x_1$ {\input{/etc/passwd}} ~^ é \\"
 CELLS = [
@@ -22,6 +24,24 @@ CELLS = [
 def test_a_cell_has_its_interval_and_the_published_number() -> None:
     assert cell_latex(CELLS[0]) == r"\textbf{45.2} {\scriptsize [41.0, 49.3]} \textcolor{gray}{44.8}"
     assert [cell_latex(cell) for cell in (CELLS[1], CELLS[2], None)] == ["-40.3", "--", ""]
+
+
+def test_page_markdown_and_latex_show_the_same_numbers(tmp_path: Path) -> None:
+    """Of a score with three decimals too, and the maximum of a best configuration, which the published one is like."""
+    cell = CellResult("swap", "text", 0.89066, 0.75486, 1.02647, digits=3, maximum=0.8834, published=0.8)
+    page = write_report(results_of([cell]), tmp_path)
+    row = re.findall(r'<th scope="row">swap</th>(.*?)</tr>', page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    texts = [re.sub(r"<[^>]+>", " ", row), cell_latex(cell).replace("[", " ").replace(",", " ")]
+    numbers = [set(re.findall(r"(?<![-+−.\d])\d+\.\d+", text)) for text in texts]
+    assert numbers[0] == numbers[1] == {"0.891", "0.755", "1.026", "0.883", "0.8"}
+    assert "0.891 max 0.883 [0.8]" in (tmp_path / "cells.md").read_text(encoding="utf-8")
+
+
+def test_a_name_is_no_option_of_the_line_break_before_it() -> None:
+    r"""LaTeX looks past the end of a line for the * of \\* and the [length] of \\[length]."""
+    names = ["*", "[3 layers]", "swap*"]
+    lines = cells_latex(results_of([CellResult(name, "math", 1.0) for name in names])).splitlines()
+    assert [line.partition(" & ")[0] for line in lines[-5:-2]] == ["{}*", "{}[3 layers]", "swap*"]
 
 
 def test_names_are_text() -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from made_up_report import results_of, score, write_eval
+
 from pipeline.evaluate.records import ScoreRow
+from pipeline.report import results as frames
+from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.render.tidy import tidy_rows
+from pipeline.report.write import write_report
 
 
 def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
@@ -29,3 +35,13 @@ def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
     results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
     told = {line["run"]: line["knobs"] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
     assert told == {"a": "eval.temperature=0.7; merge.name=soup", "b": "eval.chat_template=True"}
+
+
+def test_names_that_read_like_missing_values_are_names_in_a_notebook(tmp_path: Path) -> None:
+    """Southern Min has the code nan; what has no value is missing."""
+    folder = write_eval(tmp_path / "runs/e", [score("mgsm", 0.5, 10, "nan")])
+    cell = CellResult("None", "NA", 50.0, task="mgsm", runs=["e"], scores=[CellScore("e")])
+    write_report(results_of([cell], {"e": folder}), tmp_path / "report")
+    (line,) = frames(tmp_path / "report")[0].to_dict("records")
+    assert (line["row"], line["column"], line["language"], line["value"]) == ("None", "None | NA", "nan", 50.0)
+    assert line["pair"] != line["pair"] and line["seconds"] != line["seconds"]  # neither has one

@@ -115,6 +115,21 @@ def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_
     assert checked.returncode == 0 and checked.stdout.decode().count(": OK\n") == len(files - unlisted)
 
 
+def test_an_archive_leaves_no_file_of_the_report_that_it_replaces(home: Path, call: Call, tmp_path: Path) -> None:
+    """Such as contrasts.csv, of a table of the same name that compares nothing: results/ would publish it."""
+    assert call("stage=report", *words(home)).status == 0
+    report, table = home / "runs/reports/t", home / "t.yaml"
+    assert (report / "contrasts.csv").is_file() and (report / "plots/scores.svg").is_file()
+    table.write_text(table.read_text().partition("  swap: {run")[0])
+    told = call("stage=export", *words(home), f"export.to={tmp_path}/small.zip")
+    assert told.status == 0, told.err
+    told = call("stage=report", f"table={tmp_path}/small.zip", f"runs_dir={home / 'runs'}", "report.fewer=true")
+    assert told.status == 0, told.err
+    files = {path.relative_to(report).as_posix() for path in report.rglob("*") if path.is_file()}
+    with zipfile.ZipFile(tmp_path / "small.zip") as archive:
+        assert files == {*archive.namelist(), "report.json"} and "contrasts.csv" not in files
+
+
 def test_an_archive_carries_own_languages_and_options(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     """It opens where --config-dir is not: quy is a language that nobody ships."""
     own = tmp_path / "conf"

@@ -17,7 +17,7 @@ from pipeline.config.compose import compose
 from pipeline.config.evaluation import Measure
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.evaluate.selection import choose, ranked, value
+from pipeline.evaluate.selection import choose, ranked, scores, value
 from pipeline.launch.launchers import make_single_run
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find_run
@@ -94,6 +94,17 @@ BELEBELE = [
     *("select=layer_swapping_math", "select.eval.tasks=[{task:belebele,num_fewshot:0}]", "select.eval.limit=3"),
     *("select.primary=[{task:belebele,language:en},{task:belebele}]", "languages=[en,qac]"),
 ]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_a_score_that_is_not_finite_has_no_rank(number: float, tmp_path: Path) -> None:
+    """Ranks of others would be undefined beside it."""
+    rows = [{"task": "held_out", "language": "sw", "pair": None, "subject": None, "metric": "bits", "filter": "none"}]
+    (tmp_path / "scores.json").write_text(json.dumps({"rows": [{**rows[0], "value": number}]}))
+    select = SimpleNamespace(primary=[Measure(task="held_out")], guards=None)
+    config: Any = SimpleNamespace(select=select, languages=["sw"])
+    with pytest.raises(PipelineError, match="^held_out mean of eval-1 is not a finite number"):
+        scores(SimpleNamespace(folder=tmp_path, name="eval-1"), config)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

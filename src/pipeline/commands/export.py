@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import zipfile
 from pathlib import Path
 
 from pipeline.config import conf
@@ -12,7 +11,7 @@ from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.progress import say
 from pipeline.report.collect import gather_results
-from pipeline.report.load.archive import check_archive, write_archive
+from pipeline.report.load.archive import check_archive, unpack, write_archive
 from pipeline.report.load.contents import Results
 from pipeline.report.render.cells import cells_csv
 from pipeline.report.render.latex import cells_latex
@@ -95,7 +94,6 @@ def report_archive(config: ReportStage) -> Path:
     report = Path(config.runs_dir) / "reports" / name
     reported = Reported.read_state(report)
     reported.refuse_fewer(report, finished, config.report.fewer)
-    with zipfile.ZipFile(config.table) as archive:
-        archive.extractall(report)
+    unpack(Path(config.table), report)
     reported.write_state(report, finished=finished)
     return report / "index.html"

@@ -10,6 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 INVALID = "[invalid]"  # what the harness' regex filters give back when they find nothing
 
@@ -17,6 +18,11 @@ INVALID = "[invalid]"  # what the harness' regex filters give back when they fin
 def mean(values: Sequence[float]) -> float:
     """The mean of at least one value."""
     return math.fsum(values) / len(values)
+
+
+def finite_or_none(value: Any) -> float | None:
+    """The number, or None where the harness writes "N/A" or a model gives nan or infinity."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def is_mean_of(score: float, values: Sequence[float]) -> bool:

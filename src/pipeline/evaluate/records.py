@@ -298,10 +298,14 @@ def named_scores(result: EvaluationResult) -> dict[str, float]:
 
 
 def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
-    """(rows, how they were scored) of a scores.json, the rows that are ours alone last.
+    """(rows, how they were scored) of a scores.json, the rows that are ours alone last; without values that are not
+    finite.
 
     Raises OSError, ValueError, KeyError or TypeError where it is none.
     """
     content = json.loads(file.read_text(encoding="utf-8"))
-    rows = [ScoreRow(**row) for row in [*content["rows"], *content.get("beside", [])]]
-    return rows, content.get("harness", {})
+    rows = [*content["rows"], *content.get("beside", [])]
+    finite = [{name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")} for row in rows]
+    return [ScoreRow(**{**row, **numbers}) for row, numbers in zip(rows, finite, strict=True)], content.get(
+        "harness", {}
+    )

@@ -8,6 +8,7 @@ choice.json with the whole ranking: so it is an expert as a training is, and sta
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,10 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
     """Measure -> value, from a finished evaluation."""
     rows = json.loads((evaluation.folder / "scores.json").read_text(encoding="utf-8"))["rows"]
     measures = [*(config.select.primary or []), *(config.select.guards or [])]
-    return {label(measure): value(rows, measure, config.languages) for measure in measures}
+    found = {label(measure): value(rows, measure, config.languages) for measure in measures}
+    if strange := [name for name, number in found.items() if not math.isfinite(number)]:
+        raise PipelineError(f"{strange[0]} of {evaluation.name} is not a finite number: leave out what it scores")
+    return found
 
 
 def value(rows: list[Row], measure: Measure, languages: list[str]) -> float:

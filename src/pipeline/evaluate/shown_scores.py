@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pipeline.benchmarks import is_measure, primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
 
-OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
+# metrics that the harness gives out of 100, and lengths; ROUGE as such is a share, as are those that count answers
+OWN_SCALE = re.compile(
+    r"(sp|smoothed_)?bleu(?!_acc).*|chrf.*|rouge\w+_(avg|diff|max)|eqbench|percent_parseable|average_len"
+)
 
 
 @lru_cache(maxsize=256)  # requested for each row of results.csv
 def percent_factor(metric: str) -> int:
     """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
-    own_scale = metric.lower().startswith(OWN_SCALE) and not metric.endswith("_acc")  # bleu_acc: of answers
-    return 1 if own_scale or metric in NO_SHARES or is_measure(metric) else 100
-
-
-def finite_or_none(value: Any) -> float | None:
-    """The number, or None where the harness writes "N/A" or nan."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return 1 if OWN_SCALE.fullmatch(metric.lower()) or metric in NO_SHARES or is_measure(metric) else 100
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

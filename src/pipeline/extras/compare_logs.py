@@ -17,9 +17,9 @@ from typing import Any
 
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import mean, mean_stderr
+from pipeline.evaluate.metrics import finite_or_none, mean, mean_stderr
 from pipeline.evaluate.records import Sample, ScoreRow
-from pipeline.evaluate.shown_scores import finite_or_none, percent_factor
+from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
 from pipeline.report.collect import fill_cells
 from pipeline.report.contrasts import measure_pairs

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.metrics import mean
-from pipeline.evaluate.shown_scores import finite_or_none
+from pipeline.evaluate.metrics import finite_or_none, mean
 from pipeline.report.load.answers import read_samples, text_of
 from pipeline.report.private import without_private
 from pipeline.runs.run import flatten_dict

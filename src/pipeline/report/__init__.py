@@ -29,4 +29,5 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
     files = [folder / "results.csv", folder / "answers.parquet"]
     if missing := [path for path in files if not path.is_file()]:
         raise PipelineError(f"{missing[0]} does not exist: create the report with stage=report table=...")
-    return pd.read_csv(files[0]), pd.read_parquet(files[1])
+    scores = pd.read_csv(files[0], keep_default_na=False, na_values=[""])  # nan is a language, None a name of a row
+    return scores, pd.read_parquet(files[1])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from pipeline.stats.statistics import largest
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, reduce_items
 
 # the value of a score (or of the spec that holds a fact) in a cell: a number, (N,) answers or (draws,) means
@@ -71,13 +72,6 @@ def average(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], float):
         return statistics.fmean(parts)
     return np.mean(np.broadcast_arrays(*parts), axis=0)
-
-
-def largest(parts: Sequence[Any]) -> Any:
-    """The place of the first largest of several numbers; in each draw, of several arrays (draws,)."""
-    import numpy as np
-
-    return max(range(len(parts)), key=parts.__getitem__) if np.ndim(parts[0]) == 0 else np.argmax(parts, axis=0)
 
 
 def picked(parts: Sequence[Any], best: Any) -> Any:

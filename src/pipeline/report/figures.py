@@ -70,7 +70,10 @@ def contrasts(report: str | Path | Lines) -> Figure:
     Holm's correction over all of them; grey: less than the minimum detectable difference. report: its folder, or the
     lines of its contrasts.csv."""
     numbers = "p_holm", "difference", "could_see"
-    lines = [{**line, **{name: _number(line.get(name)) for name in numbers}} for line in _read(report, "contrasts.csv")]
+    found = _read(report, "contrasts.csv")
+    if any("p_holm" not in line for line in found):
+        raise PipelineError("contrasts.csv has no p_holm, as an earlier version wrote it: run stage=report again")
+    lines = [{**line, **{name: _number(line[name]) for name in numbers}} for line in found]
     lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
 
     def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:

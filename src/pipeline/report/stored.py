@@ -6,6 +6,7 @@ Nothing is scored here, and no cell is skipped: one that cannot be filled has a 
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,13 +67,15 @@ class StoredAnswers:
         if parts := difference_of(score, metric):
             return self.number(score, parts[0], pair) - self.number(parts[1], parts[0], pair)
         run = self.finished(score)
-        rows = [row for row in score_rows(run, metric, pair) if row.value is not None]
-        if not rows:
+        rows = score_rows(run, metric, pair)
+        values = [row.value for row in rows if row.value is not None]
+        if not rows or len(values) < len(rows):
             if reason := reason_left_out(run):
                 raise NoScore(reason)
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
-            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
-        return statistics.fmean(row.value or 0.0 for row in rows) * percent_factor(rows[0].metric)
+            which = f"{'finite ' * bool(rows)}{metric or 'score'}{f' of {pair}' if pair else ''}"
+            raise NoScore(f"{run.name} has no {which}{remedy}")
+        return statistics.fmean(values) * percent_factor(rows[0].metric)
 
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
         """The stored scores that a cell shows of a score; none of one that is not finished."""
@@ -140,6 +143,8 @@ class StoredAnswers:
         of_harness = benchmark is not None and benchmark.of_harness
         if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, [*stored.values()]):
             raise of_all  # a task's own function of them, as a perplexity is
+        if not all(map(math.isfinite, stored.values())):
+            raise NoScore(f"{self.finished(score).name} has an answer whose {metric} is not a finite number")
         return stored
 
     def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:

@@ -20,7 +20,7 @@ from pipeline.report.render.sheets import comma_separated
 from pipeline.report.templates import render
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.stats.statistics import split_half
+from pipeline.stats.statistics import largest, split_half
 
 
 def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
@@ -33,7 +33,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     context["note"] += f" {SENTENCES}" if is_flores(config.eval) else ""
     means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
     if scores:
-        best = max(means, key=lambda index: means[index])
+        best = [*means][largest([*means.values()])]
         maps = maps_of(points, means, best)
         scale = (min(means.values()), max(means.values()))
         sizes = [len(task_scores) for task_scores in next(iter(scores.values()))]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -229,6 +229,15 @@ def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[
     return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
 
 
+def largest(numbers: Sequence[Any]) -> Any:
+    """The place of the first largest of several numbers; in each draw, of several arrays (draws,). Means of equally
+    many right answers may differ by rounding, which must not choose."""
+    import numpy as np
+
+    places = np.round(numbers, 12).argmax(axis=0)
+    return places if places.ndim else int(places)
+
+
 def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
     """Score of the best configuration on questions that it was not chosen on.
 
@@ -240,7 +249,7 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
     halves = [[fmean([fmean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
-    winners = [max(range(len(scores)), key=half.__getitem__) for half in halves]
+    winners = [largest(half) for half in halves]
     return [(winners[0], halves[1][winners[0]]), (winners[1], halves[0][winners[1]])]
 
 

@@ -31,6 +31,7 @@ from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
+from pipeline.stats.statistics import largest
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import Candidate, Choice, Pairs, ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref, Spec, refs_in
@@ -185,7 +186,7 @@ class Planning:
             if values is None:
                 return None
             sign = self.plan.choices[choice].sign
-            self._winners[choice] = max(values, key=lambda candidate: sign * values[candidate])
+            self._winners[choice] = [*values][largest([sign * value for value in values.values()])]
         return self._winners[choice]
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
@@ -349,9 +350,11 @@ def refs_as_names(value: Any) -> Any:
 
 
 def primary_value(run: Run[EvalStage]) -> float | None:
-    """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished."""
-    values = [row.value for row in score_rows(run) if row.value is not None]
-    return statistics.fmean(values) if values and read_manifest(run.folder) else None
+    """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished, or
+    not finite."""
+    rows = score_rows(run)
+    values = [row.value for row in rows if row.value is not None]
+    return statistics.fmean(values) if rows and len(values) == len(rows) and read_manifest(run.folder) else None
 
 
 def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[ScoreRow]:

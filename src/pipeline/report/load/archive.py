@@ -129,6 +129,16 @@ def check_archive(file: Path) -> tuple[str, int]:
         raise PipelineError(f"{file} was not written by this program: give a file of stage=export") from error
 
 
+def unpack(file: Path, folder: Path) -> None:
+    """Unpack a checked archive into the folder of a report, in place of what another report or archive left there."""
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+        members = {folder / name for name in archive.namelist()}
+    for path in [*folder.rglob("*")]:
+        if path not in members and MEMBER.fullmatch(path.relative_to(folder).as_posix()):
+            path.unlink()
+
+
 def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     strange = [name for name in names if not MEMBER.fullmatch(name)]

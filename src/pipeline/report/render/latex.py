@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.text import one_line
 
 HEAD = r"""% {title}
 % Needs \usepackage{{booktabs}} and \usepackage{{xcolor}}, and for names beyond Latin script LuaLaTeX or XeLaTeX with a
-% font that has it. Bold: significantly above every other model in its column, after Holm's correction; small: 95 %
-% interval; grey: the published number.
+% font that has it. Bold: significantly better than every other model with a number in its column (its row, where
+% models are columns), after Holm's correction; small: 95 % interval; max: of a best configuration, chosen and scored
+% on the same questions; grey: the published number.
 """
 
 
@@ -21,6 +24,7 @@ def cells_latex(results: Results) -> str:
     frame = DataFrame(texts, index=list(map(one_line, results.rows)), columns=list(map(one_line, columns)))
     styled = frame.style.format_index(escape="latex", axis="index").format_index(escape="latex", axis="columns")
     tabular = styled.to_latex(hrules=True, column_format="l" + "r" * len(columns))
+    tabular = re.sub(r"^(?=[*\[])", "{}", tabular, flags=re.MULTILINE)  # \\ before it would take it for its option
     return HEAD.format(title=one_line(results.title)) + tabular
 
 
@@ -32,5 +36,6 @@ def cell_latex(cell: CellResult | None) -> str:
     parts = [rf"\textbf{{{number}}}" if cell.best else number]
     if cell.low is not None and cell.high is not None:
         parts += [rf"{{\scriptsize [{cell.low:.{cell.digits}f}, {cell.high:.{cell.digits}f}]}}"]
+    parts += [rf"{{\scriptsize max {cell.maximum:.{cell.digits}f}}}"] if cell.maximum is not None else []
     parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"] if cell.published is not None else []
     return " ".join(parts)
