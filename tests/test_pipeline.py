@@ -90,6 +90,17 @@ def test_a_folder_that_cannot_be_is_refused_before_anything(
         assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
 
 
+def test_a_report_from_another_folder_says_which_paths_are_not_there(
+    call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = "base: ./model\nexperts: {math: ./math, sw: {run: ./sw, side: language}}\nmethods: [soup]\n"
+    (tmp_path / "mine.yaml").write_text(study + "languages: [sw]\nbenchmarks: [mgsm_0shot]\n")
+    monkeypatch.chdir(tmp_path)
+    refused = call("stage=report", "table=./mine.yaml", "runs_dir=there")
+    assert refused.status == 1 and "table=./mine.yaml has no finished run in there" in refused.err
+    assert f"checkpoint=math is not a folder of {tmp_path}: name a finished run" in refused.err
+
+
 def test_a_table_from_nothing_with_a_failure_and_again(
     table: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
