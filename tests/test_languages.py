@@ -92,6 +92,8 @@ def test_training_rows_are_compared_with_the_benchmarks_of_the_experts_language(
         ("Telugo", "te (Telugu)"),
         ("qua", ""),
         ("tel_telu", "te"),
+        ("zh-CN", "zh (Chinese)"),
+        ("pt_BR", "pt (Portuguese)"),
         ("", "CODE.yaml"),
         ("../sw", ""),
     ],

@@ -81,14 +81,28 @@ def test_what_failed_is_told_apart_from_what_depends_on_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
+@pytest.mark.parametrize("place", ["file", "file/runs"])
 def test_a_folder_that_cannot_be_is_refused_before_anything(
-    launcher: str, call: Callable[..., SimpleNamespace], tmp_path: Path
+    launcher: str, place: str, call: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    for stage in ("table", "plan"):
-        told = call(f"stage={stage}", "table=sandbox", f"runs_dir={tmp_path}/file/runs", f"launcher={launcher}")
-        refusal = f"error: runs_dir={tmp_path}/file/runs cannot be written (Not a directory): give another; "
-        assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
+    runs_dir = f"runs_dir={tmp_path}/{place}"
+    for words in (["stage=table", "table=sandbox"], ["stage=plan", "table=sandbox"], ["stage=data", "expert=sandbox"]):
+        told = call(*words, runs_dir, f"launcher={launcher}")
+        refusal = told.err.splitlines()[-1]
+        assert told.status == 1 and refusal.startswith(f"error: {runs_dir} cannot be written (")
+        assert "): give another; " in refusal
+
+
+def test_a_report_from_another_folder_says_which_paths_are_not_there(
+    call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = "base: ./model\nexperts: {math: ./math, sw: {run: ./sw, side: language}}\nmethods: [soup]\n"
+    (tmp_path / "mine.yaml").write_text(study + "languages: [sw]\nbenchmarks: [mgsm_0shot]\n")
+    monkeypatch.chdir(tmp_path)
+    refused = call("stage=report", "table=./mine.yaml", "runs_dir=there")
+    assert refused.status == 1 and "table=./mine.yaml has no finished run in there" in refused.err
+    assert f"checkpoint=math is not a folder of {tmp_path}: name a finished run" in refused.err
 
 
 def test_a_table_from_nothing_with_a_failure_and_again(

@@ -93,7 +93,8 @@ def suggest_language(code: str) -> str:
     for entry in all_languages():
         for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
             spellings.setdefault(spelling.lower(), entry)
-    near = close_matches(code.lower(), filter(None, spellings))
+    word, tag = code.lower(), re.split("[-_]", code.lower())[0]  # zh of zh-CN
+    near = [tag] if tag in spellings and word not in spellings else close_matches(word, filter(None, spellings))
     hint = ", ".join(dict.fromkeys(f"{spellings[word].code} ({spellings[word].name})" for word in near))
     hint = f"did you mean {hint}? " if hint else ""
     file = f"DIR/{GROUP}/{code or 'CODE'}.yaml"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -306,6 +307,8 @@ PLAIN = {
     **{"doc_to_target": "label", "metric_list": [{"metric": "exact_match"}], "generation_kwargs": {"until": [" "]}},
 }
 
+CHOICES = {"output_type": "multiple_choice", "doc_to_choice": ["a", "b", "c"], "metric_list": [{"metric": "acc"}]}
+
 
 def write_own(folder: Path, task: str, **keys: Any) -> Path:
     """A user-defined task with three questions below rows/."""
@@ -317,6 +320,26 @@ def write_own(folder: Path, task: str, **keys: Any) -> Path:
     rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
     write_rows(folder / f"rows/harness/{task}/test.jsonl", rows)
     return own
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"doc_to_text": "txt"}, "doc_to_text=txt is no column of its rows, did you mean text"),
+        ({"doc_to_target": "lable"}, "doc_to_target=lable is no column of its rows, did you mean label"),
+        ({**CHOICES, "doc_to_target": "lable"}, r"the target of row 1, 'lable', is none of its 3 choices"),
+        ({**CHOICES, "doc_to_target": "{{label|int + 1}}"}, r"the target of row 3, 3, is none of its 3 choices"),
+        ({**CHOICES, "doc_to_target": "{{label|int}}"}, None),
+    ],
+)
+def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
+    keys: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    """The harness itself takes the misspelt name of a column as text, and warns of labels out of range."""
+    include(str(write_own(tmp_path, "own_sum", **keys)))
+    definitions = task_definitions(choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks")
+    with pytest.raises(PipelineError, match=message) if message else nullcontext():
+        assert len(load_tasks(definitions, Lock())) == 1
 
 
 def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(tmp_path: Path, tiny: Path) -> None:

@@ -230,6 +230,7 @@ def test_a_wrong_row_is_refused(
         (b'{"question": ', "line 1 is not JSON"),
         (b"\xff\xfe", "is not UTF-8"),
         (b"[1]", "line 1 is a list, not a row"),
+        (b'\xef\xbb\xbf{"question": "1"}', "line 1 is not JSON .*: write one JSON object a line, in UTF-8 without"),
     ],
 )
 def test_a_broken_file_is_refused(data_root: Path, tmp_path: Path, text: bytes, message: str) -> None:

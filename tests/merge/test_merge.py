@@ -150,7 +150,7 @@ def test_merges_that_are_refused(tmp_path):
     half = by_hand(tmp_path / "half", 2.0, torch.bfloat16)
     deep = by_hand(tmp_path / "deep", 2.0, num_hidden_layers=3)
     for language, words in (
-        (half, "merge.language: .* as BF16, merge.math: .* as F32"),
+        (half, "merge.language: .* as BF16, merge.math: .* as F32; .* stage=export export.dtype=float32"),
         (deep, "has 3 layers"),
     ):
         with pytest.raises(PipelineError, match=words):

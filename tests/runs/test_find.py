@@ -54,7 +54,7 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "my model [1]"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(PipelineError, match="no config.json with safetensors, so it is not a model"):
+    with pytest.raises(PipelineError, match=r"no config.json or adapter_config.json with \*.safetensors, so"):
         find_run(str(folder), tmp_path, "model.path")
     (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")  # a header without tensors
     was = find_run(str(folder), tmp_path, "model.path")

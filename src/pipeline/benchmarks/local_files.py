@@ -63,7 +63,9 @@ def rows_of(
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise PipelineError(f"{place} is not JSON ({error.msg}): write the file again") from error
+            raise PipelineError(
+                f"{place} is not JSON ({error.msg}): write one JSON object a line, in UTF-8 without a byte order mark"
+            ) from error
         if not isinstance(row, dict):
             raise PipelineError(f"{place} is a {type(row).__name__}, not a row: the Hub's columns are needed")
         for column, kind in (columns | optional).items():

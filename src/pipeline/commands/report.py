@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.commands.plan import not_planned
 from pipeline.config.stages import Report, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
@@ -26,9 +27,8 @@ def report_table(config: ReportStage) -> Path:
     _, runs, reasons = planning.graph()
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
-        raise PipelineError(
-            f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
-        )
+        none = f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
+        raise PipelineError("\nerror: ".join([none, *not_planned(planning)]))
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
     for problem in training_problems(runs, reasons):

@@ -28,7 +28,7 @@ def show_run(config: ShowStage) -> str:
     folder = getattr(run, "folder", None)
     manifest = read_manifest(folder) if folder else None
     if folder is None or manifest is None:
-        raise PipelineError(f"run={config.run} is not a run of this program: it has no manifest.json")
+        raise PipelineError(f"run={config.run} has no manifest.json: give one of the runs that stage=status lists")
     parts = [
         heading_lines(manifest),
         deciding_lines(manifest),

@@ -24,7 +24,7 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, is_sampled
 from pipeline.config.harness_tasks import included_folder
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
@@ -71,7 +71,34 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
             problem = f"{kept_from[0]}; its cache here has none" if not_there else first_line(cause)
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_few_rows(definition, tasks[-1])
+        if included_folder(definition.part or definition.task):
+            with harness_tamed():
+                _refuse_misread_rows(definition, tasks[-1])
     return tasks
+
+
+def _refuse_misread_rows(definition: Definition, task: Any) -> None:
+    """Raise PipelineError for a task file of one's own that reads no column, or a target that is none of the choices:
+    the harness takes the key itself as text, and counts every answer as wrong, with a warning."""
+    remedy = "correct its task file in eval.include_path, or its rows"
+    of_choices = task.OUTPUT_TYPE == "multiple_choice"
+    for key in ("doc_to_text",) if of_choices else ("doc_to_text", "doc_to_target"):
+        column = getattr(task.config, key)
+        if isinstance(column, str) and column.isidentifier() and column not in task.features:
+            raise PipelineError(
+                f"{definition.name}: {key}={column} is no column of its rows, {suggest(column, task.features)} {remedy}"
+            )
+    if not of_choices or callable(task.config.process_results):
+        return
+    target_of = task.doc_to_text if task.multiple_input else task.doc_to_target
+    for number, row in enumerate(task.eval_docs, start=1):
+        choices, targets = task.doc_to_choice(row), target_of(row)
+        for target in targets if isinstance(targets, list) else [targets]:
+            if target not in (choices if isinstance(target, str) else range(len(choices))):
+                raise PipelineError(
+                    f"{definition.name}: the target of row {number}, {target!r}, is none of its {len(choices)} choices "
+                    f"(the first is 0): {remedy}"
+                )
 
 
 def _refuse_too_few_rows(definition: Definition, task: Any) -> None:

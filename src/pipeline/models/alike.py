@@ -40,8 +40,10 @@ def same_architecture(
     base in bfloat16 under experts in float32).
     """
     for a, b in find_differences(first, second, dtypes):
+        by_dtype_alone = next(find_differences(first, second, dtypes=False), None) is None
+        remedy = "; write one of them in the other's dtype, stage=export export.dtype=float32" * by_dtype_alone
         raise PipelineError(
-            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike"
+            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike{remedy}"
         )
 
 

@@ -18,7 +18,8 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
 
         from pipeline.report import results
         scores, answers = results("sandbox")
-        scores[scores.metric == "exact_match"].pivot_table(index="row", columns="language", values="value")
+        shown = scores.query("metric == 'exact_match' and filter == 'flexible-extract'")  # of acc there is one filter
+        shown.pivot_table(index="row", columns="language", values="value")
 
     Raises PipelineError if there is no report.
     """

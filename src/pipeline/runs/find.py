@@ -84,7 +84,8 @@ def suggest_names(word: str, names: list[str]) -> str:
     close = close_matches(word, names, cutoff=0.5) or [
         beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
-    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}{more}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
@@ -92,7 +93,10 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     if not folder.is_dir():
         could_be_hub = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
         hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
-        raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{hint}")
+        where = "" if folder.is_absolute() else f" of {Path.cwd()}"
+        raise PipelineError(
+            f"{knob}={folder} is not a folder{where}: name a finished run, or a folder with a model{hint}"
+        )
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)
@@ -102,7 +106,7 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     if not has_config or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(
             f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
-            "and no config.json with safetensors, so it is not a model"
+            f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"
         )
     for path in files:
         if path.name.endswith("config.json"):  # which libraries read, whatever they make of nesting without end

@@ -41,9 +41,9 @@ def scan_folders(runs_dir: Path) -> Scan:
     """The folders of runs_dir, listed again only when it has changed: publishing a run changes it."""
     key = str(runs_dir)
     try:
-        mtime_ns = os.stat(key).st_mtime_ns
+        mtime_ns = os.stat(f"{key}/").st_mtime_ns
     except OSError:
-        mtime_ns = 0  # not there yet
+        mtime_ns = 0  # not there yet, or a file: runs/disk.py refuses it
     cached = _scans.get(key)
     if cached is None or not cached.settled or cached.mtime_ns != mtime_ns:
         names, settled = sorted(os.listdir(key)) if mtime_ns else [], time.time_ns() - mtime_ns > SETTLED_NS
