@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test canary test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results mergekit-digests clean
+.PHONY: demo laptop test canary lowest test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results mergekit-digests clean
 .DELETE_ON_ERROR:
 
 CONSTRAINTS := --constraint constraints.txt
@@ -29,6 +29,17 @@ test: $(VENV)/installed
 # The same on the newest releases that pyproject.toml allows: what breaks?
 canary:
 	$(MAKE) test VENV=.venv-canary CONSTRAINTS=
+
+# The lowest releases that pyproject.toml allows, in .venv-lowest: a training in several processes, merges, tables, reports.
+LOWEST := tests/train/test_trainer.py tests/train/test_processes.py tests/merge tests/evaluate/test_score.py tests/report
+lowest: $(VENV)-lowest/installed
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(LOWEST)
+
+$(VENV)-lowest/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/pip install --quiet uv
+	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	touch $@
 
 # Dtypes and memory of all recipes of the papers at their true shapes, on fake tensors, in three minutes of two cores; and whether
 # the tests that stand in for what only CUDA executes still execute it.
@@ -110,4 +121,4 @@ mergekit-digests: $(VENV)/installed $(MERGEKIT)
 	$(MERGEKIT) tests/real_models/mergekit_digests.py "$$($(BIN)/python scripts/get_smollm2.py)"
 
 clean:
-	rm -rf $(VENV) $(VENV)-mergekit $(VENV)-vllm
+	rm -rf $(VENV) $(VENV)-mergekit $(VENV)-vllm .venv-canary $(VENV)-lowest

@@ -68,15 +68,15 @@ def test_a_wrong_request_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "english"), [("belebele", "belebele_eng_Latn"), ("global_mmlu/full", "_en_template")]
+    ("folder", "english"), [("belebele", "belebele_eng_Latn"), ("global_mmlu/full", "_en_template")]
 )
-def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(benchmark: str, english: str) -> None:
+def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(folder: str, english: str) -> None:
     """Why English's file serves a language that has none: all stock files say the same but the rows."""
     import lm_eval
 
-    files = sorted((Path(lm_eval.__file__).parent / "tasks" / benchmark).glob("**/*"))
+    files = sorted((Path(lm_eval.__file__).parent / "tasks" / folder).glob("**/*"))
     place = {"dataset_name", "task", "test_split", "fewshot_split", "include"}
-    pattern = "belebele_*_*.yaml" if benchmark == "belebele" else "_*_template_yaml"
+    pattern = "belebele_*_*.yaml" if folder == "belebele" else "_*_template_yaml"
     said = {}
     for file in (one for one in files if one.match(pattern)):
         text = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key not in place}
