@@ -304,8 +304,8 @@ def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
     Raises OSError, ValueError, KeyError or TypeError where it is none.
     """
     content = json.loads(file.read_text(encoding="utf-8"))
-    rows = [*content["rows"], *content.get("beside", [])]
-    finite = [{name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")} for row in rows]
-    return [ScoreRow(**{**row, **numbers}) for row, numbers in zip(rows, finite, strict=True)], content.get(
-        "harness", {}
-    )
+    rows = [
+        ScoreRow(**row | {name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")})
+        for row in [*content["rows"], *content.get("beside", [])]
+    ]
+    return rows, content.get("harness", {})
