@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from pipeline.config.compose import compose
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import (
+    BASE_ALONE,
     FILES,
     NEEDS_GPU,
-    READ,
     STEP,
     History,
     guess,
@@ -87,7 +87,7 @@ def test_a_training_by_its_tokens_and_steps(
     adapter = training("sft=lora", "sft.steps=50")
     before = seconds(adapter)
     monkeypatch.setitem(FILES, False, 1.0)  # a second a byte: of its base, which is read alone
-    assert seconds(adapter) - before == pytest.approx(READ * 4 * shape.parameters, rel=1e-6)
+    assert seconds(adapter) - before == pytest.approx(BASE_ALONE * 4 * shape.parameters, rel=1e-6)
 
 
 def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path, tmp_path: Path) -> None:

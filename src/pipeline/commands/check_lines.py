@@ -125,7 +125,7 @@ class Checking:
         base = 0 if self.local else WIDTH["bfloat16"] * count
         every, files = full_model(self.shape), []
         for recipe in self.recipes.values():
-            trained = trained_parameters(self.shape, every, recipe.lora_rank * (recipe.adapter == "lora"))
+            trained = trained_parameters(self.shape, every, recipe.adapter_rank)
             files.append(written_bytes(recipe, count, trained, snapshots=0, points=2))
         saved, points = [each["weights"] for each in files], files[0]["resume points"]
         gpus = sft.processes if self.on_gpu else 1

@@ -68,8 +68,9 @@ def add_folder(name: str) -> None:
         if path.name not in names:
             hint = suggest(f"{path.name}/", [f"{group}/" for group in names])
             raise PipelineError(f"--config-dir={name}: {path.name}/ is not a group of options: {hint}")
-        for option in path.glob("*.yaml") if path.name not in FILES else ():
-            refuse_interpolation(str(option), option.read_text(encoding="utf-8", errors="replace"))
+        if path.name not in FILES:
+            for option in path.glob("*.yaml"):
+                refuse_interpolation(str(option), option.read_text(encoding="utf-8", errors="replace"))
         if duplicates := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(
                 f"--config-dir={name}: {path.name}={min(duplicates)} exists already: choose another name"

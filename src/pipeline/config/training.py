@@ -126,3 +126,8 @@ class Sft(Knobs):
         30.0, low=0, hashed=False
     )  # at most, between resume points; null: only when stopped
     stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # longest time without a step; null: no limit
+
+    @property
+    def adapter_rank(self) -> int:
+        """The rank of the adapters, 0 where there are none."""
+        return self.lora_rank if self.adapter == "lora" else 0

@@ -43,7 +43,7 @@ READ_RATE = 3e6  # bytes of rows that are read and compared a second
 # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded (1.7 measured with
 # an H100, files in memory; results/bench/check_h100_full.json)
 FILES = {True: 3 / 1e9, False: 12 / 1e9}  # on a GPU or not
-READ = 0.2  # of that, where the base of an adapter is read alone
+BASE_ALONE = 0.2  # of that, where nothing but the base of an adapter is read
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
@@ -175,7 +175,7 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
     sft, shape = run.config.sft, shape_for(run)
     machine = machine_of(run, shape, on_gpu)
     steps, seconds = training_work(run, shape, machine, sft.processes if on_gpu else 1)
-    files = FILES[on_gpu] * (READ if sft.adapter == "lora" else 1) * shape.parameters * WIDTH[sft.weights]
+    files = FILES[on_gpu] * (BASE_ALONE if sft.adapter == "lora" else 1) * shape.parameters * WIDTH[sft.weights]
     return 1 + seconds + STEP * steps + files
 
 

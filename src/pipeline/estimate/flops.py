@@ -103,7 +103,7 @@ def training_seconds(
     Simultaneous training is the sum of its two sides. With several GPUs the products are shared, the optimizer's work
     is done on each (ddp).
     """
-    rank = sft.lora_rank if sft.adapter == "lora" else 0
+    rank = sft.adapter_rank
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
     moved = rows // sft.batch_size * trained_parameters(shape, trained, rank)
     precision = sft.precision if sft.weights == "float32" else "bf16"

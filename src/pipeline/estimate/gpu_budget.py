@@ -221,8 +221,8 @@ def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained
 
 def moved(run: Run[TrainStage], shape: Shape) -> int:
     """Number of trained parameters."""
-    lora = run.config.sft.lora_rank if run.config.sft.adapter == "lora" else 0
-    return sum(trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape))
+    rank = run.config.sft.adapter_rank
+    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run, shape))
 
 
 def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None) -> float:

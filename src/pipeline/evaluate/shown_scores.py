@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pipeline.benchmarks import is_measure, primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
-from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.stats.statistics import NormalTest, share_interval
 from pipeline.text import align_columns
@@ -42,7 +41,7 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as many questions as
     have its variance, else Student's t. None if the harness gives no error, as for corpus scores, or no variance."""
-    value, error = finite_or_none(row.value), finite_or_none(row.stderr)
+    value, error = row.value, row.stderr
     is_share = value is not None and percent_factor(row.metric) == 100 and 0 <= value <= 1
     if value is not None and is_share and row.n == 1:
         return share_interval(value, 1, 0.0)

@@ -42,6 +42,7 @@ from pipeline.report.templates import render
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import refuse_lower
 from pipeline.stages.rows import build
+from pipeline.stats.statistics import largest
 from pipeline.text import align_columns
 
 
@@ -200,7 +201,9 @@ class Outcome:
         if not self.finished:
             reason = next((trial.reason for trial in self.trials if trial.reason), "")
             raise PipelineError(f"search.space holds no valid configuration among {len(self.trials)} trials: {reason}")
-        return [max(self.finished, key=lambda trial: trial.values)] if len(self.names) == 1 else front(self.finished)
+        if len(self.names) > 1:
+            return front(self.finished)
+        return [self.finished[largest([trial.values[0] for trial in self.finished])]]
 
     def best_of_grid(self) -> tuple[list[Trial], int]:
         """The best of a grid of at most as many configurations as were tried, and how many it has."""
@@ -293,9 +296,7 @@ class Outcome:
                 index: self.points.on_development(trial.point, self.questions)[0] for index, trial in enumerate(trials)
             }
             means = {index: mean_score(score) for index, score in scores.items()}
-            lines += split_half_summary(
-                [trial.point for trial in trials], scores, means, max(means, key=means.__getitem__)
-            )
+            lines += split_half_summary([trial.point for trial in trials], scores, means, largest([*means.values()]))
         return lines
 
 

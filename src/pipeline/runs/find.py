@@ -109,6 +109,6 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
             f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"
         )
     for path in files:
-        if path.name.endswith("config.json"):  # which libraries read, whatever they make of nesting without end
+        if path.name.endswith("config.json"):  # which libraries read, whatever they make of half a file
             read_json(path)
     return Folder(folder, tuple(files), runs_dir)

@@ -115,7 +115,7 @@ def training_memory(
     micro, passes = micro_batches(sft)
     lora, sharded = sft.adapter == "lora", sft.parallel == "fsdp2" and sft.processes > 1
     shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], 4 if lora else WIDTH[sft.weights]
-    counts = [trained_parameters(shape, part, sft.lora_rank * lora) for part in parts]
+    counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width
     layer = cast * (shape.parameters - shape.outside) / shape.layers
