@@ -77,13 +77,22 @@ def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits() -> None:
     assert order == [1, 2, 3, 0]
     # Prefill of two prompts without their last tokens, a step; of the third, two steps; of the fourth, a step; and the
     # first answer alone.
-    assert shapes == [(1, 1), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
+    assert shapes == [(2, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
+
+
+def test_steps_that_are_begun_ahead_change_no_answer_and_no_more_tokens_than_there_is_room_for_are_kept() -> None:
+    """As on a GPU, which begins a step before the tokens of the last one are looked at."""
+    prompts = [[3, 15], [3, 19], [3, 18], [2], [3, 19]]
+    for room in (1, 2, 4, 99):
+        expected, _, _ = run(lookup_table(COUNT_UP), [9, 8], prompts, slots=2, room=room)
+        for ahead in (1, 2, 3):
+            assert run(lookup_table(COUNT_UP), [9, 8], prompts, slots=2, room=room, ahead=ahead)[0] == expected
 
 
 def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once() -> None:
     found, _, shapes = run(lookup_table(COUNT_UP), [1, 2, 3], [[5, 4], [7]], slots=8, room=2)
     assert found == {0: [5, 6], 1: [8, 9]}
-    assert shapes == [(1, 3), (1, 1), (2, 1), (2, 1)]  # prefix, the longer rest without its last token, two steps
+    assert shapes == [(1, 3), (2, 1), (2, 1), (2, 1)]  # prefix, the longer rest without its last token, two steps
 
 
 # ---------------------------------------------------------------------------------------------------- stop strings

@@ -39,7 +39,7 @@ def test_tokens_have_the_probabilities_of_the_tempered_distribution(temperature:
             kept[token] = share
     sampling = Sampling(temperature, top_p, [f"question {n}" for n in range(400)])
     numbers = [sampling.number(place, position) for place in range(400) for position in range(10)]
-    drawn = Counter(sampling.choose(logits.expand(4000, 5), numbers).tolist())
+    drawn = Counter(sampling.choose(logits.expand(4000, 5), torch.tensor(numbers)).tolist())
     assert drawn.keys() <= kept.keys()
     observed = [drawn[token] for token in kept]
     expected = [4000 * share / sum(kept.values()) for share in kept.values()]

@@ -2,8 +2,8 @@
 
 Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
 another: a key is visible to the queries at its position and after it, as far as a sliding window reaches. Rows are
-dropped when no prompt waits, and attention reads no further than the longest row. What all prompts begin with is stored
-and read once for all rows. What is drawn depends on the question, the answer's number and the token's place in it alone
+dropped when no prompt waits, and attention reads no further than the longest row. Rows that are free are filled in one
+padded pass. What all prompts begin with is stored and read once for all rows. What is drawn depends on the question, the answer's number and the token's place in it alone
 (`Sampling`), so that batches change no sample.
 """
 
@@ -21,7 +21,10 @@ import torch
 from transformers import GenerationConfig
 
 from pipeline.evaluate.shared_cache import SharedCache, attending, takes_masks
+from pipeline.evaluate.steps import Steps, columns_for, rows_for
 
+FILL = 2**16  # tokens whose keys and values are read at once when rows are filled, those of the prefix by each row
+REFILL = 8  # on a GPU an eighth of the rows is filled at once: a forward pass is worth it
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
 NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
@@ -57,9 +60,21 @@ class Ending:
     to_text: Callable[[list[int]], str]
 
     @cached_property
-    def look_back(self) -> int:
-        """Tokens that a stop string may extend over: a byte each, and one that loses a leading space."""
-        return 1 + max((len(string.encode()) for string in self.stop), default=0)
+    def completes(self) -> dict[int, bool]:
+        """Token -> whether it could complete a stop string, as far as this was asked."""
+        return {}
+
+    def could_complete(self, token: int) -> bool:
+        """Whether a stop string could be complete with this token: it has all of one, or begins with the end of one,
+        maybe after a space that a decoder drops; or with the rest of a character, where one is not ASCII."""
+        if token not in self.completes:
+            text = self.to_text([token])
+            broken = INCOMPLETE in text and not all(string.isascii() for string in self.stop)
+            begins = {start[:end] for start in (text, f" {text}") for end in range(1, len(start) + 1)}
+            self.completes[token] = broken or any(
+                string in f" {text}" or any(string.endswith(begin) for begin in begins) for string in self.stop
+            )
+        return self.completes[token]
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ class Sampling:
         digest = hashlib.sha256(f"{self.keys[place]} {position}".encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48
 
-    def choose(self, logits: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] -> tokens [rows]: by inverting the distribution at `numbers` [rows]."""
         probabilities, tokens = (
             (logits.float() / self.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
@@ -91,36 +106,34 @@ class Sampling:
         upto = probabilities.cumsum(dim=-1)
         kept = upto - probabilities < self.top_p  # the first always
         mass = (probabilities * kept).sum(dim=-1, keepdim=True)
-        target = torch.tensor(numbers, device=logits.device)[..., None] * mass
+        target = numbers[..., None] * mass
         place = ((upto <= target) & kept).sum(dim=-1, keepdim=True).clamp(max=kept.sum(dim=-1, keepdim=True) - 1)
         return tokens.gather(-1, place).squeeze(-1)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
-    """A prompt, as far as it is not shared, and its answer from `start` on. All tokens but the last are in the cache.
-    complete: places at which no character is cut in two."""
+    """A prompt, as far as it is not shared, and its answer from `start` on. begun: steps that were begun for it."""
 
     index: int
     tokens: list[int]
+    begun: int = 0
+    over: bool = False
 
     def __post_init__(self) -> None:
         self.start = len(self.tokens)
-        self.complete = deque([self.start])
 
     @property
     def answer(self) -> list[int]:
         return self.tokens[self.start :]
 
     def is_over(self, ending: Ending) -> bool:
-        """Asked after each token."""
+        """Asked after each token. The answer is decoded only where its last token could complete a stop string."""
         if self.tokens[-1] in ending.ends or len(self.tokens) - self.start >= ending.room:
             return True
-        while len(self.complete) > 1 and self.complete[1] <= len(self.tokens) - ending.look_back:
-            self.complete.popleft()
-        text = ending.to_text(self.tokens[self.complete[0] :])
-        if not text.endswith(INCOMPLETE):
-            self.complete.append(len(self.tokens))
+        if not ending.could_complete(self.tokens[-1]):
+            return False
+        text = ending.to_text(self.answer)
         return any(string in text for string in ending.stop)
 
 
@@ -132,34 +145,74 @@ def decode(
     ending: Ending,
     answered: Callable[[int, list[int]], None],
     sampling: Sampling | None = None,
+    ahead: int | None = None,
 ) -> None:
     """Answer the prompts `prefix` + rest, at most `slots` at a time, the longest first.
 
     answered: is given the index of a rest and the tokens of its answer, the end token included, when the answer ends.
-    sampling: how tokens are drawn; None: the likeliest.
+    sampling: how tokens are drawn; None: the likeliest. ahead: steps that are begun before the tokens of one are looked
+    at, so that a GPU does not wait; an answer that is over by then has a step too many, which is dropped. By default
+    one on CUDA, else none.
     """
+    device = model.device
+    on_gpu = device.type == "cuda"
+    ahead = int(on_gpu) if ahead is None else ahead
     waiting = deque(sorted(range(len(rests)), key=lambda index: -len(rests[index])))
-    cache = SharedCache(model, prefix, min(slots, len(rests)), max(map(len, rests)) + ending.room)
-    rows: list[_Row] = []
+    count = rows_for(device, min(slots, len(rests)))
+    cache = SharedCache.of(model, count, columns_for(device, max(map(len, rests)) + ending.room))
+    rows: list[_Row | None] = [None] * count
+    together = max(1, count // REFILL) if on_gpu else 1
+    running: deque[tuple[list[_Row | None], Callable[[], list[int]]]] = deque()
     with attending(cache) if prefix else nullcontext():
-        if prefix:
-            cache.share()
-        while waiting or rows:
-            while waiting and len(rows) < slots:
-                index = waiting.popleft()
-                cache.fill(len(rows), rests[index][:-1])
-                rows.append(_Row(index, list(rests[index])))
-            logits = cache.step([row.tokens[-1] for row in rows], [len(row.tokens) - 1 for row in rows])
-            if sampling:
-                numbers = [sampling.number(row.index, len(row.answer)) for row in rows]
-                chosen = sampling.choose(logits, numbers).tolist()
-            else:
-                chosen = logits.argmax(dim=-1).tolist()
-            for place in reversed(range(len(rows))):
-                rows[place].tokens.append(chosen[place])
-                if rows[place].is_over(ending):
-                    answered(rows[place].index, rows[place].answer)
-                    last = rows.pop()
-                    if place < len(rows):
-                        cache.move(len(rows), place)
-                        rows[place] = last
+        cache.share(prefix)
+        steps = Steps(cache, sampling)
+        while waiting or running or any(rows):
+            free = [place for place, row in enumerate(rows) if row is None][: slots - sum(map(bool, rows))]
+            if waiting and len(free) >= min(together, len(waiting)):
+                for batch in fills(free[: len(waiting)], waiting, rests, len(prefix)):
+                    cache.fill(batch, [rests[waiting[at]] for at in range(len(batch))])
+                    for place in batch:
+                        index = waiting.popleft()
+                        rows[place] = _Row(index, list(rests[index]))
+            elif not waiting:
+                rows = _closed_up(cache, rows)
+            if any(rows):
+                live = [row for row in rows if row]
+                numbers = [sampling.number(row.index, row.begun) if row else 0.0 for row in rows] if sampling else []
+                reads = max(row.start + row.begun for row in live)
+                running.append((list(rows), steps.next(len(rows), reads, numbers)))
+                for row in live:
+                    row.begun += 1
+            if running and (len(running) > ahead or not any(rows)):
+                begun, chosen = running.popleft()
+                for row, token in zip(begun, chosen(), strict=True):
+                    if row and not row.over:
+                        row.tokens.append(token)
+                        row.over = row.is_over(ending)
+                        if row.over:
+                            rows[rows.index(row)] = None
+                            answered(row.index, row.answer)
+
+
+def fills(free: Sequence[int], waiting: Sequence[int], rests: Sequence[Sequence[int]], shared: int) -> list[list[int]]:
+    """Rows that are filled together with the next prompts: a prompt, or several that read at most FILL tokens."""
+    batches: list[list[int]] = []
+    for at, place in enumerate(free):
+        if not batches or (len(batches[-1]) + 1) * longest > FILL:
+            batches.append([])
+            longest = shared + len(rests[waiting[at]])  # the longest come first
+        batches[-1].append(place)
+    return batches
+
+
+def _closed_up(cache: SharedCache, rows: list[_Row | None]) -> list[_Row | None]:
+    """The rows without those that are free, as far as the next smaller number of rows that is computed."""
+    live = [place for place, row in enumerate(rows) if row]
+    count = rows_for(cache.device, len(live))
+    sources = [place for place in live if place >= count]
+    if count < len(rows) and sources:
+        targets = [place for place in range(count) if rows[place] is None][: len(sources)]
+        cache.move(sources, targets)
+        for source, target in zip(sources, targets, strict=True):
+            rows[target] = rows[source]
+    return rows[:count]

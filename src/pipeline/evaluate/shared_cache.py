@@ -24,6 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 FORCE_GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # transformers reads it at each attention
 ATTENTION = "prefix_read_once"  # as transformers knows it
+KEPT = "shared_cache"  # attribute of a model: memory for its next prompts
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -49,6 +50,7 @@ class _Layer(CacheLayerMixin):
         super().__init__()
         self.cache = cache
         self.prefix: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.kept: list[torch.Tensor] = []  # memory of prefixes
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         def zeros_like(states: torch.Tensor) -> torch.Tensor:  # what is masked must be finite
@@ -66,8 +68,9 @@ class _Layer(CacheLayerMixin):
             if not self.is_initialized:
                 self.lazy_initialization(*own)
             stored: Any = self.keys, self.values
+            source, target = cache.written
             for states, new in zip(stored, own, strict=True):
-                states.transpose(1, 2)[cache.written] = new.transpose(1, 2)
+                states.transpose(1, 2)[target] = new.transpose(1, 2)[source]
             if cache.reads:
                 own = tuple(states[: len(key_states), :, : cache.reads] for states in stored)
         if self.prefix is None or (cache.reads and cache.reads_once):
@@ -75,6 +78,19 @@ class _Layer(CacheLayerMixin):
         pairs = zip(self.prefix, own, strict=True)
         keys, values = (torch.cat([before.expand(len(key_states), -1, -1, -1), new], dim=2) for before, new in pairs)
         return keys, values
+
+    def keep(self, length: int) -> bool:
+        """Keep the last `length` positions of the prefix, where the prefix before lay if there is room; gives whether
+        there was."""
+        assert self.prefix
+        parts = [states[:, :, -length:] for states in self.prefix]
+        has_room = bool(self.kept) and self.kept[0].shape[2] >= length
+        if not has_room:
+            self.kept = [states.clone() for states in parts]
+        for kept, states in zip(self.kept, parts, strict=True):
+            kept[:, :, :length] = states
+        self.prefix = (self.kept[0][:, :, :length], self.kept[1][:, :, :length])
+        return has_room
 
     def get_seq_length(self) -> int:
         return 0  # the positions are given
@@ -87,56 +103,90 @@ class _Layer(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """A prefix, which may be empty and else is computed by `share`, and `rows` rows of `room` tokens that are stored.
+    """A prefix, which may be empty and is computed by `share`, and `rows` rows of `room` tokens that are stored.
 
-    A forward pass writes what `written` names, rows and columns (None: its keys and values are forgotten). A step reads
-    `reads` columns of each row that it writes, and the prefix once for all rows (`reads_once`) inside `attending`, if
-    the model's attention takes keys and values as they are stored. DeepSeek's does not, for example: the prefix is then
-    read by each row.
+    A forward pass writes what `written` names, tokens of its rows and their places in the cache (None: its keys and
+    values are forgotten). A step reads `reads` columns of each row that it writes, and the prefix once for all rows
+    (`reads_once`) inside `attending`, if the model's attention takes keys and values as they are stored. DeepSeek's
+    does not, for example: the prefix is then read by each row.
+
+    tokens, places [rows, 1]: the last token of each row, which no forward pass has seen, and its position after the
+    prefix. graphs: steps recorded on CUDA (steps.py), which read the memory of this cache; without it they are void.
     """
 
-    def __init__(self, model: Any, prefix: Sequence[int], rows: int = 0, room: int = 0) -> None:
-        self.model, self.prefix, self.rows, self.room = model, list(prefix), rows, room
+    def __init__(self, model: Any, rows: int = 0, room: int = 0) -> None:
+        self.model, self.rows, self.room = model, rows, room
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
+        self.tokens, self.places = torch.zeros(2, rows, 1, dtype=torch.long, device=self.device)
+        self.numbers = torch.arange(max(rows, room), device=self.device)
+        self.graphs: dict[Any, Any] = {}
+        self._forget([])
+
+    @classmethod
+    def of(cls, model: Any, rows: int, room: int) -> SharedCache:
+        """The cache that the model had for its last prompts if it is large enough, with its recorded steps."""
+        kept = getattr(model, KEPT, None)
+        if kept is None or kept.rows < rows or kept.room < room:
+            drop_cache(model)  # before the next takes its room
+            kept = cls(model, rows, room)
+            setattr(model, KEPT, kept)
+        return kept
+
+    def _forget(self, prefix: Sequence[int]) -> None:
+        self.prefix = list(prefix)
         self.written: tuple[Any, Any] | None = None
         self.shared = self.reads = self.plain_layers = 0
         self.reads_once = False
+        layer: Any
+        for layer in self.layers:
+            layer.prefix = None
 
-    def share(self) -> None:
-        """Compute the prefix. A window keeps no more of it than it reaches back to."""
-        places = torch.arange(len(self.prefix))[None]
+    def share(self, prefix: Sequence[int]) -> None:
+        """Compute a prefix in place of the one before. A window keeps no more of it than it reaches back to."""
+        self._forget(prefix)
+        if not prefix:
+            return
+        places = torch.arange(len(prefix), device=self.device)[None]
         masks = self.masks(places, places) if SLIDING in self.kinds else None
         self.logits(torch.tensor([self.prefix]), places, masks)
-        self.shared, self.reads_once = len(self.prefix), self.plain_layers == len(self.layers)
+        self.shared, self.reads_once = len(prefix), self.plain_layers == len(self.layers)
         layer: Any
         for layer, kind in zip(self.layers, self.kinds, strict=True):
-            if kind == SLIDING:
-                layer.prefix = tuple(states[:, :, -self.window :].clone() for states in layer.prefix)
+            if not layer.keep(min(self.shared, self.window) if kind == SLIDING else self.shared):
+                self.graphs.clear()
 
-    def fill(self, row: int, prompt: Sequence[int]) -> None:
-        """Write a prompt to a row, which forgets what it held: an overflow would stay, masked or not."""
+    def fill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Write prompts to rows, all tokens but the last, which is the next step's. A row forgets what it held: an
+        overflow would stay, masked or not."""
+        at = torch.tensor(rows, device=self.device)
         layer: Any
         for layer in self.layers:
             if layer.is_initialized:
-                layer.keys[row], layer.values[row] = 0, 0
-        if prompt:
-            places = torch.arange(len(prompt))[None]
-            self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
-            self.logits(torch.tensor([prompt]), places, self.masks(places, places))
+                layer.keys[at], layer.values[at] = 0, 0
+        lengths = [len(prompt) - 1 for prompt in prompts]
+        self.tokens[at] = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
+        self.places[at] = torch.tensor(lengths, device=self.device)[:, None]
+        if width := max(lengths):
+            places = torch.arange(width, device=self.device)[None]
+            ids = torch.tensor([[*prompt[:-1], *[0] * (width - len(prompt) + 1)] for prompt in prompts])
+            row, column = (torch.tensor(one, device=self.device) for one in zip(*padded_places(lengths), strict=True))
+            self.reads, self.written = 0, ((row, column), (at[row], column))
+            self.logits(ids, places, self.masks(places, places))
 
-    def step(self, tokens: Sequence[int], places: Sequence[int]) -> torch.Tensor:
-        """Logits [rows, vocabulary] after a token of each of the first rows, which is written at its place."""
-        at = torch.tensor(places)[:, None]
-        self.reads, self.written = max(places) + 1, (torch.arange(len(at))[:, None].to(self.device), at.to(self.device))
-        columns = torch.arange(self.reads)[None]
-        return self.logits(torch.tensor(tokens)[:, None], at, self.masks(at, columns))[:, 0]
+    def step(self, rows: int, reads: int) -> torch.Tensor:
+        """Logits [rows, vocabulary] after the token of each of the first rows, which is written at its place."""
+        places, numbers = self.places[:rows], self.numbers[:rows, None]
+        self.reads, self.written = reads, (..., (numbers, places))
+        return self.logits(self.tokens[:rows], places, self.masks(places, self.numbers[None, :reads]))[:, 0]
 
-    def move(self, source: int, target: int) -> None:
-        layer: Any
-        for layer in self.layers:
-            layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move rows to rows that are free."""
+        source, target = torch.tensor([sources, targets], device=self.device)
+        layers: Any = self.layers
+        for states in (self.tokens, self.places, *(part for layer in layers for part in (layer.keys, layer.values))):
+            states[target] = states[source]
 
     @property
     def device(self) -> torch.device:
@@ -161,7 +211,8 @@ class SharedCache(Cache):
             before = visible.new_ones(*visible.shape[:2], reach)
             mask = torch.cat([before, visible], dim=2)
             if kind == SLIDING:
-                at = torch.cat([torch.arange(-reach, 0).expand(len(columns), -1), columns], dim=1)
+                at = torch.arange(-reach, 0, device=columns.device).expand(len(columns), -1)
+                at = torch.cat([at, columns], dim=1)
                 mask &= places[:, :, None] - at[:, None] < self.window
             if self.model.config.get_text_config()._attn_implementation == "eager":
                 mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(
@@ -210,6 +261,19 @@ class SharedCache(Cache):
         found = found.view(heads, rows, -1, found.shape[-1]).transpose(0, 1) + weights[..., shared:] @ value
         found = found.view(rows, heads, -1, tokens, found.shape[-1])
         return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
+
+
+def padded_places(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(row, column) of each token of rows of these lengths, padded on the right."""
+    return [(row, column) for row, length in enumerate(lengths) for column in range(length)]
+
+
+def drop_cache(model: Any) -> None:
+    """Free the memory that a model keeps for its next prompts."""
+    if kept := getattr(model, KEPT, None):
+        kept.graphs.clear()
+        kept.layers.clear()
+        setattr(model, KEPT, None)
 
 
 @contextmanager

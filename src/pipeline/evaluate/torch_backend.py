@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens
 from pipeline.evaluate.decode import Ending, Sampling, can_decode, decode
 from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
-from pipeline.evaluate.shared_cache import SharedCache, heads_as_they_are, takes_masks
+from pipeline.evaluate.shared_cache import SharedCache, drop_cache, heads_as_they_are, takes_masks
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import say
@@ -127,9 +127,9 @@ class TorchBackend:
 
         def weigh_all(shared: int, left: list[int]) -> None:
             prefix, rows = prompts[left[0]][:shared], build_tries(prompts, left, shared, most)
-            cache = SharedCache(self.model, prefix) if shared or most else None
-            if cache and prefix:
-                cache.share()
+            cache = SharedCache(self.model) if shared or most else None
+            if cache:
+                cache.share(prefix)
             sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
             for batch in batch_places(*sizes, self.batch_size):
                 paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
@@ -162,6 +162,7 @@ class TorchBackend:
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
             self.batch_size //= 2  # out of the handler, which holds on to the tensors
+            drop_cache(self.model)
             say(f"out of memory: going on with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
