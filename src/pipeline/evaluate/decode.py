@@ -3,7 +3,8 @@
 Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
 another: a key is visible to the queries at its position and after it, as far as a sliding window reaches. Rows are
 dropped when no prompt waits, and attention reads no further than the longest row. Rows that are free are filled in one
-padded pass. What all prompts begin with is stored and read once for all rows. What is drawn depends on the question, the answer's number and the token's place in it alone
+padded pass. What all prompts begin with is stored and read once for all rows. What is drawn depends on the question,
+the answer's number and the token's place in it alone
 (`Sampling`), so that batches change no sample.
 """
 
@@ -197,6 +198,7 @@ def decode(
 def fills(free: Sequence[int], waiting: Sequence[int], rests: Sequence[Sequence[int]], shared: int) -> list[list[int]]:
     """Rows that are filled together with the next prompts: a prompt, or several that read at most FILL tokens."""
     batches: list[list[int]] = []
+    longest = 0
     for at, place in enumerate(free):
         if not batches or (len(batches[-1]) + 1) * longest > FILL:
             batches.append([])

@@ -17,6 +17,7 @@ from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_trie
 from pipeline.evaluate.shared_cache import SharedCache, drop_cache, heads_as_they_are, takes_masks
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
+from pipeline.models.products import BF16X3, IEEE, split_layers, split_products
 from pipeline.progress import say
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ Result = TypeVar("Result")
 
 class TorchBackend:
     """A model in memory, on the GPU where there is one. batch_size: rows computed together, fewer than was asked for
-    once memory ran out."""
+    once memory ran out. products: how linear layers multiply in float32 (models/products.py)."""
 
     def __init__(
-        self, batch_size: int, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None
-    ) -> None:
+        self, batch_size: int, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None,
+        products: str = IEEE,
+    ) -> None:  # fmt: skip
         self.batch_size, self.dtype, self.weights, self.model = batch_size, dtype, weights, model
+        self.products = products
 
     def load(self) -> Any:
         """safetensors, no code of its own, in the dtype (auto: as config.json names it). A merge, and an adapter with
@@ -46,8 +49,10 @@ class TorchBackend:
             try:
                 if isinstance(self.weights, Path):
                     self.model = load.load_model(self.weights, dtype=self.dtype).to(device)
+                    if self.products == BF16X3:
+                        split_products(self.model)
                 else:
-                    self.model = model_of(self.weights, self.dtype, device).model
+                    self.model = model_of(self.weights, self.dtype, device, products=self.products).model
             except PipelineError:
                 raise
             except (OSError, ValueError) as error:
@@ -217,7 +222,8 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
     """Refuse a model that transformers loaded in another dtype than `dtype`; quantized tensors do not count."""
-    loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()} & {"float64", *DTYPES}
+    parameters = [parameter for name, parameter in model.named_parameters() if name not in split_layers(model)]
+    loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters} & {"float64", *DTYPES}
     if dtype != "auto" and loaded != {dtype}:
         dtypes = " and ".join(sorted(loaded))
         raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it keeps")

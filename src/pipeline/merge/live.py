@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import text_settings, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_model, load_tokenizer
+from pipeline.models.products import BF16X3, IEEE, SplitLinear, split_layers, split_products
 from pipeline.models.skeleton import build_skeleton
 
 COPY = 2**23  # entries of a source's tensor that are copied at once
@@ -61,17 +63,21 @@ class Live:
             _put_tensor(merge, name, parameters[name])
             self.holds[name] = signatures[name]
 
-        in_threads(put_tensor, sorted(changed, key=lambda name: -parameters[name].numel()), threads)
+        in_threads(put_tensor, sorted(changed, key=lambda name: -prod(merge.shape(name))), threads)
         if changed and merge.layout.tied_head:
-            self.model.tie_weights()
+            tie_head(self.model)
         return changed
 
-    def _parameters(self, merge: Merging) -> dict[str, torch.Tensor]:
-        """The model's tensors by the merge's names. Towers that the model does not have are left out.
+    def _parameters(self, merge: Merging) -> dict[str, torch.Tensor | SplitLinear]:
+        """The model's tensors by the merge's names, or the layers that hold them split. Towers that the model does not
+        have are left out.
 
         Raises PipelineError where the model has other parameters than the merge.
         """
         held = {name_in_memory(name): parameter.data for name, parameter in self.model.named_parameters()}
+        held |= {name_in_memory(name): layer for name, layer in split_layers(self.model).items()}
+        if merge.layout.tied_head:
+            held = {name: target for name, target in held.items() if target is not self.model.get_output_embeddings()}
         places = {name_in_memory(name): buffer for name, buffer in self.model.named_buffers()} | held
         names = {name_in_memory(name): name for name in merge.names}
         absent = names.keys() - places.keys() - set(map(name_in_memory, towers(merge.names)))
@@ -80,13 +86,24 @@ class Live:
         return {name: places[plain] for plain, name in names.items() if plain in places}
 
 
-def _put_tensor(merge: Merging, name: str, target: torch.Tensor) -> None:
+def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -> None:
     """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch casts."""
-    dtype, flat, place = torch_dtype(merge.stored_dtype(name)), target.view(-1), 0
+    dtype, place = torch_dtype(merge.stored_dtype(name)), 0
     for piece in merge.pieces(name, COPY):
         part = torch.from_numpy(piece.reshape(-1).view(np.uint8)).view(dtype)
-        flat[place : place + part.numel()].copy_(part)
+        if isinstance(target, SplitLinear):
+            target.write(place, part)
+        else:
+            target.view(-1)[place : place + part.numel()].copy_(part)
         place += part.numel()
+
+
+def tie_head(model: Any) -> None:
+    """Give an output head the embeddings' values, which it shares or holds split."""
+    if isinstance(head := model.get_output_embeddings(), SplitLinear):
+        head.write(0, model.get_input_embeddings().weight.data)
+    else:
+        model.tie_weights()
 
 
 def merge_of_one(folder: Path) -> Merging:
@@ -98,17 +115,20 @@ def merge_of_one(folder: Path) -> Merging:
 # ---------------------------------------------------------------------------------------------------- a model for it
 
 
-def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None) -> Live:
+def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None, products: str = IEEE) -> Live:
     """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
 
-    dtype: `auto` is that of the written merge; torch's name else. Raises PipelineError where the files of the source
+    dtype: `auto` is that of the written merge; torch's name else. products: of its linear layers
+    (models/products.py). Raises PipelineError where the files of the source
     cannot be loaded.
     """
-    kind = kind_of(merge.giver, merge.dtype, dtype, device)
+    kind = (*kind_of(merge.giver, merge.dtype, dtype, device), products)
     live_model = next((live for live in LIVE_MODELS if live.kind == kind), None)
     if live_model is None:
         release_models()  # before the next takes its room
         live_model = _load_live(merge, dtype, device)
+        if products == BF16X3:
+            split_products(live_model.model)
         live_model.kind = kind
         if keeps_models():
             LIVE_MODELS.append(live_model)

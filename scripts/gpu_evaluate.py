@@ -1,0 +1,203 @@
+"""Seconds of scoring on a GPU at the shape of an 8B Llama, with random weights made on the device, beside HFLM's.
+
+    python scripts/gpu_evaluate.py [--record FILE] [--tiny]     # tiny: what shows that it works, also on a CPU
+
+Prompts are random tokens: an 8-shot prefix, questions below it, answers of 128 tokens that no token ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+import pipeline
+from pipeline.evaluate.decode import Ending
+from pipeline.evaluate.shared_cache import SharedCache, attending, drop_cache
+from pipeline.evaluate.steps import Steps, rows_for
+from pipeline.evaluate.torch_backend import TorchBackend
+from pipeline.models.products import split_products
+from pipeline.runs.provenance import git_state, package_versions
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LLAMA_8B = {
+    **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
+}
+TINY = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 8192},
+}
+Row = dict[str, Any]
+
+
+def build(sizes: dict[str, int], dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with DEVICE:
+            return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    synchronize()
+    begun = time.perf_counter()
+    work()
+    synchronize()
+    return round(time.perf_counter() - begun, 3)
+
+
+def synchronize() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def prompts_of(questions: int, prefix: int, vocabulary: int) -> list[list[int]]:
+    draw = random.Random(0)
+    shared = [draw.randrange(5, vocabulary) for _ in range(prefix)]
+    return [[*shared, *(draw.randrange(5, vocabulary) for _ in range(draw.randint(40, 100)))] for _ in range(questions)]
+
+
+def answers(model: Any, rows: int, prompts: list[list[int]], room: int) -> float:
+    backend = TorchBackend(rows, model=model)
+    ending = Ending({-1}, ["Question:"], room, lambda tokens: "a" * len(tokens))
+    return seconds(lambda: backend.generate(prompts, ending, True, lambda place, tokens: None))
+
+
+def step_times(model: Any, rows: int, prefix: list[int], room: int) -> Iterator[Row]:
+    """Milliseconds of a step, its kernels by the profiler, and of filling all rows."""
+    with torch.no_grad():
+        cache = SharedCache.of(model, rows_for(DEVICE, rows), 256)
+        with attending(cache):
+            fill = seconds(lambda: cache.share(prefix))
+            rest = seconds(lambda: cache.fill(range(min(rows, 64)), [prefix[:60]] * min(rows, 64)))
+            steps = Steps(cache)
+            for _ in range(3):
+                steps.next(rows, 200)()
+            cache.places.clamp_(max=100)
+            steps.next(rows, 200)()
+            times = [seconds(lambda: steps.next(rows, 200)()) for _ in range(20)]
+            host = statistics.median(times) * 1000
+            begun = time.perf_counter()
+            waits = [steps.next(rows, 200) for _ in range(20)]
+            launched = (time.perf_counter() - begun) / 20 * 1000
+            waits[-1]()
+            synchronize()
+            ahead = (time.perf_counter() - begun) / 20 * 1000
+            yield {"what": f"a step of {rows} rows", "ms": round(ahead, 2), "ms_waited_for": round(host, 2),
+                   "ms_of_the_host": round(launched, 2), "prefix_s": fill, "fill_of_64_s": rest}  # fmt: skip
+            if DEVICE.type == "cuda":
+                kinds = [torch.profiler.ProfilerActivity.CUDA]
+                with torch.profiler.profile(activities=kinds) as profile:
+                    steps.next(rows, 200)()
+                    synchronize()
+                times_of: Counter[str] = Counter()
+                counts: Counter[str] = Counter()
+                for event in profile.events():
+                    times_of[event.name[:70]] += event.device_time
+                    counts[event.name[:70]] += 1
+                print(rows, "rows: kernels", sum(counts.values()), "us", sum(times_of.values()), flush=True)
+                for name, spent in times_of.most_common(14):
+                    print(f"   {spent:9.0f} us {counts[name]:5d} {name}", flush=True)
+
+
+def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
+    room, prefix = (8, 40) if small else (128, 960)
+    tokenizer = AutoTokenizer.from_pretrained(Path(pipeline.__file__).parent / "data/sandbox_base")
+    model = build(sizes, torch.bfloat16)
+    prompts = prompts_of(64, prefix, sizes["vocab_size"])
+    many = prompts_of(250, prefix, sizes["vocab_size"])
+    for rows in (32, 64, 256):
+        yield from step_times(model, rows, prompts[0][:prefix], room)
+    for rows, asked in ((32, prompts), (64, prompts), (256, many)):
+        first, again = (answers(model, rows, asked, room) for _ in range(2))
+        yield {"what": f"{len(asked)} answers of {room} tokens, bfloat16", "rows": rows, "seconds": again,
+               "first_time": first}  # fmt: skip
+    drop_cache(model)
+    stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=32)
+
+    def theirs() -> None:
+        for at in range(0, 64, 32):
+            batch = prompts[at : at + 32]
+            width = max(map(len, batch))
+            ids = torch.tensor([[0] * (width - len(one)) + one for one in batch], device=DEVICE)
+            mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in batch], device=DEVICE)
+            stock._model_generate(ids, width + room, ["Question:"], attention_mask=mask, do_sample=False)
+
+    model.generation_config.eos_token_id = None
+    yield {"what": f"64 answers of {room} tokens, bfloat16, HFLM", "rows": 32, "seconds": seconds(theirs)}
+    letters = [(prompt, [token]) for prompt in prompts_of(64, 620, sizes["vocab_size"]) for token in (6, 7, 8, 9)]
+    backend = TorchBackend(64, model=model)
+    for _ in range(2):
+        mine = seconds(lambda: backend.loglikelihood(letters, True, lambda *_: None))
+    asks = [((str(at), "A"), context, tokens) for at, (context, tokens) in enumerate(letters)]
+    peer = seconds(lambda: stock._loglikelihood_tokens(asks, disable_tqdm=True))
+    yield {"what": "64 questions by letters, bfloat16", "seconds": mine, "HFLM": peer, "ratio": round(mine / peer, 3)}
+    yield from float32(model, prompts, many, room, small)
+
+
+def float32(model: Any, prompts: list[list[int]], many: list[list[int]], room: int, small: bool) -> Iterator[Row]:
+    model = model.float()
+    gc.collect()
+    ids = torch.tensor([prompt[:32] if small else (prompt * 2)[:1024] for prompt in prompts[:8]], device=DEVICE)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False, logits_to_keep=1)
+
+    for products in ("ieee", "bf16x3"):
+        if products == "bf16x3":
+            drop_cache(model)
+            with torch.no_grad():
+                before = model(input_ids=ids[:1, :256], use_cache=False).logits.log_softmax(-1)
+                split_products(model)
+                after = model(input_ids=ids[:1, :256], use_cache=False).logits.log_softmax(-1)
+                yield {"what": "largest difference of a log-probability, bf16x3 and ieee",
+                       "difference": float((before - after).abs().max())}  # fmt: skip
+            del before, after
+        forward()
+        prefill = min(seconds(forward) for _ in range(2))
+        yield {"what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}", "seconds": prefill}
+        yield from step_times(model, 64, prompts[0][: (40 if small else 960)], room)
+        first, again = (answers(model, 64, prompts, room) for _ in range(2))
+        yield {"what": f"64 answers of {room} tokens, float32 by {products}", "rows": 64, "seconds": again,
+               "first_time": first}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args()
+    rows: list[Row] = []
+    try:
+        for row in scoring(TINY if asked.tiny else LLAMA_8B, asked.tiny):
+            rows.append(row)
+            print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    except Exception:
+        traceback.print_exc()
+    if asked.record:
+        name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+        about = {"device": name, "versions": package_versions(), "git": git_state()}
+        asked.record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
