@@ -14,7 +14,7 @@ for part in ${parts:-evaluate tests train}; do
   case $part in
     evaluate) timeout 300 "$python" scripts/gpu_evaluate.py --record "$to/evaluate_$card.json" ;;
     tests) timeout 120 "$python" -m pytest -q -x -m gpu tests/evaluate/test_on_a_gpu.py tests/merge/test_live.py ;;
-    train) timeout 260 "$python" scripts/gpu_train_bench.py --seconds 240 --record "$to/train_$card.json" ;;
+    train) timeout 260 "$python" scripts/gpu_train.py --seconds 150 --record "$to/train_$card.json" ;;
   esac
   echo "$part: exit status $?"
 done

@@ -13,10 +13,13 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ TINY = {
     **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 8192},
 }
+SANDBOX = Path(pipeline.__file__).parent / "data/sandbox_base"  # a tokenizer
 Row = dict[str, Any]
 
 
@@ -80,7 +84,7 @@ def answers(model: Any, rows: int, prompts: list[list[int]], room: int) -> float
     return seconds(lambda: backend.generate(prompts, ending, True, lambda place, tokens: None))
 
 
-def step_times(model: Any, rows: int, prefix: list[int], room: int) -> Iterator[Row]:
+def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
     """Milliseconds of a step, its kernels by the profiler, and of filling all rows."""
     with torch.no_grad():
         cache = SharedCache.of(model, rows_for(DEVICE, rows), 256)
@@ -104,7 +108,7 @@ def step_times(model: Any, rows: int, prefix: list[int], room: int) -> Iterator[
                    "ms_of_the_host": round(launched, 2), "prefix_s": fill, "fill_of_64_s": rest}  # fmt: skip
             if DEVICE.type == "cuda":
                 kinds = [torch.profiler.ProfilerActivity.CUDA]
-                with torch.profiler.profile(activities=kinds) as profile:
+                with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
                     steps.next(rows, 200)()
                     synchronize()
                 times_of: Counter[str] = Counter()
@@ -119,12 +123,12 @@ def step_times(model: Any, rows: int, prefix: list[int], room: int) -> Iterator[
 
 def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
     room, prefix = (8, 40) if small else (128, 960)
-    tokenizer = AutoTokenizer.from_pretrained(Path(pipeline.__file__).parent / "data/sandbox_base")
+    tokenizer = AutoTokenizer.from_pretrained(SANDBOX)
     model = build(sizes, torch.bfloat16)
     prompts = prompts_of(64, prefix, sizes["vocab_size"])
     many = prompts_of(250, prefix, sizes["vocab_size"])
     for rows in (32, 64, 256):
-        yield from step_times(model, rows, prompts[0][:prefix], room)
+        yield from step_times(model, rows, prompts[0][:prefix])
     for rows, asked in ((32, prompts), (64, prompts), (256, many)):
         first, again = (answers(model, rows, asked, room) for _ in range(2))
         yield {"what": f"{len(asked)} answers of {room} tokens, bfloat16", "rows": rows, "seconds": again,
@@ -174,10 +178,48 @@ def float32(model: Any, prompts: list[list[int]], many: list[list[int]], room: i
         forward()
         prefill = min(seconds(forward) for _ in range(2))
         yield {"what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}", "seconds": prefill}
-        yield from step_times(model, 64, prompts[0][: (40 if small else 960)], room)
-        first, again = (answers(model, 64, prompts, room) for _ in range(2))
-        yield {"what": f"64 answers of {room} tokens, float32 by {products}", "rows": 64, "seconds": again,
-               "first_time": first}  # fmt: skip
+        yield from step_times(model, 64, prompts[0][: (40 if small else 960)])
+        for rows, asked in ((64, prompts), (256, many)):
+            answers(model, rows, asked[:rows], 2)
+            yield {"what": f"{len(asked)} answers of {room} tokens, float32 by {products}", "rows": rows,
+                   "seconds": answers(model, rows, asked, room)}  # fmt: skip
+
+
+def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
+    """Two swaps of bfloat16 experts in one model, one after the other. Files of zeros take no room on the disk."""
+    from pipeline.merge.live import model_of
+    from pipeline.merge.merge import open_merge
+    from pipeline.merge.methods.layer_swap import LayerSwap
+    from pipeline.merge.resident import keep_models_resident
+    from pipeline.models.checkpoint import Checkpoint
+
+    with tempfile.TemporaryDirectory() as place, keep_models_resident():
+        with torch.device("meta"):
+            shapes = {
+                name: tuple(part.shape) for name, part in LlamaForCausalLM(LlamaConfig(**sizes)).named_parameters()
+            }
+        for name in ("math", "language"):
+            folder = Path(place, name)
+            LlamaConfig(**sizes, dtype="bfloat16", architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(SANDBOX).save_pretrained(folder)
+            header, end = {}, 0
+            for tensor, shape in shapes.items():
+                header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end := end + 2 * prod(shape)]}
+            text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+            with (folder / "model.safetensors").open("wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                file.truncate(8 + len(text) + end)
+        sources = {name: Checkpoint.open(Path(place, name)) for name in ("math", "language")}
+        for what, bottom, top in (
+            ("loading the first of two swaps", 5, 2),
+            ("from swap 5-2 to 3-1", 3, 1),
+            ("to 5-2", 5, 2),
+        ):
+            config = LayerSwap(
+                math="math", language="language", bottom_layers=bottom, top_layers=top, scale_to_depth=sizes is TINY
+            )
+            merge = open_merge(config, sources)
+            yield {"what": f"live merges: {what}", "seconds": seconds(partial(model_of, merge, "auto", DEVICE.type))}
 
 
 def main() -> int:
@@ -186,12 +228,15 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     rows: list[Row] = []
-    try:
-        for row in scoring(TINY if asked.tiny else LLAMA_8B, asked.tiny):
-            rows.append(row)
-            print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    except Exception:
-        traceback.print_exc()
+    sizes = TINY if asked.tiny else LLAMA_8B
+    for part in (lambda: scoring(sizes, asked.tiny), lambda: live_swaps(sizes)):
+        try:
+            for row in part():
+                rows.append(row)
+                print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        except Exception:  # what was measured before it stands
+            traceback.print_exc()
+        gc.collect()
     if asked.record:
         name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
         about = {"device": name, "versions": package_versions(), "git": git_state()}

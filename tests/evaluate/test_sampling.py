@@ -16,10 +16,10 @@ from test_score import number_of, value
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics, records
-from pipeline.evaluate.decode import Sampling
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks, split_thoughts
 from pipeline.evaluate.stage import make
+from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.lock import Lock
 from pipeline.stages.evaluation import refuse_sampling

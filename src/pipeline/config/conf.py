@@ -221,4 +221,5 @@ def groups_read(stage: str) -> list[str]:
     kind = stage_class(stage)
     if kind is None:
         return []
-    return [*kind.groups, *(["hardware"] if "sft" in kind.groups else []), *OF_ALL_STAGES]
+    by_machine = {"sft", "eval", "select"} & kind.groups.keys()
+    return [*kind.groups, *(["hardware"] if by_machine else []), *OF_ALL_STAGES]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config import conf
+from pipeline.config.evaluation import Eval
 from pipeline.config.knob import check_value
 from pipeline.config.stages import RUN_STAGES, Launcher, Plan, Stage, TableStage
 from pipeline.config.training import Model, Sft
@@ -17,12 +18,12 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.files import read_yaml
 
 HARDWARE = "hardware"
-KNOBS = (  # of a training and a plan that a machine decides; others belong to recipes
+KNOBS = (  # of a training, scores and a plan that a machine decides; others belong to recipes
     "sft.processes", "sft.parallel", "sft.micro_batch_size", "sft.gradient_checkpointing", "sft.weights",
-    "sft.optimizer", "model.attn_implementation", "launcher.gpus", "launcher.time", "launcher.memory",
+    "sft.optimizer", "model.attn_implementation", "eval.products", "launcher.gpus", "launcher.time", "launcher.memory",
     "launcher.memory_per_gpu", "plan.gpu", "plan.gpus",
 )  # fmt: skip
-CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "launcher": Launcher, "plan": Plan}
+CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "eval": Eval, "launcher": Launcher, "plan": Plan}
 OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there
 
 
@@ -58,6 +59,9 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
         parts = ["plan"] if stage == "plan" else []
     elif reads_hardware(stage) or kind is None:  # None: an unknown stage, which is refused later
         passed, parts = {}, ["sft", "model"] if kind and "sft" in kind.groups else []
+        parts += ["eval"] if kind and "eval" in kind.groups else []
+        if kind and "select" in kind.groups and option_of("select", words, "by", "scores") == "scores":
+            values["select.eval.products"], parts = values.pop("eval.products", "ieee"), [*parts, "select"]
     else:
         raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
     parts += ["launcher"] if option_of("launcher", words, "name", "local") == "slurm" else []

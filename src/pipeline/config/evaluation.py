@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omegaconf import MISSING
 
 from pipeline.config.knob import Knobs, knob
+from pipeline.errors import PipelineError
 
 
 def below_float32(config: Eval) -> bool:
     """Whether rounding makes answers depend on which prompts are computed together: in bfloat16 it changes up to
     half of them, in float32 none (results/README.md). For an unresolved eval.dtype=auto the dtype is unknown."""
     return config.dtype != "float32"
+
+
+def settle_products(settings: Eval) -> Eval:
+    """The settings with eval.products=auto resolved, once the dtype is. Raises PipelineError for bf16x3 of what is not
+    computed in float32 by eval.backend=hf."""
+    possible = settings.dtype == "float32" and settings.backend == "hf"
+    if settings.products == "ieee" or settings.dtype == "auto":
+        return settings
+    if settings.products == "bf16x3" and not possible:
+        raise PipelineError(
+            f"eval.products=bf16x3 is of eval.dtype=float32 and eval.backend=hf, not of {settings.dtype} and "
+            f"{settings.backend}: give eval.products=ieee"
+        )
+    return replace(settings, products="bf16x3" if possible else "ieee")
 
 
 def is_sampled(config: Eval) -> bool:
@@ -58,6 +73,9 @@ class Eval(Knobs):
         "first_n", options=("first_n", "random"), read=(with_exemplars, "a task with exemplars, eval=TASK_Nshot")
     )
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
+    # float32's products of matrices on a GPU; bf16x3: each as three of bfloat16, the numbers of float32 to a few bits
+    # (models/products.py); auto: bf16x3 for float32 computed by eval.backend=hf, else ieee
+    products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: in a process of its own, merges loaded live
     vllm_python: str | None = knob(None, hashed=False)  # path of a Python that has vLLM; null: this one
     # vLLM's drafts from all answers of its process (arctic-inference); hashed where they change answers

@@ -249,9 +249,9 @@ def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
     """Seconds of an evaluation's forward passes on a GPU, or by threads of this CPU."""
     config, kinds = run.config.eval, question_sets_of(run)
     vllm = config.backend == "vllm"
-    return sum(
-        scoring_seconds(shape, kinds, machine, dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix)
-    )
+    products = "ieee" if machine.is_cpu else config.products
+    how = (dtype_of(run), config.batch_size, vllm, vllm or config.share_prefix, products)
+    return sum(scoring_seconds(shape, kinds, machine, *how))
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:

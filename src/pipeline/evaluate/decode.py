@@ -10,19 +10,17 @@ the answer's number and the token's place in it alone
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from transformers import GenerationConfig
 
 from pipeline.evaluate.shared_cache import SharedCache, attending, takes_masks
-from pipeline.evaluate.steps import Steps, columns_for, rows_for
+from pipeline.evaluate.steps import Sampling, Steps, columns_for, rows_for
 
 FILL = 2**16  # tokens whose keys and values are read at once when rows are filled, those of the prefix by each row
 REFILL = 8  # on a GPU an eighth of the rows is filled at once: a forward pass is worth it
@@ -76,40 +74,6 @@ class Ending:
                 string in f" {text}" or any(string.endswith(begin) for begin in begins) for string in self.stop
             )
         return self.completes[token]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Tokens drawn with probability softmax(logits / temperature), among the likeliest ones, which have a share of
-    `top_p` together (nucleus sampling, Holtzman et al. 2020). keys: of each prompt, what its draws depend on."""
-
-    temperature: float
-    top_p: float
-    keys: Sequence[str]
-
-    def of(self, places: Sequence[int]) -> Sampling:
-        return replace(self, keys=[self.keys[place] for place in places])
-
-    def seed(self, place: int) -> int:
-        """Of all draws for a prompt, where another program makes them."""
-        return int.from_bytes(hashlib.sha256(self.keys[place].encode()).digest()[:7], "big")
-
-    def number(self, place: int, position: int) -> float:
-        """The number in [0, 1) that decides about a token of a prompt's answer."""
-        digest = hashlib.sha256(f"{self.keys[place]} {position}".encode()).digest()
-        return int.from_bytes(digest[:6], "big") / 2**48
-
-    def choose(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] -> tokens [rows]: by inverting the distribution at `numbers` [rows]."""
-        probabilities, tokens = (
-            (logits.float() / self.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-        )
-        upto = probabilities.cumsum(dim=-1)
-        kept = upto - probabilities < self.top_p  # the first always
-        mass = (probabilities * kept).sum(dim=-1, keepdim=True)
-        target = numbers[..., None] * mass
-        place = ((upto <= target) & kept).sum(dim=-1, keepdim=True).clamp(max=kept.sum(dim=-1, keepdim=True) - 1)
-        return tokens.gather(-1, place).squeeze(-1)
 
 
 @dataclass(eq=False)

@@ -19,7 +19,8 @@ from lm_eval.models.utils import GenKwargs, handle_stop_sequences, normalize_gen
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.backend import without_weights
-from pipeline.evaluate.decode import Ending, Sampling
+from pipeline.evaluate.decode import Ending
+from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.progress import announced, say
 

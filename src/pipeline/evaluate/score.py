@@ -111,6 +111,8 @@ def facts_of(settings: Eval) -> dict[str, Any]:
 def decided_by(settings: Eval) -> dict[str, Any]:
     """What decides an answer besides the model and the request."""
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
+    if settings.products != "ieee":
+        decides["products"] = settings.products
     if settings.backend != "hf":
         decides["engine"] = outside_core(BACKENDS, settings.backend).versions(settings)
     return decides

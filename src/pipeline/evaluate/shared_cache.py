@@ -111,7 +111,8 @@ class SharedCache(Cache):
     does not, for example: the prefix is then read by each row.
 
     tokens, places [rows, 1]: the last token of each row, which no forward pass has seen, and its position after the
-    prefix. graphs: steps recorded on CUDA (steps.py), which read the memory of this cache; without it they are void.
+    prefix; drawn [rows]: numbers that decide about its next token where tokens are drawn. graphs: steps recorded on
+    CUDA (steps.py), which read the memory of this cache; recordable: whether the model's can be.
     """
 
     def __init__(self, model: Any, rows: int = 0, room: int = 0) -> None:
@@ -121,7 +122,9 @@ class SharedCache(Cache):
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
         self.tokens, self.places = torch.zeros(2, rows, 1, dtype=torch.long, device=self.device)
         self.numbers = torch.arange(max(rows, room), device=self.device)
+        self.drawn = torch.zeros(rows, device=self.device)
         self.graphs: dict[Any, Any] = {}
+        self.recordable = self.device.type == "cuda"
         self._forget([])
 
     @classmethod

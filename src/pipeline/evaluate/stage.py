@@ -11,10 +11,13 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.evaluation import Eval
+import torch
+
+from pipeline.config.evaluation import Eval, settle_products
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records
@@ -30,6 +33,7 @@ from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
 from pipeline.merge.stage import measure_merge
+from pipeline.models.products import BF16X3
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 
 if TYPE_CHECKING:
@@ -56,6 +60,10 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     for skipped in left_out:
         print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
     refuse_early(run, definitions)
+    if settings.products == BF16X3 and not torch.cuda.is_available():
+        raise PipelineError(
+            f"eval.products={BF16X3} is computed on a GPU, and none is visible: give eval.products=ieee"
+        )
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions, read_lock(run.runs_dir))
         weights: Any = merge_or_folder(run)
@@ -82,7 +90,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 def backend_of(settings: Eval) -> Callable[..., Any]:
     """What eval.backend names."""
     if settings.backend == "hf":
-        return TorchBackend
+        return partial(TorchBackend, products=settings.products)
     opens: Callable[..., Any] = outside_core(BACKENDS, settings.backend).backend(settings)
     return opens
 
@@ -103,4 +111,4 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
             f"{run.label} was planned in {config.eval.dtype}, but its weights are stored as {stored}: give "
             f"eval.dtype={stored}, and the same to all that is compared with it"
         )
-    return replace(run, config=replace(config, eval=replace(config.eval, dtype=stored)))
+    return replace(run, config=replace(config, eval=settle_products(replace(config.eval, dtype=stored))))

@@ -8,9 +8,9 @@ and a live merge, as both copy in place.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
@@ -19,10 +19,41 @@ from pipeline.errors import first_line
 from pipeline.evaluate.shared_cache import SharedCache
 from pipeline.progress import say
 
-if TYPE_CHECKING:
-    from pipeline.evaluate.decode import Sampling
-
 COLUMNS = 128  # on CUDA steps read a multiple of these
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Tokens drawn with probability softmax(logits / temperature), among the likeliest ones, which have a share of
+    `top_p` together (nucleus sampling, Holtzman et al. 2020). keys: of each prompt, what its draws depend on."""
+
+    temperature: float
+    top_p: float
+    keys: Sequence[str]
+
+    def of(self, places: Sequence[int]) -> Sampling:
+        return replace(self, keys=[self.keys[place] for place in places])
+
+    def seed(self, place: int) -> int:
+        """Of all draws for a prompt, where another program makes them."""
+        return int.from_bytes(hashlib.sha256(self.keys[place].encode()).digest()[:7], "big")
+
+    def number(self, place: int, position: int) -> float:
+        """The number in [0, 1) that decides about a token of a prompt's answer."""
+        digest = hashlib.sha256(f"{self.keys[place]} {position}".encode()).digest()
+        return int.from_bytes(digest[:6], "big") / 2**48
+
+    def choose(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary] -> tokens [rows]: by inverting the distribution at `numbers` [rows]."""
+        probabilities, tokens = (
+            (logits.float() / self.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        )
+        upto = probabilities.cumsum(dim=-1)
+        kept = upto - probabilities < self.top_p  # the first always
+        mass = (probabilities * kept).sum(dim=-1, keepdim=True)
+        target = numbers[..., None] * mass
+        place = ((upto <= target) & kept).sum(dim=-1, keepdim=True).clamp(max=kept.sum(dim=-1, keepdim=True) - 1)
+        return tokens.gather(-1, place).squeeze(-1)
 
 
 def rows_for(device: torch.device, count: int) -> int:
@@ -39,28 +70,24 @@ class Steps:
 
     def __init__(self, cache: SharedCache, sampling: Sampling | None = None) -> None:
         self.cache, self.sampling = cache, sampling
-        self.drawn = torch.zeros(cache.rows, device=cache.device)  # numbers that decide about the next tokens
         self.kind = (sampling.temperature, sampling.top_p) if sampling else None
-        if self.kind:  # a graph reads the numbers where they lie
-            self.drawn = cache.graphs.setdefault("drawn", self.drawn)
 
     def next(self, rows: int, columns: int, numbers: Sequence[float] = ()) -> Callable[[], list[int]]:
-        """Begin a step of the first rows that reads so many columns; gives what waits for the tokens chosen."""
+        """Begin a step of the first rows that reads so many columns; gives what waits for the tokens chosen. numbers:
+        those that decide about drawn ones."""
         cache = self.cache
         if self.sampling:
-            self.drawn[:rows] = torch.tensor(numbers, device=cache.device)
+            cache.drawn[:rows] = torch.tensor(numbers, device=cache.device)
         columns = min(columns_for(cache.device, columns), cache.room)
         key = (rows, columns, cache.shared, cache.reads_once, self.kind)
-        if cache.device.type != "cuda":
-            self._step(rows, columns)
-            return cache.tokens[:rows, 0].clone().tolist
-        if cache.graphs.setdefault(key) is None:
-            self._step(rows, columns)
-            cache.graphs[key] = False
+        if key in cache.graphs and cache.recordable:
+            graph = cache.graphs[key] = cache.graphs[key] or self._record(rows, columns)
+            graph.replay() if graph else self._step(rows, columns)
         else:
-            if cache.graphs[key] is False:
-                cache.graphs[key] = self._record(partial(self._step, rows, columns))
-            cache.graphs[key]()
+            self._step(rows, columns)
+            cache.graphs[key] = None
+        if cache.device.type != "cuda":
+            return cache.tokens[:rows, 0].clone().tolist
         chosen, ready = cache.tokens[:rows, 0].to("cpu", non_blocking=True), torch.cuda.Event()
         ready.record()
 
@@ -73,24 +100,22 @@ class Steps:
     def _step(self, rows: int, columns: int) -> None:
         cache = self.cache
         logits = cache.step(rows, columns)
-        chosen = self.sampling.choose(logits, self.drawn[:rows]) if self.sampling else logits.argmax(dim=-1)
+        chosen = self.sampling.choose(logits, cache.drawn[:rows]) if self.sampling else logits.argmax(dim=-1)
         cache.tokens[:rows, 0] = chosen
         cache.places[:rows] = (cache.places[:rows] + 1).clamp(max=cache.room - 1)  # rows that are over stay inside
 
-    def _record(self, step: Callable[[], None]) -> Callable[[], Any]:
-        """What repeats a step: its graph, or the step itself where a model's forward pass cannot be recorded, such as
-        one that computes its rotary embeddings from the positions that it sees. Reported once."""
-        graphs = self.cache.graphs
-        if "refused" in graphs:
-            return step
+    def _record(self, rows: int, columns: int) -> torch.cuda.CUDAGraph | None:
+        """The graph of a step; None where a model's forward pass cannot be recorded, such as one that computes its
+        rotary embeddings from the positions that it sees. Reported once."""
+        pools = (graph.pool() for graph in self.cache.graphs.values() if graph)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=graphs.setdefault("pool", torch.cuda.graph_pool_handle())):
-                step()
+            with torch.cuda.graph(graph, pool=next(pools, None)):
+                self._step(rows, columns)
         except RuntimeError as error:
             if should_reduce_batch_size(error):
                 raise
-            graphs["refused"] = True
+            self.cache.recordable = False
             say(f"steps are not recorded as CUDA graphs, and slower: {first_line(error)}")
-            return step
-        return graph.replay
+            return None
+        return graph

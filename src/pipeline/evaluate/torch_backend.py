@@ -12,9 +12,10 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens
-from pipeline.evaluate.decode import Ending, Sampling, can_decode, decode
+from pipeline.evaluate.decode import Ending, can_decode, decode
 from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
 from pipeline.evaluate.shared_cache import SharedCache, drop_cache, heads_as_they_are, takes_masks
+from pipeline.evaluate.steps import Sampling
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.models.products import BF16X3, IEEE, split_layers, split_products

@@ -22,7 +22,8 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.backend import Tokens, without_weights
-from pipeline.evaluate.decode import Ending, Sampling, settings_beyond_greedy
+from pipeline.evaluate.decode import Ending, settings_beyond_greedy
+from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.extras import vllm_engine
 from pipeline.runs.provenance import environment_for

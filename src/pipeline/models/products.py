@@ -1,9 +1,9 @@
 """float32 products of matrices as three of bfloat16: the numbers of float32 at the rate of tensor cores.
 
 A weight is held as two bfloat16 tensors, its value rounded and what that leaves, 16 bits of the 24 that float32 has; an
-activation is split alike when it comes, and x W = xh Wh + xl Wh + xh Wl with float32 sums (Henry, Tang, Heinecke 2019, arXiv:1904.06376).
-Of the log-likelihood of a text the largest error is ten times that of float32, a sixtieth of that of TF32
-(docs/evaluation.md).
+activation is split alike when it comes, and x W = xh Wh + xl Wh + xh Wl with float32 sums (Henry, Tang, Heinecke 2019,
+arXiv:1904.06376). Of the log-likelihood of a text the largest error is ten times that of float32, a sixtieth of that of
+TF32 (docs/evaluation.md).
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class SplitLinear(torch.nn.Module):
             part[place : place + entries.numel()] = entries
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        rows = inputs.reshape(-1, self.in_features)
-        (high, rest), weights = split(rows), self.weight.transpose(1, 2)
+        rows, (weight, left) = inputs.reshape(-1, self.in_features), self.weight.transpose(1, 2)
         if rows.is_cuda:  # the larger part of the weight is read once for both parts of the rows
-            both = torch.mm(torch.cat([high, rest]), weights[0], out_dtype=torch.float32)
-            products = torch.addmm(both[: len(rows)] + both[len(rows) :], high, weights[1], out_dtype=torch.float32)
+            parts = rows.new_empty(2, *rows.shape, dtype=torch.bfloat16)
+            torch.sub(rows, parts[0].copy_(rows), out=parts[1])
+            both = torch.mm(parts.flatten(0, 1), weight, out_dtype=torch.float32)
+            products = torch.addmm(both[: len(rows)] + both[len(rows) :], parts[0], left, out_dtype=torch.float32)
         else:
-            high, rest, weight, left = (part.float() for part in (high, rest, *weights))
+            high, rest, weight, left = (part.float() for part in (*split(rows), weight, left))
             products = high @ weight + rest @ weight + high @ left
         if self.bias is not None:
             products += self.bias

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
-from pipeline.config.evaluation import Eval
+from pipeline.config.evaluation import Eval, settle_products
 from pipeline.config.harness_tasks import include, included_folder, parts_of
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
@@ -47,6 +47,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
     config = with_dtype(config, parents)
+    config = replace(config, eval=settle_products(config.eval))
     name, configs = config.eval.label, scoring_runs(config)
     in_table = bool(resolver.references)  # which checks each evaluation when it runs
     of_harness = any(benchmark_of(task.task).of_harness for task in config.eval.tasks)

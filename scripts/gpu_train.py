@@ -1,0 +1,145 @@
+"""Tokens a second of training steps on a GPU at the shape of an 8B Llama, with random weights made on the device.
+
+    python scripts/gpu_train.py [--record FILE] [--tiny]     # tiny: what shows that it works, also on a CPU
+
+A step is a forward and a backward pass in bfloat16 autocast, the loss over parts of the vocabulary's logits at a time;
+no optimizer. Each variant says its loss and the sum of its gradients' sizes: equal bits show that nothing was changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_evaluate import DEVICE, LLAMA_8B, TINY, build, synchronize
+from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.runs.provenance import git_state, package_versions
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+VARIANTS: tuple[dict[str, Any], ...] = (  # of a step of 8,192 tokens
+    {"what": "full, bfloat16 weights", "base": "bfloat16", "lora": False},
+    {"what": "LoRA, float32 base", "base": "float32"},
+    {"what": "LoRA, frozen matrices in bfloat16", "base": "narrow"},
+    {"what": "LoRA, frozen matrices in bfloat16, inputs not cast", "base": "narrow", "casts": False},
+    {"what": "the same, deterministic", "base": "narrow", "casts": False, "deterministic": True},
+    {"what": "the same, deterministic, memory not filled", "base": "narrow", "casts": False, "deterministic": True,
+     "fill": False},
+    {"what": "LoRA, narrow, not cast, no checkpointing, 2 rows", "base": "narrow", "casts": False, "keep": True,
+     "rows": 2},
+    {"what": "LoRA, narrow, not cast, compiled", "base": "narrow", "casts": False, "compiled": True},
+    {"what": "LoRA, narrow, not cast, rows of 350", "base": "narrow", "casts": False, "rows": 23, "length": 350},
+    {"what": "full, bfloat16 weights, compiled", "base": "bfloat16", "lora": False, "compiled": True},
+    {"what": "full, bfloat16 weights, no checkpointing, 1 row", "base": "bfloat16", "lora": False, "keep": True,
+     "rows": 1},
+    {"what": "full, bfloat16 weights, rows of 350", "base": "bfloat16", "lora": False, "rows": 23, "length": 350},
+)  # fmt: skip
+
+
+def prepared(sizes: dict[str, int], variant: dict[str, Any]) -> Any:
+    model = build(sizes, torch.bfloat16)
+    if variant["base"] != "bfloat16":
+        model = model.float()
+    if variant.get("lora", True):
+        torch.manual_seed(1)
+        model = get_peft_model(model, LoraConfig(r=64, target_modules=TARGETS, init_lora_weights=False))
+        for module in model.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = variant.get("casts", True)
+    if variant["base"] == "narrow":
+        head = model.get_output_embeddings()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear) and not module.weight.requires_grad and module is not head:
+                module.weight.data = module.weight.data.bfloat16()
+    if not variant.get("keep"):
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    return model.train()
+
+
+def loss_of(model: Any, body: Any, ids: torch.Tensor) -> torch.Tensor:
+    head = model.get_output_embeddings()
+
+    def part(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(head(states).float(), labels, reduction="sum")
+
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        states = body(input_ids=ids, use_cache=False)[0][:, :-1].flatten(0, 1)
+        pairs = zip(states.split(2048), ids[:, 1:].flatten().split(2048), strict=True)
+        return sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs) / len(states)
+
+
+def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dict[str, Any]:
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(variant.get("deterministic", False), warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = variant.get("fill", fills)
+    model = prepared(sizes, variant)
+    body = model.get_base_model().model if variant.get("lora", True) else model.model
+    if variant.get("compiled"):
+        body = torch.compile(body)
+    rows, length = variant.get("rows", 4), 32 if small else variant.get("length", 2048)
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(5, sizes["vocab_size"], (rows, length), generator=draw).to(DEVICE)
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times, facts = [], {}
+    for number in range(4):
+        begun = time.perf_counter()
+        loss = loss_of(model, body, ids)
+        loss.backward()
+        synchronize()
+        times.append(time.perf_counter() - begun)
+        if not number:
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            facts = {"loss": float(loss), "gradients": float(sum(grad.double().abs().sum() for grad in gradients))}
+            del gradients
+        model.zero_grad(set_to_none=True)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fills
+    peak = torch.cuda.max_memory_allocated() / 1e9 if DEVICE.type == "cuda" else 0.0
+    speed = rows * length / min(times[1:])
+    return {"what": variant["what"], "tokens_a_second": round(speed), "peak_gb": round(peak, 1), **facts}
+
+
+def all_measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    begun = time.monotonic()
+    for variant in VARIANTS:
+        if time.monotonic() - begun > asked.seconds:
+            yield {"what": variant["what"], "left_out": f"after {asked.seconds:g} s"}
+            continue
+        try:
+            yield measured(TINY if asked.tiny else LLAMA_8B, variant, asked.tiny)
+        except Exception as error:  # out of memory, or a compiler that is not there
+            yield {"what": variant["what"], "error": f"{type(error).__name__}: {str(error)[:200]}"}
+        gc.collect()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--seconds", type=float, default=200, help="after which no variant is begun")
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args()
+    rows = []
+    for row in all_measured(asked):
+        rows.append(row)
+        print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    if asked.record:
+        name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+        about = {"device": name, "versions": package_versions(), "git": git_state()}
+        asked.record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
