@@ -12,9 +12,9 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 card=$($python -c 'import torch; print(torch.cuda.get_device_name().split()[1].lower() if torch.cuda.is_available() else "cpu")')
 for part in ${parts:-evaluate tests train}; do
   case $part in
-    evaluate) timeout 300 "$python" scripts/gpu_evaluate.py --record "$to/evaluate_$card.json" ;;
-    tests) timeout 120 "$python" -m pytest -q -x -m gpu tests/evaluate/test_on_a_gpu.py tests/merge/test_live.py ;;
-    train) timeout 260 "$python" scripts/gpu_train.py --seconds 150 --record "$to/train_$card.json" ;;
+    evaluate) timeout 220 "$python" scripts/gpu_evaluate.py --record "$to/evaluate_$card.json" ;;
+    tests) timeout 120 "$python" -m pytest -q -m gpu tests/evaluate/test_on_a_gpu.py tests/merge/test_live.py ;;
+    train) timeout 180 "$python" scripts/gpu_train.py --seconds 120 --record "$to/train_$card.json" ;;
   esac
   echo "$part: exit status $?"
 done
