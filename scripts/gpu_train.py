@@ -134,10 +134,10 @@ def main() -> int:
     for row in all_measured(asked):
         rows.append(row)
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    if asked.record:
-        name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-        about = {"device": name, "versions": package_versions(), "git": git_state()}
-        asked.record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        if asked.record:  # after each: a compiler may take longer than there is time
+            name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+            about = {"device": name, "versions": package_versions(), "git": git_state()}
+            asked.record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

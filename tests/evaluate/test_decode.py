@@ -13,11 +13,21 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from made_up import ended
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from pipeline.evaluate import decode
+from pipeline.evaluate import decode, steps
 from pipeline.evaluate.decode import Ending
 from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.shared_cache import KEPT
+from pipeline.evaluate.steps import Sampling
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
@@ -87,6 +97,42 @@ def test_steps_that_are_begun_ahead_change_no_answer_and_no_more_tokens_than_the
         expected, _, _ = run(lookup_table(COUNT_UP), [9, 8], prompts, slots=2, room=room)
         for ahead in (1, 2, 3):
             assert run(lookup_table(COUNT_UP), [9, 8], prompts, slots=2, room=room, ahead=ahead)[0] == expected
+
+
+SMALL = {
+    **{"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 8},
+    **{"num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 2048, "initializer_range": 0.2},
+}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("length", [0, 50], ids=["no prefix", "a prefix"])
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_shapes_rounded_up_change_no_answer(
+    kind: str, drawn: bool, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and columns as on CUDA, where each shape is recorded: rows that have no prompt compute what nobody reads, in
+    windows too. The second task finds the memory of the first one."""
+    torch.manual_seed(0)
+    window = {"sliding_window": 16, "layer_types": LAYERS}
+    model: Any = LlamaForCausalLM(LlamaConfig(**SMALL))
+    if kind == "gemma3":
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, **window))
+    model, draw = model.double().eval(), random.Random(1)
+    rests = [[draw.randrange(4, 256) for _ in range(draw.randint(1, 40))] for _ in range(11)]
+    prefixes = [[draw.randrange(4, 256) for _ in range(length and length - task)] for task in range(2)]
+    how = {"sampling": Sampling(1.0, 0.9, list(map(str, range(11))))} if drawn else {}
+    plain, rounded = [], []
+    for found in (plain, rounded):
+        for prefix in prefixes:
+            found.append(run(model, prefix, rests, slots=5, room=60, end=3, **how)[0])
+        monkeypatch.setattr(decode, "rows_for", lambda device, count: 1 << max(count - 1, 0).bit_length())
+        monkeypatch.setattr(decode, "columns_for", lambda device, count: -(-count // 128) * 128)
+        monkeypatch.setattr(steps, "columns_for", decode.columns_for)
+        how |= {"ahead": 1}
+    assert rounded == plain
+    assert not torch.isnan(getattr(model, KEPT).layers[0].keys).any()
 
 
 def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once() -> None:

@@ -179,8 +179,9 @@ class SharedCache(Cache):
             self.logits(ids, places, self.masks(places, places))
 
     def step(self, rows: int, reads: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] after the token of each of the first rows, which is written at its place."""
-        places, numbers = self.places[:rows], self.numbers[:rows, None]
+        """Logits [rows, vocabulary] after the token of each of the first rows, which is written at its place. Rows
+        that are over stay within the columns that are read: a window with nothing in it gives no numbers."""
+        places, numbers = self.places[:rows].clamp(max=reads - 1), self.numbers[:rows, None]
         self.reads, self.written = reads, (..., (numbers, places))
         return self.logits(self.tokens[:rows], places, self.masks(places, self.numbers[None, :reads]))[:, 0]
 

@@ -102,7 +102,7 @@ class Steps:
         logits = cache.step(rows, columns)
         chosen = self.sampling.choose(logits, cache.drawn[:rows]) if self.sampling else logits.argmax(dim=-1)
         cache.tokens[:rows, 0] = chosen
-        cache.places[:rows] = (cache.places[:rows] + 1).clamp(max=cache.room - 1)  # rows that are over stay inside
+        cache.places[:rows] += 1
 
     def _record(self, rows: int, columns: int) -> torch.cuda.CUDAGraph | None:
         """The graph of a step; None where a model's forward pass cannot be recorded, such as one that computes its
