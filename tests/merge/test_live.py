@@ -23,6 +23,7 @@ from pipeline.merge.methods.ties import Ties
 from pipeline.merge.resident import keep_models_resident
 from pipeline.models import arrays
 from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.products import split_products
 
 METHODS = ["layer_swap", "soup", "ties", "task_arithmetic", "reset"]
 OWNERS = ["average", "magnitude", "math", "language"]
@@ -148,6 +149,19 @@ def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_pat
         one.dtype == getattr(torch, dtype) and torch.equal(one, written[name].to(one.dtype))
         for name, one in memory.items()
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "cohere"])  # cohere's head is tied
+def test_split_weights_are_those_of_the_merge_itself(models, load, kind):
+    """Of one merge after another in the same layers, as of each merge that is loaded and then split; a tied head too."""
+    live = model_of(open_any(models, kind, 0), "float32", "cpu", 1, products="bf16x3")
+    for number in (1, 2, 3, 4, 0):
+        merge = open_any(models, kind, number)
+        merge.config.dtype = None
+        live.apply(merge, 1)
+        loaded = split_products(model_of(merge, "float32", "cpu", 1).model)
+        for (name, found), (_, expected) in zip(live.model.named_parameters(), loaded.named_parameters(), strict=True):
+            assert torch.equal(found, expected), (name, merge.config)
 
 
 @pytest.mark.gpu
