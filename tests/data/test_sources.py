@@ -354,3 +354,32 @@ def test_calculations_that_are_missing_or_long() -> None:
     texts = ["<<$1,000*2=2,000>>\n#### 2,000", "So 7.\n#### 7", long]
     answers = [gsm8k_calculations({"question": " Q? ", "answer": text}, source_of) for text in texts]
     assert answers == [pair("Question: Q?\nAnswer:", "1000*2=2000\n#### 2000"), "no_calculation", "too_long"]
+
+
+ASKS, TELLS = {"role": "user", "content": "Two plus two?"}, {"role": "assistant", "content": "It is four."}
+
+
+@pytest.mark.parametrize(
+    ("row", "more"),
+    [
+        ({"prompt": [ASKS], "completion": [TELLS]}, {"column": "prompt", "completion": "{completion}"}),
+        ({"prompt": json.dumps([ASKS]), "completion": [TELLS]}, {"column": "prompt", "completion": "{completion}"}),
+        ({"turns": json.dumps([{"from": "human", "value": "Two plus two?"}, TELLS])}, {"column": "turns"}),
+        ({"turns": [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in (ASKS, TELLS)]},
+         {"column": "turns"}),
+    ],
+)  # fmt: skip
+def test_a_conversation_in_the_forms_of_other_tools(row: dict[str, Any], more: dict[str, str], tmp_path: Path) -> None:
+    """TRL's prompt and completion, JSON text in a cell, and content as parts."""
+    (tmp_path / "talk.jsonl").write_text(json.dumps(row) + "\n")
+    found = list(read_source("own", Source(file="talk.jsonl", rows="conversation", **more), tmp_path))
+    assert found == [pair("Two plus two?", "It is four.")]
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [("[no JSON", "not_text"), ("text", "not_text"), ({"role": "user"}, "not_text"), ("", []), (None, []), ("[]", []),
+     ([{"role": "user", "content": [{"type": "image"}]}], "not_text")],
+)  # fmt: skip
+def test_a_cell_without_turns(cell: Any, expected: Any) -> None:
+    assert messages_of(cell) == expected

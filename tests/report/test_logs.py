@@ -381,3 +381,13 @@ def test_of_a_metric_of_which_less_is_better_the_lower_score_is_the_better_one(t
     assert [cell.best for cell in cells_in(results, column)] == [False, True]
     sentences = headline_sentences(results.contrasts)
     assert any(f"“sandbox_base” is better than “6v8uqx97” in “{column}” by 100.0" in text for text in sentences)
+
+
+def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:
+    """As lm_eval names that of pretrained=./model; a hidden file, such as macOS' copies, is not a log."""
+    hidden = [str(shutil.copytree(entry, tmp_path / Path(entry).name / ".__model").parent) for entry in (GUESSES, TINY)]
+    for file in tmp_path.rglob("results_*.json"):
+        (file.parent / f"._{file.name}").write_text("no JSON")
+    assert [cell.value for cell in compared(tmp_path, *hidden).cells] == [
+        cell.value for cell in compared(tmp_path, GUESSES, TINY).cells
+    ]

@@ -156,7 +156,8 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     line = f"truncates {cut} of 40 rows of {data.name}, {lost} of them before any response: these are dropped"
     assert line in show_plan(config)
     (tmp_path / "base/chat_template.jinja").write_text("{{ raise_exception('no turns') }}")
-    assert "truncates" not in show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
+    with pytest.raises(PipelineError, match=r"row 1 of train.jsonl: the chat template of .* \(no turns\)"):
+        show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
 
 
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(

@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import set_template_date
 from pipeline.models.load import with_template_date
-from pipeline.train.examples import CHECKED, check_rows, cut_rows, datasets_of
+from pipeline.train.examples import check_rows, cut_rows, datasets_of
 from pipeline.train.load import make_bpe
 from pipeline.train.trainer import Trainer, trainer_arguments
 
@@ -90,7 +90,10 @@ TURN = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% if m.role == 'assistant' %}{{ '</s>' }}{% endif %}"
 )
 ASK = "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
-OTHERWISE = "does not write the prompt as in generation, then the response: other tokens would be trained on"
+OTHERWISE = (
+    "does not write the prompt as in generation, then the response: other tokens would be trained on|"
+    "what it drops would not be trained on"
+)
 ENDLESS = "does not end a response with </s> alone, where the model is to stop: correct it, or use"
 BROKEN = {
     "prompt_differs": (
@@ -142,7 +145,9 @@ def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path
     with pytest.raises(PipelineError, match=told) as refused:
         check_rows(ROWS, made, recipe())
     sentence = str(refused.value)
-    assert sentence.startswith(f"the chat template of {tmp_path / file} ") and "\n" not in sentence
+    assert (
+        sentence.startswith(f"row 1 of train.jsonl: the chat template of {tmp_path / file} ") and "\n" not in sentence
+    )
     assert sentence.endswith("or use sft.template=plain")
 
 
@@ -158,14 +163,24 @@ def test_a_row_that_a_template_raises_on_later_is_one_sentence(tmp_path: Path) -
             check(rows, made, recipe())
 
 
-def test_a_template_that_cuts_some_rows_is_refused() -> None:
-    """As DeepSeek's, which leaves out what is said before </think>, of those that say it. The first rows decide."""
+@pytest.mark.parametrize("at", [0, 24, 299])
+@pytest.mark.parametrize("loss_on", ["response", "all"])
+def test_every_row_is_rendered(at: int, loss_on: str) -> None:
+    """A template as DeepSeek's drops what is said before </think>, and Gemma's raises on a system turn."""
     cut = TURN.replace("+ m.content", "+ m.content.split('</think>')[-1]") + "{% endfor %}" + ASK
-    thinking = [row | {"completion": "<think>so</think>" + row["completion"]} for row in ROWS[:3]]
-    check_rows([*ROWS * 3, *thinking], tokenizer(cut), recipe())
-    assert len(ROWS * 3) > CHECKED
-    with pytest.raises(PipelineError, match=OTHERWISE):
-        check_rows(ROWS + thinking, tokenizer(cut), recipe())
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    rows = [dict(ROWS[n % len(ROWS)]) for n in range(300)]
+    check_rows(rows, tokenizer(cut), recipe(loss_on=loss_on))
+    thought = [*rows]
+    thought[at] = rows[at] | {"completion": "<think>so</think>" + rows[at]["completion"]}
+    with pytest.raises(PipelineError, match=rf"^row {at + 1} of train.jsonl: .* does not write all of"):
+        check_rows(thought, tokenizer(cut), recipe(loss_on=loss_on))
+    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+    rows[at] = rows[at] | {"messages": turns}
+    with pytest.raises(PipelineError, match=rf"^row {at + 1} of validation.jsonl: .*no system"):
+        check_rows(
+            rows, tokenizer(strict + TURN + "{% endfor %}" + ASK), recipe(loss_on=loss_on), of="validation.jsonl"
+        )
 
 
 def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:

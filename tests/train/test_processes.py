@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from pipeline.errors import PipelineError
 from pipeline.runs.tracking import Tracker
 from pipeline.train import trainer as trainers
-from pipeline.train.processes import start_processes, train_together
+from pipeline.train.processes import check_launch, launched_count, start_processes, train_together
 from pipeline.train.save import save_model
 from pipeline.train.trainer import Trainer
 
@@ -280,3 +280,17 @@ def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_world_size_without_rank_is_refused(monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
+    """Else torch waits half an hour for processes that nobody started."""
+    monkeypatch.delenv("RANK", raising=False), monkeypatch.setenv("WORLD_SIZE", "2")
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+        assert launched_count() == 2
+        return
+    with pytest.raises(PipelineError, match="WORLD_SIZE=2 is set without RANK: unset WORLD_SIZE, or start with torchr"):
+        check_launch(1)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert launched_count() is None

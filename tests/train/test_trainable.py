@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import small_decoders
 import tiny
 import torch
 from small_world.tokenizer import make_tokenizer as sandbox_tokenizer
 
-from pipeline.config.training import Partition
+from pipeline.config.knob import identity
+from pipeline.config.training import LLAMA_MATRICES, Partition
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name
+from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name, towers
 from pipeline.models.partition import sides_of_all
-from pipeline.train.load import choose_parameters
+from pipeline.train.load import adapted_modules, choose_parameters
 from pipeline.train.save import save_model
 
 A = Partition(name="A", bottom_layers=1, top_layers=1, all_attention=True)
@@ -138,3 +140,68 @@ def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
 def test_what_trains_nothing_is_refused(knobs: dict[str, object], partition: Partition | None, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
         choose_parameters(tiny.model(), tiny.recipe(**knobs), partition)
+
+
+WAYS = {
+    "full": {}, "partial": {"method": "partial", "side": "math"}, "lora": {"adapter": "lora", "lora_rank": 2},
+    "partial_lora": {"method": "partial", "side": "math", "adapter": "lora", "lora_rank": 2},
+    "simultaneous": {"method": "simultaneous"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("kind", list(small_decoders.DECODERS))
+def test_every_decoder_trains_in_every_way(kind: str, way: str) -> None:
+    """A gradient reaches what is trained, and nothing else; each attention and MLP has an adapter."""
+    partition = None if way in ("full", "lora") else tiny.B
+    model, parts = choose_parameters(small_decoders.network(kind, 0).train(), tiny.recipe(**WAYS[way]), partition)
+    ids = torch.arange(3, 27).reshape(2, 12)
+    for name, module in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(module)  # zeros at first, and no gradient of A
+    model(input_ids=ids, labels=ids).loss.backward()
+    trained = {name for names in parts.values() for name in names}
+    moved = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert moved <= trained
+    assert all(any(name in moved for name in names) for names in parts.values())
+    if "lora" in way:
+        of_adapters = {plain_name(name) for name in moved}
+        sites = anatomy(name for name in model.state_dict() if "rotary" not in name and ".attn.bias" not in name)
+        layers = {(site.layer, site.kind) for name, site in sites.items() if plain_name(name) in of_adapters}
+        inner = range(1, 3) if partition else range(small_decoders.LAYERS)
+        assert {(layer, "mlp") for layer in inner} <= layers
+        assert "attention" in {kind for _, kind in layers}
+
+
+@pytest.mark.parametrize("kind", list(small_decoders.DECODERS))
+def test_the_default_targets_are_those_of_llama_where_these_exist(kind: str) -> None:
+    """So that a run with the default has the hash and the adapters that it had as the list of seven names."""
+    model = small_decoders.network(kind, 0)
+    names = {name for name, _ in model.named_parameters()}
+    names -= set(towers(names))
+    if {*LLAMA_MATRICES} <= {name.split(".")[-2] for name in names if name.count(".") > 1}:
+        assert adapted_modules(model, None, names) == adapted_modules(model, LLAMA_MATRICES, names)
+
+
+def test_naming_the_default_targets_has_the_hash_of_the_default() -> None:
+    lora, named, fewer = (tiny.recipe(adapter="lora", **more) for more in (
+        {}, {"lora_targets": list(LLAMA_MATRICES)}, {"lora_targets": ["q_proj"]}))  # fmt: skip
+    assert identity(lora) == identity(named) != identity(fewer)
+
+
+def test_an_adapter_on_gpt2_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
+    """Conv1D is stored transposed, which adapter_config.json must say."""
+    from peft import PeftModel
+
+    model, _ = choose_parameters(small_decoders.network("gpt2", 0), tiny.recipe(adapter="lora", lora_rank=2), None)
+    assert model.peft_config["default"].fan_in_fan_out is True
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.arange(3, 27).reshape(2, 12)
+    with torch.no_grad():
+        apart = model.eval()(input_ids=ids).logits
+        model.save_pretrained(tmp_path)
+        loaded = PeftModel.from_pretrained(small_decoders.network("gpt2", 0), tmp_path)
+        merged = loaded.merge_and_unload().eval()(input_ids=ids).logits
+    torch.testing.assert_close(merged, apart, atol=1e-4, rtol=1e-4)

@@ -31,7 +31,8 @@ class Source(Knobs):
     language: str | None = None  # our code; only rows of it
     column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
-    completion: str | None = None  # rows=template, bitext (the other side)
+    # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as '{completion}'
+    completion: str | None = None
     turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count

@@ -53,6 +53,8 @@ class Partition(Knobs):
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
 
 
+# attention and MLP of models of Llama's shape: naming them all is the default there
+LLAMA_MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WITH_ADAPTER = (lambda sft: sft.adapter == "lora", "sft=lora, partial_lora, mixed_lora or simultaneous_lora")
 
 
@@ -113,8 +115,9 @@ class Sft(Knobs):
     lora_rank: int = knob(64, low=1, read=WITH_ADAPTER)
     lora_alpha: float = knob(16.0, above=0, read=WITH_ADAPTER)  # adapters are scaled by alpha / sqrt(rank)
     lora_dropout: float = knob(0.0, low=0, below=1, read=WITH_ADAPTER)
-    lora_targets: list[str] = knob(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], read=WITH_ADAPTER
+    # names of matrices in the layers; null: every matrix of attention and MLP, of recurrent mixers those named as these
+    lora_targets: list[str] | None = knob(
+        None, hashed=lambda sft: sft.adapter == "lora" and sft.lora_targets != LLAMA_MATRICES, read=WITH_ADAPTER
     )
     validate_at_start: bool = False  # the validation loss before the first step, too
     snapshot_every: int | None = knob(None, low=1)  # keep a snapshot every N training samples (rounded up to a step)

@@ -6,10 +6,13 @@ used a function gives the reason, a key of UNUSABLE: the data card counts it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from itertools import chain
 from string import Formatter
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
@@ -24,7 +27,7 @@ Example = dict[str, Any]  # prompt and completion, and messages where a conversa
 Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
-    "not_text": "a list, an object or NaN where text belongs",
+    "not_text": "a list, an object or NaN where text belongs, or text where turns belong",
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
     "tool_turns": "a conversation with a tool in it",
@@ -100,7 +103,8 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
     system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
     """
-    messages = messages_of(row[source.column or language(source.language or "").flores])
+    cells = [row[column] for column in turn_columns(source)]
+    messages = messages_of(cells[0] if len(cells) == 1 else list(chain.from_iterable(map(turns_in, cells))))
     if isinstance(messages, str):
         return messages
     turns = whole_turns(messages, source.turns)
@@ -222,12 +226,36 @@ SPEAKERS = {
 }  # fmt: skip
 
 
+def turn_columns(source: Source) -> list[str]:
+    """The columns that hold the turns of a conversation: one, or TRL's prompt and completion, `completion` of the
+    source naming the second."""
+    first = source.column or language(source.language or "").flores
+    return [first, *template_fields(source.completion or "")]
+
+
+def turns_in(cell: Any) -> Any:
+    """A list of turns, from its JSON text where a cell of CSV or parquet holds that; what else it holds as a list."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        with suppress(ValueError):
+            return json.loads(cell)
+    return cell if isinstance(cell, list) else [cell] if cell else []
+
+
+def text_of_parts(content: Any) -> Any:
+    """Content as parts of text (TRL's and OpenAI's form) as one text; anything else, images among it, as it is."""
+    parts = content if isinstance(content, list) else []
+    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        return "".join(part["text"] for part in parts)
+    return content
+
+
 def messages_of(cell: Any) -> list[Message] | Unusable:
     """Messages of user, assistant and system, each with role and content, or from and value; several in a row of one
     speaker are joined. Lists, of questions and answers or of pairs of these, alternate. Raises PipelineError for
     another speaker."""
-    if not isinstance(cell, list):
-        return [] if not cell else "not_text"
+    given, cell = cell, turns_in(cell)
+    if cell == [given]:
+        return "not_text"
     if cell and all(isinstance(turn, list) for turn in cell):
         cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
     by_speaker = all(isinstance(turn, dict) for turn in cell)
@@ -240,7 +268,7 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
                 raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
             if role == "tool" or turn.get("tool_calls") or turn.get("function_call"):
                 return "tool_turns"
-            turn = turn.get("value") if turn.get("content") is None else turn["content"]
+            turn = text_of_parts(turn.get("value") if turn.get("content") is None else turn["content"])
         if isinstance(turn, dict | list):
             return "not_text"
         text = turn if isinstance(turn, str) else ""
@@ -300,7 +328,7 @@ def source_columns(name: str, source: Source) -> list[str]:
             raise PipelineError(
                 f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
             )
-        return [source.column or language(source.language or "").flores]
+        return turn_columns(source)
     if source.rows in COLUMNS:
         return COLUMNS[source.rows]
     for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):

@@ -24,7 +24,7 @@ from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, read_rows, sampled_lengths
-from pipeline.train.examples import cut_rows, cut_words
+from pipeline.train.examples import check_rows, cut_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 
 ROWS = "train.jsonl"  # of a data run
@@ -45,16 +45,19 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
 
 
 class Cut(NamedTuple):
-    """Rows that sft.seq_length cuts, those of which it leaves no loss, and rows looked at; whether these are all."""
+    """Rows that sft.seq_length cuts, those of which it leaves no loss, and rows looked at; whether these are all;
+    problem: why these rows cannot be trained on, and whether it is certain that the training has them."""
 
     cut: int
     lost: int
     rows: int
     all_rows: bool = True
+    problem: str = ""
+    certain: bool = False
 
 
 def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
-    """The first training of each set of rows of which sft.seq_length cuts some."""
+    """The first training of each set of rows of which sft.seq_length cuts some, or which cannot be trained on."""
     by_set: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
@@ -64,16 +67,24 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
             if kind not in by_set:
                 _counted[kind] = _counted.get(kind) or count_cut(run)
                 by_set[kind] = run, _counted[kind]
-    return [(run, cut) for run, cut in by_set.values() if cut.cut]
+    return [(run, cut) for run, cut in by_set.values() if cut.cut or cut.problem]
 
 
 def cut_lines(runs: Sequence[Run]) -> list[str]:
-    """One line for each set of rows of which sft.seq_length cuts some."""
+    """One line for each set of rows of which sft.seq_length cuts some, or which cannot be trained on."""
     lines = []
     for run, cut in cut_sets(runs):
+        if cut.problem:
+            lines += [f"{run.name}: {cut.problem}"] * (not cut.certain)
+            continue
         rows = f"{'' if cut.all_rows else 'the first '}{cut.rows:,} rows of {run.parents['data'].name}"
         lines.append(f"{cut_words(run.config.sft, cut.cut, cut.lost, rows)} ({run.name})")
     return lines
+
+
+def row_problems(runs: Sequence[Run]) -> list[str]:
+    """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set."""
+    return [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.problem and cut.certain]
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:
@@ -85,26 +96,37 @@ def count_cut(run: Run[TrainStage]) -> Cut:
         return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
     if not rows or (sft.template == "plain" and max(len(json.dumps(row)) for row in rows) <= sft.seq_length):
         return Cut(0, 0, 0)  # as a token has a byte or more; without importing transformers
-    with suppress(PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
-        cut, lost = cut_rows(rows, load_tokenizer(tokenizer.parent), sft)
-        return Cut(cut, len(lost), len(rows), all_rows)
-    return Cut(0, 0, 0)
+    try:
+        loaded = load_tokenizer(tokenizer.parent)
+    except (PipelineError, OSError, ValueError):  # what is wrong with the tokenizer the training says at once
+        return Cut(0, 0, 0)
+    here = (run.parents["data"].folder / ROWS).is_file()
+    takes_all = all_rows and (here or run.config.data.size is None is run.config.expert.size)
+    base = run.parents["model"].folder if "model" in run.parents else None
+    try:
+        check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {run.parents['data'].name}")
+    except PipelineError as error:
+        return Cut(0, 0, len(rows), here, str(error), takes_all)
+    cut, lost = cut_rows(rows, loaded, sft)
+    return Cut(cut, len(lost), len(rows), here, side_without_loss(rows, lost, sft), all_rows)
 
 
 def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
-    """(rows, whether these are all) of a training: those of its finished data run, else the first of each file that
-    this will read."""
+    """(rows, whether there are no more) of a training: those of its finished data run, else the first of each file
+    that this will read."""
     data = run.parents["data"]
     if (data.folder / ROWS).is_file():
         return read_jsonl(data.folder / ROWS), True
     rows: list[Example] = []
+    all_read = True
     for name, source, file in chain.from_iterable(map(source_files, behind_data(run))):
         with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
             columns = source_columns(name, source)
-            wanted = (row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source))
-            readings = [example_of(row, source, columns) for row in wanted]
+            first = list(islice(read_rows(file), COUNTED))
+            all_read &= len(first) < COUNTED
+            readings = [example_of(row, source, columns) for row in first if is_wanted(row, source)]
             rows += [reading for reading in readings if isinstance(reading, dict)]
-    return rows, False
+    return rows, all_read
 
 
 def source_files(data: Parent) -> list[tuple[str, Source, Path]]:

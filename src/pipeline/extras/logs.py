@@ -77,8 +77,8 @@ def read_entry(path: Path) -> list[Log]:
     """The logs of a file, or of all files below a folder; of other JSON none. Raises PipelineError without any."""
     if path.suffix == ".jsonl":
         raise PipelineError(f"results={path} is a samples file: give the results_*.json next to it, or its folder")
-    below = [file for file in sorted(path.rglob("*")) if file.suffix in (".json", ".eval")
-             and not any(part.startswith(".") for part in file.relative_to(path).parts)]  # fmt: skip
+    # lm_eval names the folder of pretrained=./model .__model; hidden files, such as macOS' ._results, are not logs
+    below = (file for file in sorted(path.rglob("*")) if file.suffix in (".json", ".eval") and file.name[0] != ".")
     logs: list[Log] = []
     for file in filter(Path.is_file, [path] if path.is_file() else below):
         is_eval = file.suffix == ".eval"

@@ -28,7 +28,7 @@ from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
 from pipeline.estimate.gpu_budget import hardware_that_fits
 from pipeline.estimate.models import models_of, shape_for
-from pipeline.estimate.training_rows import cut_sets, source_files
+from pipeline.estimate.training_rows import row_problems, source_files
 from pipeline.evaluate.before import (
     define_tasks,
     refuse_early,
@@ -43,7 +43,6 @@ from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
-from pipeline.train.examples import no_loss
 from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
@@ -71,10 +70,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                     open_source(name, source, run.parents["data_root"].folder)
                 except PipelineError as error:
                     problems[str(error)] = None
-    for run, cut in cut_sets([run for run in runs if run.hash in remaining]):
-        if cut.all_rows and cut.lost == cut.rows:
-            problems[f"{run.name}: {no_loss(run.config.sft)}"] = None
-    return list(problems)
+    return [*problems, *row_problems([run for run in runs if run.hash in remaining])]
 
 
 def refuse_too_large(runs: Sequence[Run]) -> None:

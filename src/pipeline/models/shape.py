@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import TIED_BY_CLASS, read_json
+from pipeline.models.checkpoint import TIED_BY_CLASS, read_json, text_settings
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,21 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         norms=1 if kind == "cohere" else 4 if kind in FOUR_NORMS else 2, qk_norm=kind in QK_NORM,
         window=config.get("sliding_window") if windowed else None,
     )  # fmt: skip
+
+
+def common_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The decoder's settings in a config.json by the names that transformers gives all models, such as
+    num_hidden_layers of GPT-2's n_layer, with its defaults; as they are where transformers has no such model."""
+    settings = text_settings(config)
+    if {"num_hidden_layers", "max_position_embeddings"} <= settings.keys():
+        return settings  # without importing transformers
+    from transformers import CONFIG_MAPPING
+
+    if settings.get("model_type") not in CONFIG_MAPPING:
+        return settings
+    known = CONFIG_MAPPING[settings["model_type"]].from_dict(settings)
+    names = ("num_hidden_layers", "max_position_embeddings")
+    return {**settings, **{name: getattr(known, name) for name in names if hasattr(known, name)}}
 
 
 @lru_cache(maxsize=256)

@@ -12,10 +12,10 @@ from pipeline.config.stages import DataStage, TrainStage
 from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
-from pipeline.models.checkpoint import text_settings
 from pipeline.models.files import IDENTIFYING_SUFFIXES
 from pipeline.models.load import date_of_templates
 from pipeline.models.partition import resolve_partition
+from pipeline.models.shape import common_settings
 from pipeline.runs.lineage import base_of, gives_adapter
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
@@ -93,7 +93,7 @@ def check_method(config: TrainStage) -> None:
 
 def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
     """Raise PipelineError for rows longer than the base's positions."""
-    longest = text_settings(read_architecture(config, parents)).get("max_position_embeddings")
+    longest = common_settings(read_architecture(config, parents)).get("max_position_embeddings")
     if longest is not None and config.sft.seq_length > int(longest):
         raise PipelineError(
             f"sft.seq_length={config.sft.seq_length} is above the {longest} positions of model={config.model.name}: "
@@ -103,7 +103,13 @@ def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
 
 def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
     """Number of layers of the base, trained or planned. Raises PipelineError where it is unknown on this machine."""
-    return int(text_settings(read_architecture(config, parents))["num_hidden_layers"])
+    settings = common_settings(read_architecture(config, parents))
+    if "num_hidden_layers" not in settings:
+        raise PipelineError(
+            f"model={config.model.name}: its config has no num_hidden_layers, and transformers has no "
+            f"model_type={settings.get('model_type')}: give a model of transformers"
+        )
+    return int(settings["num_hidden_layers"])
 
 
 def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
 from pipeline.text import shorten
 
-CHECKED = 20  # rows that a chat template is tried on before the base is loaded
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
 ROWS = "rows.jsonl"
 ADDED = 8  # tokens without a byte of text, as a beginning: at most so many
@@ -56,8 +55,10 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
     return {part: Dataset.from_list(of_part, on_mixed_types="use_json") for part, of_part in rows.items()}
 
 
-def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None) -> None:
-    """Raise PipelineError for rows that the template cannot express, judged by the first of them; warn of some.
+def check_rows(
+    examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None, of: str = "train.jsonl"
+) -> None:
+    """Raise PipelineError for the first row that the template cannot express, with its number; warn of some.
 
     A chat template must write a row as its prompt, which generation begins with, the response, and its end. After the
     response only special tokens, the last one of the ends, and whitespace are allowed. What the template writes before
@@ -66,8 +67,9 @@ def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path
 
     Args:
         base: the folder of the base, whose generation config may name more ends of a response than the tokenizer.
+        of: where the rows are.
     """
-    if "text" in examples[0]:
+    if not examples or "text" in examples[0]:
         return
     if sft.template == "plain":
         roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
@@ -82,38 +84,75 @@ def check_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path
         raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
     if sft.loss_on == "assistant_turns":
         check_marks(tokenizer)
-        return
+    ends = ends_of_response(tokenizer, base)
+    for number, example in enumerate(examples, 1):
+        with numbered(f"row {number:,} of {of}"):
+            check_row(trainer_columns(example, sft), tokenizer, sft, ends)
+
+
+@contextmanager
+def numbered(row: str) -> Iterator[None]:
+    """Name the row in what a template does wrong with it."""
+    try:
+        yield
+    except PipelineError as error:
+        raise PipelineError(f"{row}: {error}") from error
+
+
+def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
+    """The tokens that end a response: the tokenizer's own, and those of the base's generation."""
     files = [base / name for name in ("generation_config.json", "config.json")] if base else []
     file = next((file for file in files if file.is_file()), None)
-    stops = read_json(file).get("eos_token_id") if file else None  # those of generation, besides the tokenizer's own
+    stops = read_json(file).get("eos_token_id") if file else None
     stops = stops if isinstance(stops, list) else [stops] if stops is not None else []
-    ends = {tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}
-    for row in [trainer_columns(row, sft) for row in examples[:CHECKED]]:
-        prompt, text = as_text(row, tokenizer)
-        prompt = "" if sft.loss_on == "all" else prompt
-        messages = [message["content"].strip() for message in row["prompt"] + row["completion"]]
-        after = text.rpartition(messages[-1])[2]
-        there = all(message in text for message in messages) and len(text) - len(after) > len(prompt)
-        if not (there and text.startswith(prompt)):
-            fault = "does not write the prompt as in generation, then the response: other tokens would be trained on"
-            raise template_error(tokenizer, fault)
-        words = tokenizer.decode(tokenizer(after, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
-        if words.strip() or not after.rstrip().endswith(tuple(ends)):
-            fault = f"does not end a response with {' or '.join(sorted(ends))} alone, where the model is to stop"
-            raise template_error(tokenizer, fault)
+    return tuple(sorted({tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}))
+
+
+def check_row(row: dict[str, Any], tokenizer: Any, sft: Sft, ends: tuple[str, ...]) -> None:
+    """Raise PipelineError where the template raises on a row or drops part of it, and, where the loss is not by its own
+    marks, writes it otherwise than generation does."""
+    prompt, text = as_text(row, tokenizer)
+    turns = row.get("messages") or row["prompt"] + row["completion"]
+    messages = [message["content"].strip() for message in turns]
+    if dropped := next((message for message in messages if message not in text), ""):
+        raise template_error(
+            tokenizer, f"does not write all of {shorten(dropped, 80)!r}: what it drops would not be trained on"
+        )
+    if "messages" in row:
+        return
+    prompt, after = "" if sft.loss_on == "all" else prompt, text.rpartition(messages[-1])[2]
+    if not (text.startswith(prompt) and len(text) - len(after) > len(prompt)):
+        fault = "does not write the prompt as in generation, then the response: other tokens would be trained on"
+        raise template_error(tokenizer, fault)
+    if not after.rstrip().endswith(ends) or words_in(after, tokenizer):
+        fault = f"does not end a response with {' or '.join(ends)} alone, where the model is to stop"
+        raise template_error(tokenizer, fault)
+
+
+@lru_cache(maxsize=64)
+def words_in(text: str, tokenizer: Any) -> str:
+    """What a text holds besides special tokens and whitespace."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
 def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
     """Number of rows that sft.seq_length cuts, with a warning. Raises PipelineError where no row of a side keeps a
     loss."""
     cut, lost = cut_rows(examples, tokenizer, sft)
-    sides = [row["side"] if sft.method == "simultaneous" else "" for row in examples]
-    left = Counter(sides) - Counter(sides[number] for number in lost)
-    if empty := sorted(set(sides) - left.keys()):
-        raise PipelineError(no_loss(sft, empty[0]))
+    if problem := side_without_loss(examples, lost, sft):
+        raise PipelineError(problem)
     if cut:
         warn(cut_words(sft, cut, len(lost), f"{len(examples):,} rows"))
     return cut
+
+
+def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
+    """What is wrong where the rows `lost` are all of a side; else nothing."""
+    sides = [row.get("side", "") if sft.method == "simultaneous" else "" for row in examples]
+    left = Counter(sides) - Counter(sides[number] for number in lost)
+    empty = sorted(set(sides) - left.keys())
+    return no_loss(sft, empty[0]) if empty else ""
 
 
 def no_loss(sft: Sft, side: str = "") -> str:

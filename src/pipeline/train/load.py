@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import import_utils
 
 from pipeline.config.stages import TrainStage
-from pipeline.config.training import Partition, Sft
+from pipeline.config.training import LLAMA_MATRICES, Partition, Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import cached_snapshot
@@ -185,19 +186,33 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
-    """The model with an adapter on each module of the parameters `names` that sft.lora_targets selects."""
+    """The model with an adapter on each matrix among the parameters `names` that sft.lora_targets selects."""
     from peft import LoraConfig, get_peft_model
 
-    matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if p.ndim == 2]
-    layers = {name: name.rpartition(".")[2] for name in matrices if ".layers." in name}  # module -> its own name
-    if unknown := [target for target in sft.lora_targets if target not in layers.values()]:
-        there = ", ".join(sorted({*layers.values()}))
-        raise PipelineError(f"sft.lora_targets: {unknown[0]} matches nothing; there are {there}")
-    trained = [name for name, own in layers.items() if own in sft.lora_targets and f"{name}.weight" in names]
+    trained = adapted_modules(model, sft.lora_targets, names)
     if not trained:
         raise PipelineError(f"sft.lora_targets={sft.lora_targets} match nothing that is trained: name others")
     config = LoraConfig(
         r=sft.lora_rank, lora_alpha=sft.lora_alpha, lora_dropout=sft.lora_dropout, use_rslora=True,  # type: ignore[arg-type]
         task_type="CAUSAL_LM", target_modules="|".join(map(re.escape, trained)),  # a list would become a set, unordered
+        fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in trained),
     )  # fmt: skip
     return get_peft_model(model, config)
+
+
+def adapted_modules(model: Any, targets: list[str] | None, names: set[str]) -> list[str]:
+    """The modules that get an adapter, in the model's order: of those whose weights are in `names`. Raises
+    PipelineError for a target that no layer has, and where `anatomy` does."""
+    matrices = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D))
+    layers = {name: name.rpartition(".")[2] for name in matrices if re.search(r"\.\d+\.", name)}  # -> its own name
+    if targets is None:
+        kinds = {name.removesuffix(".weight"): site.kind for name, site in anatomy(names).items()}
+        return [name for name, own in layers.items() if kinds.get(name) in ("attention", "mlp")
+                or (name in kinds and own in LLAMA_MATRICES)]  # fmt: skip
+    if unknown := [target for target in targets if target not in layers.values()]:
+        there = ", ".join(sorted({*layers.values()}))
+        raise PipelineError(
+            f"sft.lora_targets: {unknown[0]} matches nothing; there are {there}. Leave sft.lora_targets out for every "
+            "matrix of attention and MLP"
+        )
+    return [name for name, own in layers.items() if own in targets and f"{name}.weight" in names]

@@ -104,7 +104,7 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
     if base is not None:
         load.check_base(base, tokenizer)
     examples.check_rows(rows, tokenizer, config.sft, base)
-    examples.cut_rows(validation, tokenizer, config.sft)  # which raises where the template does
+    examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
     return examples.check_lengths(rows, tokenizer, config.sft)
 
 
