@@ -153,7 +153,7 @@ def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_pat
 
 @pytest.mark.parametrize("kind", ["llama", "cohere"])  # cohere's head is tied
 def test_split_weights_are_those_of_the_merge_itself(models, load, kind):
-    """Of one merge after another in the same layers, as of each merge that is loaded and then split; a tied head too."""
+    """Of one merge after another in the same layers, as of each merge that is loaded and then split."""
     live = model_of(open_any(models, kind, 0), "float32", "cpu", 1, products="bf16x3")
     for number in (1, 2, 3, 4, 0):
         merge = open_any(models, kind, number)

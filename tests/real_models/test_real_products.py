@@ -1,4 +1,4 @@
-"""float32 by three bfloat16 products on a real model: what an expert's movement of 1e-5 a weight changes can be seen."""
+"""float32 by three bfloat16 products on a real model: what a movement of 1e-5 a weight changes can be seen."""
 
 from __future__ import annotations
 

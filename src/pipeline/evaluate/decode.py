@@ -150,13 +150,13 @@ def decode(
                     row.begun += 1
             if running and (len(running) > ahead or not any(rows)):
                 begun, chosen = running.popleft()
-                for row, token in zip(begun, chosen(), strict=True):
-                    if row and not row.over:
-                        row.tokens.append(token)
-                        row.over = row.is_over(ending)
-                        if row.over:
-                            rows[rows.index(row)] = None
-                            answered(row.index, row.answer)
+                for prompt, token in zip(begun, chosen(), strict=True):
+                    if prompt and not prompt.over:
+                        prompt.tokens.append(token)
+                        prompt.over = prompt.is_over(ending)
+                        if prompt.over:
+                            rows[rows.index(prompt)] = None
+                            answered(prompt.index, prompt.answer)
 
 
 def fills(free: Sequence[int], waiting: Sequence[int], rests: Sequence[Sequence[int]], shared: int) -> list[list[int]]:
