@@ -149,14 +149,11 @@ def test_merges_that_are_refused(tmp_path):
     one, two = by_hand(tmp_path / "one", 1.0), by_hand(tmp_path / "two", 2.0)
     half = by_hand(tmp_path / "half", 2.0, torch.bfloat16)
     deep = by_hand(tmp_path / "deep", 2.0, num_hidden_layers=3)
-    for language, words in (
-        (half, "merge.language: .* as BF16, merge.math: .* as F32; .* stage=export export.dtype=float32"),
-        (deep, "has 3 layers"),
-    ):
-        with pytest.raises(PipelineError, match=words):
-            open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": language})
+    with pytest.raises(PipelineError, match="has 3 layers"):
+        open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": deep})
     with pytest.raises(PipelineError, match=r"merge.experts\[1\]"):
-        open_merge(Soup(experts=["a", "b"]), {"0": one, "1": half})
+        open_merge(Soup(experts=["a", "b"]), {"0": one, "1": deep})
+    open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": half})  # nor an expert's
     with pytest.raises(PipelineError, match="needs merge.base"):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="merge.base: .* has 3 layers"):

@@ -23,7 +23,7 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
-from pipeline.models.anatomy import decoder_name, plain_name
+from pipeline.models.anatomy import decoder_name, name_in_memory, plain_name
 from pipeline.models.checkpoint import (
     EMBEDDING,
     HEAD,
@@ -141,8 +141,10 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
     full, adapter = Checkpoint.open(base), Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
+    in_file = {name_in_memory(name): name for name in full.infos}  # PEFT has the names of the model in memory
     for stored, info in adapter.infos.items():
         name = plain_name(stored).replace(".modules_to_save.", ".")
+        name = in_file.get(name_in_memory(name), name)
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
         resized = decoder_name(name) in (EMBEDDING, HEAD)  # a vocabulary may have grown in training
         problem = ""

@@ -41,12 +41,13 @@ def check_sources(
                 "name the model before it was quantized, or dequantize it"
             )
     (role, first), *further = [(role, source) for role, source in sources.items() if role != "base"]
-    for name, info in first.infos.items():
-        if info.dtype not in DTYPES.values():
-            raise PipelineError(f"{first.folder}: {name} is stored as {info.dtype}, not as a float")
+    for source in sources.values():
+        for name, info in source.infos.items():
+            if info.dtype not in DTYPES.values():
+                raise PipelineError(f"{source.folder}: {name} is stored as {info.dtype}, not as a float")
     for other_role, source in further:
         keys = key_for(role), key_for(other_role)
-        same_architecture(first, source, keys)
+        same_architecture(first, source, keys, dtypes=False)
         same_tokenizer(first, source, keys, vocabulary)
     if "base" in sources:
         same_architecture(first, sources["base"], (key_for(role), key_for("base")), dtypes=False)

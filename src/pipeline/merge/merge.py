@@ -87,12 +87,20 @@ class Merging:
     method: Linear | Computed
     adapter: Adapted | None = None
     vocabulary: Vocabulary | None = None
+    base: Source | None = None  # of the experts, read or not
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
-    @property
+    @cached_property
     def dtype(self) -> str | None:
-        """torch's name; None stores every tensor in the dtype of the sources."""
-        return self.config.result_dtype()
+        """torch's name: merge.dtype; where the sources have several dtypes the base's, else float32, which holds them
+        all. None stores every tensor in the dtype of the sources."""
+        found = {self.layout.info(name).dtype for name in self.names}
+        experts = [source for role, source in self.sources.items() if role != "base" and source is not self.base]
+        of_others = {info.dtype for expert in experts for info in expert.infos.values()}
+        if self.config.result_dtype() or of_others <= found:
+            return self.config.result_dtype()
+        of_base = {info.dtype for info in self.base.infos.values()} if self.base else {"F32"}
+        return next((long for long, short in DTYPES.items() if {short} == of_base), "float32")
 
     @property
     def layout(self) -> Source:
@@ -306,7 +314,7 @@ def open_merge(
     reads_base = (method.formula and config.needs_base()) or any("base" in row for row in method.weights.values())
     if base is not None and reads_base:
         sources = {**sources, "base": base}
-    merge = Merging(config, dict(sources), method, vocabulary=vocabulary)
+    merge = Merging(config, dict(sources), method, vocabulary=vocabulary, base=base)
     giver = merge.giver_role
     if beside := towers(merge.names):
         method.weights.update({name: {giver: 1.0} for name in beside})

@@ -86,7 +86,10 @@ def _tokens_of(place: Path) -> list[list[int]]:
     try:
         if place.is_dir():
             return list(load_tokenizer(place)(list(PROBES)).input_ids)
-        return [encoding.ids for encoding in Tokenizer.from_file(str(place)).encode_batch(PROBES)]
+        tokenizer = Tokenizer.from_file(str(place))
+        tokenizer.no_truncation()  # a call that truncates or pads leaves both in the file; transformers sets its own
+        tokenizer.no_padding()
+        return [encoding.ids for encoding in tokenizer.encode_batch(PROBES)]
     except PipelineError:
         raise
     except Exception as error:  # classes of tokenizers raise what they like

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import Checkpoint, text_settings
+from pipeline.models.checkpoint import Checkpoint
 
 HARMLESS = {  # two models that differ here alone compute the same
     # where the file is from, and how a model is held in memory
@@ -27,7 +28,6 @@ HARMLESS = {  # two models that differ here alone compute the same
     "tie_word_embeddings",
 }
 _WINDOW = ("sliding_window", "max_window_layers", "layer_types")
-_ROPE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 
 
 def same_architecture(
@@ -49,7 +49,8 @@ def same_architecture(
 
 def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Iterator[tuple[str, str]]:
     """For each difference, a description of the first model's value and of the second's."""
-    one, other = _facts(first, dtypes), _facts(second, dtypes)
+    read = first.config != second.config  # else transformers need not be imported
+    one, other = _facts(first, dtypes, read), _facts(second, dtypes, read)
     for text, a in one.items():
         b = other.get(text, a)
         if a != b:  # as JSON where both print the same: the string "1e-06" and the number 1e-06
@@ -60,9 +61,9 @@ def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Ite
         yield absent if name in second.infos else absent[::-1]  # type: ignore[misc]
 
 
-def _facts(model: Checkpoint, dtypes: bool) -> dict[str, Any]:
+def _facts(model: Checkpoint, dtypes: bool, read: bool) -> dict[str, Any]:
     """A text with a place for the value -> the value, of all that two models must share where both have it."""
-    settings = arithmetic_settings(model.config)
+    settings = arithmetic_settings(model.config) if read else {}
     order = sorted(settings, key=lambda key: (key != "num_hidden_layers", key != "model_type", key))
     facts = {f"{key} {{}}" if key != "num_hidden_layers" else "{} layers": settings[key] for key in order}
     facts["tie_word_embeddings {}"] = model.tied_head
@@ -73,18 +74,36 @@ def _facts(model: Checkpoint, dtypes: bool) -> dict[str, Any]:
 
 
 def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that decide what the model computes, flat and in the spelling of transformers 5.
+    """The keys of a config.json that decide what the model computes, flat, as transformers' class of the type reads it.
 
-    Windows that are not used are left out, and both spellings of the rotary embedding (rope_theta and rope_scaling of
-    transformers 4, rope_parameters of 5) are one, as in modeling_rope_utils.standardize_rope_params.
+    So a key that is absent has the class's default, and both spellings of the rotary embedding (rope_theta and
+    rope_scaling of transformers 4, rope_parameters of 5) are one. Windows that are not used are left out. A type that
+    transformers does not have, or values that its class refuses, are compared as written.
     """
-    flat = {**config, **text_settings(config)}
-    settings = {key: value for key, value in flat.items() if value is not None or key == "sliding_window"}
+    settings = _flat(_as_transformers_reads(config))
     if settings.pop("use_sliding_window", None) is False:
         settings = {key: value for key, value in settings.items() if key not in _WINDOW}
-    stated = settings.pop("rope_scaling", None) or {}
-    stated = stated if isinstance(stated, Mapping) else {"rope_type": stated}
-    rope = {key: settings.pop(key) for key in _ROPE if key in settings} | settings.pop("rope_parameters", {}) | stated
-    rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type", "default")
-    settings |= {f"rope_parameters.{key}": value for key, value in rope.items()}
-    return {key: value for key, value in settings.items() if key not in HARMLESS}
+    return settings
+
+
+def _as_transformers_reads(config: Mapping[str, Any]) -> dict[str, Any]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    written = {key: value for key, value in copy.deepcopy(dict(config)).items() if key not in ("auto_map", "dtype")}
+    try:
+        return dict(CONFIG_MAPPING[config["model_type"]].from_dict(written).to_dict())
+    except Exception:  # classes raise what they like of values that they do not expect
+        return dict(config)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value, without those that decide no arithmetic; the decoder's own keys have no prefix."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in HARMLESS or (value is None and key != "sliding_window"):
+            continue
+        if isinstance(value, Mapping):
+            flat |= _flat(value, prefix if key == "text_config" else f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

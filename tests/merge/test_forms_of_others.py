@@ -1,0 +1,103 @@
+"""Models in forms that other tools write: their tokenizer's state, config.json and dtypes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.errors import PipelineError
+from pipeline.merge.adapters import open_source
+from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.same_tokenizer import PROBES, _tokens_of
+from pipeline.models.alike import arithmetic_settings
+
+
+def test_truncation_and_padding_in_a_tokenizer_file_change_no_tokens(tmp_path: Path) -> None:
+    """transformers sets both on each call, whatever the file holds."""
+    from small_world.tokenizer import make_tokenizer
+
+    make_tokenizer().save_pretrained(tmp_path)
+    plain = _tokens_of(tmp_path / "tokenizer.json")
+    file = json.loads((tmp_path / "tokenizer.json").read_text())
+    file["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    assert _tokens_of(tmp_path / "tokenizer.json") == plain and len(plain) == len(PROBES)
+
+
+def test_a_key_that_is_absent_has_the_default_of_its_class() -> None:
+    default, wide = ({"model_type": "llama", **more} for more in ({}, {"rope_theta": 1000000.0}))
+    assert arithmetic_settings(default)["rope_parameters.rope_theta"] == 10000.0
+    assert arithmetic_settings(wide)["rope_parameters.rope_theta"] == 1000000.0
+
+
+def test_rotary_embeddings_by_layer_type_are_those_of_transformers_4() -> None:
+    from transformers import AutoConfig
+
+    scaled = {"factor": 8.0, "rope_type": "linear"}
+    hub = {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 64, "rope_scaling": scaled}
+    saved = AutoConfig.for_model(**json.loads(json.dumps(hub))).to_dict()
+    assert arithmetic_settings(hub) == arithmetic_settings(json.loads(json.dumps(saved)))
+
+
+def cast(source: Path, folder: Path, dtype: torch.dtype) -> Path:
+    shutil.copytree(source, folder)
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("given", [None, torch.float16])
+def test_experts_of_several_dtypes_are_merged_in_float32(
+    given: torch.dtype | None, models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    base, *experts = models["llama"]
+    half = cast(experts[0], tmp_path / "half", torch.float16)
+    brain = cast(experts[1], tmp_path / "brain", torch.bfloat16)
+    start = open_source(cast(base, tmp_path / "base", given)) if given else None
+    merge = open_merge(Soup(experts=["a", "b"]), {"0": open_source(half), "1": open_source(brain)}, start)
+    (tmp_path / "out").mkdir()
+    merge.write(tmp_path / "out")
+    first, second = (load_file(folder / "model.safetensors") for folder in (half, brain))
+    for name, merged in load_file(tmp_path / "out" / "model.safetensors").items():
+        mean = (first[name].float() + second[name].float()) / 2
+        assert merged.dtype == (given or torch.float32) and torch.equal(merged, mean.to(merged.dtype))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == str(merged.dtype)[6:]
+
+
+def test_another_rope_is_named_with_both_values(models: dict[str, list[Path]], tmp_path: Path) -> None:
+    _, math, language = models["llama"]
+    for name, source, theta in (("a", math, None), ("b", language, 1000000.0)):
+        shutil.copytree(source, tmp_path / name)
+        config = json.loads((source / "config.json").read_text())
+        config = {key: value for key, value in config.items() if not key.startswith("rope")}
+        (tmp_path / name / "config.json").write_text(json.dumps(config | ({"rope_theta": theta} if theta else {})))
+    sources = {"0": open_source(tmp_path / "a"), "1": open_source(tmp_path / "b")}
+    with pytest.raises(PipelineError, match=r"rope_theta 1000000.0, .* has rope_parameters.rope_theta 10000.0"):
+        open_merge(Soup(experts=["a", "b"]), sources)
+
+
+def test_an_adapter_of_a_model_with_a_tower_is_as_peft_merges_it(tmp_path: Path) -> None:
+    """PEFT names the modules in memory, model.language_model.layers; the file has language_model.model.layers."""
+    from peft import LoraConfig, get_peft_model
+    from small_decoders import config_of
+    from transformers import Gemma3ForConditionalGeneration
+
+    torch.manual_seed(0)
+    Gemma3ForConditionalGeneration(config_of("gemma3")).save_pretrained(tmp_path / "base")
+    model = Gemma3ForConditionalGeneration.from_pretrained(tmp_path / "base")
+    targets = r".*language_model.*\.(q_proj|v_proj)$"
+    lora = get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    lora.save_pretrained(tmp_path / "adapter")
+    lora.merge_and_unload().save_pretrained(tmp_path / "merged")
+    merge = open_merge(Soup(experts=["a"], form="dense"), {"0": open_source(tmp_path / "adapter")})
+    (tmp_path / "out").mkdir()
+    merge.write(tmp_path / "out")
+    ours, peft = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
+    assert ours.keys() == peft.keys()
+    assert max(float((ours[name] - peft[name]).abs().max()) for name in peft) <= 1e-6
