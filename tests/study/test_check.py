@@ -293,7 +293,7 @@ def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
     full, partial = (compose(plan.training(method)) for method in ("full", "partial"))
     assert isinstance(full, TrainStage) and isinstance(partial, TrainStage)
     assert (full.sft.batch_size, full.sft.processes, full.sft.parallel) == (4, 4, "fsdp2")
-    assert (full.sft.steps, full.deterministic, full.expert.name) == (3, True, "math")
+    assert (full.sft.steps, full.deterministic, full.expert.name) == (3, False, "math")
     assert partial.partition and (partial.partition.name, partial.expert.name) == ("B", "qac")
     assert partial.deterministic is False
     seconds, disk = plan.cost()

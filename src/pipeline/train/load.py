@@ -182,7 +182,23 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
         raise PipelineError(
             f"sft={sft.name} has nothing to train on side {empty[0]}: change sft.lora_targets or the partition"
         )
+    if sft.precision == "bf16":
+        narrow_frozen(model, sft)
     return model, parts
+
+
+def narrow_frozen(model: Any, sft: Sft) -> None:
+    """Hold frozen matrices of linear layers in bfloat16 where that loses nothing, as autocast would cast them in every
+    product, and have PEFT leave the inputs of adapters to autocast. The bits are the same; dropout would draw its mask
+    on another dtype. The output head stays as it is: TRL's loss reads it without autocast."""
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if sft.lora_dropout == 0 and hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+        if type(module) is torch.nn.Linear and module is not head and not module.weight.requires_grad:
+            weight, narrow = module.weight.data, module.weight.data.bfloat16()
+            if weight.dtype == torch.float32 and bool((narrow == weight).all()):
+                module.weight.data = narrow
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:

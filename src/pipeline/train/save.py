@@ -38,6 +38,8 @@ def save_model(
         for name, tensor in (full_weights or model.state_dict()).items()
         if name in own and (not adapters or ".lora_" in name)
     }
+    if torch.float32 in {p.dtype for p in model.parameters() if p.requires_grad}:  # frozen matrices, held narrow
+        weights = {name: t.detach().cpu().float() if t.dtype == torch.bfloat16 else t for name, t in weights.items()}
     kind = getattr(torch, dtype) if dtype else None
     is_cast = kind is not None and kind not in {tensor.dtype for tensor in weights.values()}
     saved = {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()} if is_cast else weights

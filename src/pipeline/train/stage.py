@@ -90,6 +90,7 @@ def prepare_process(config: TrainStage) -> None:
     if config.deterministic:  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     torch.use_deterministic_algorithms(config.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # every kernel here writes what it allocates
     set_seed(config.seed)
 
 
