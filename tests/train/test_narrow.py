@@ -24,7 +24,8 @@ A = Partition(name="A", bottom_layers=1, top_layers=1, all_attention=True)
 C = Partition(name="C", bottom_layers=2, top_layers=1)
 WAYS: dict[str, tuple[dict[str, Any], Partition | None]] = {
     "lora": (LORA, None), "mixed_lora": ({"method": "mixed", **LORA}, None),
-    "partial A": ({"method": "partial", "side": "language"}, A), "partial B": ({"method": "partial", "side": "math"}, tiny.B),
+    "partial A": ({"method": "partial", "side": "language"}, A),
+    "partial B": ({"method": "partial", "side": "math"}, tiny.B),
     "partial C, checkpointing": ({"method": "partial", "side": "language", "gradient_checkpointing": True}, C),
     "partial_lora": ({"method": "partial", "side": "math", **LORA}, tiny.B),
     "simultaneous_lora": ({"method": "simultaneous", **LORA}, tiny.B),
@@ -32,7 +33,7 @@ WAYS: dict[str, tuple[dict[str, Any], Partition | None]] = {
 
 
 def train(folder: Path, way: str, stored: torch.dtype = torch.bfloat16, resume: int = 0, **more: Any) -> dict[str, Any]:
-    """Losses, gradients of each step, saved tensors, and bytes of a training that is stopped and resumed after a step."""
+    """Losses, gradients of each step, saved tensors and bytes of a training, stopped and resumed after a step."""
     knobs, partition = WAYS[way]
     recipe = tiny.recipe(precision="bf16", learning_rate=1e-3, **knobs, **more)
     joint = recipe.method in ("mixed", "simultaneous")

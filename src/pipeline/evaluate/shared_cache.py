@@ -13,6 +13,7 @@ commit fb35b6d).
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -116,7 +117,7 @@ class SharedCache(Cache):
     """
 
     def __init__(self, model: Any, rows: int = 0, room: int = 0) -> None:
-        self.model, self.rows, self.room = model, rows, room
+        self.model, self.rows, self.room = weakref.proxy(model), rows, room  # the model keeps the cache
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
         super().__init__(layers=[_Layer(self) for _ in self.kinds])

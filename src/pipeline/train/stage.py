@@ -90,7 +90,8 @@ def prepare_process(config: TrainStage) -> None:
     if config.deterministic:  # cuBLAS' own condition, read when it is first used; as transformers' full determinism
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     torch.use_deterministic_algorithms(config.deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # every kernel here writes what it allocates
+    # every kernel here writes what it allocates, which torch would fill first
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(config.seed)
 
 
