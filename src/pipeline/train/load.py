@@ -182,7 +182,7 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
         raise PipelineError(
             f"sft={sft.name} has nothing to train on side {empty[0]}: change sft.lora_targets or the partition"
         )
-    if sft.precision == "bf16":
+    if sft.precision == "bf16" and (sft.parallel != "fsdp2" or sft.processes == 1):  # whose groups have one dtype
         narrow_frozen(model, sft)
     return model, parts
 
