@@ -6,7 +6,8 @@
 
 Found in the syntax: torch.cuda, names that CUDA gives to variables, errors and libraries, comparisons with a device or
 with fsdp2, and the trainer's is_fsdp_enabled. A place is a function; `reached` is a line of it that CUDA alone decides.
-One H100 has executed most of them (docs/performance.md): not vLLM, several GPUs, flash attention without padding.
+An H100 and an H200 have executed most of them (docs/performance.md): not vLLM, several GPUs, flash attention without
+padding.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ PROCESSES = "tests/train/test_processes.py::"
 MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
 CHECK = "tests/study/test_check.py::"
+DECODE = "tests/evaluate/test_decode.py::"
 STAND_INS = {
     "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
@@ -47,6 +49,18 @@ STAND_INS = {
     "estimate/durations.py::visible_gpus": StandIn(
         "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
+    "evaluate/decode.py::decode": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "on_gpu = "),
+    "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
+        DECODE + "test_shapes_rounded_up_change_no_answer", "cuda"
+    ),
+    "evaluate/steps.py::Steps.next": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"),
+    "evaluate/steps.py::columns_for": StandIn(
+        DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "COLUMNS"
+    ),
+    "evaluate/steps.py::rows_for": StandIn(
+        DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "bit_length"
+    ),
+    "evaluate/stage.py::make": StandIn("tests/test_knobs.py::test_evaluation", "torch.cuda.is_available()"),
     "evaluate/shared_cache.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
     "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
     "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", ".to(device)"),
@@ -70,6 +84,7 @@ STAND_INS = {
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",
     ),
+    "train/load.py::choose_parameters": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
     "train/trainer.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
@@ -78,6 +93,7 @@ STAND_INS = {
 }
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
     "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
+    "evaluate/steps.py::Steps._record": "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card",
     "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "train/stage.py::check_early": "no warning of bfloat16 where a card computes it; that of a CPU is tested",
@@ -88,6 +104,8 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "commands/check_lines.py::check_sum": 2,
     "commands/check_processes.py::probe": 7,
     "evaluate/score.py::rounding_settings": 2,
+    "evaluate/steps.py::Steps._record": 4,
+    "evaluate/steps.py::Steps.next": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 7,

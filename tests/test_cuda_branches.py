@@ -200,7 +200,9 @@ def test_models_are_scored_on_the_gpu(cuda: list[str], monkeypatch: pytest.Monke
     """A folder's, and a merge, which is put together there."""
     merges: list[str] = []
     live = SimpleNamespace(model=Moved(), tokenizer="t")
-    monkeypatch.setattr("pipeline.merge.live.model_of", lambda merge, dtype, device: merges.append(device) or live)
+    monkeypatch.setattr(
+        "pipeline.merge.live.model_of", lambda merge, dtype, device, products: merges.append(device) or live
+    )
     monkeypatch.setattr(torch_backend.load, "load_model", lambda folder, dtype: Moved())
     assert torch_backend.TorchBackend(8, weights=tmp_path).load().moved == ["cuda"]
     merge: Any = SimpleNamespace(layout=SimpleNamespace(folder=tmp_path))

@@ -223,8 +223,10 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
     """Refuse a model that transformers loaded in another dtype than `dtype`; quantized tensors do not count."""
+    if dtype == "auto":
+        return
     parameters = [parameter for name, parameter in model.named_parameters() if name not in split_layers(model)]
     loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters} & {"float64", *DTYPES}
-    if dtype != "auto" and loaded != {dtype}:
+    if loaded != {dtype}:
         dtypes = " and ".join(sorted(loaded))
         raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it keeps")
