@@ -119,7 +119,7 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(PipelineError, match="has no model.safetensors"):
         Checkpoint.open(tmp_path / "empty")
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(PipelineError, match="only safetensors are read"):
+    with pytest.raises(PipelineError, match=r"pytorch_model.bin\); only safetensors are read: convert"):
         Checkpoint.open(tmp_path / "empty")
     save_file(tensors(), tmp_path / "empty/model.safetensors")
     with pytest.raises(PipelineError, match="has no config.json"):

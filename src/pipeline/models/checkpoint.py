@@ -193,8 +193,11 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         if any(folder.glob(f"{Path(ADAPTER_WEIGHTS).stem}.*")):
             raise PipelineError(f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first")
-        if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-            raise PipelineError(f"{folder} holds pickled weights; only safetensors are read: convert it first")
+        if pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")]):
+            raise PipelineError(
+                f"{folder} holds pickled weights ({pickled[0].name}); only safetensors are read: convert them by "
+                "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER), where you trust the file"
+            )
         raise PipelineError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
