@@ -98,7 +98,8 @@ def test_a_swap_in_memory_is_the_written_one(experts: dict[str, Checkpoint], tmp
 
     found, _ = merged(swap(), tmp_path / "out")
     parameters = {name: torch.nn.Parameter(torch.zeros_like(tensor)) for name, tensor in found.items()}
-    Live(SimpleNamespace(named_parameters=parameters.items, named_buffers=lambda: []), None).apply(swap())
+    model = SimpleNamespace(named_parameters=parameters.items, named_buffers=lambda: [], named_modules=lambda: [])
+    Live(model, None).apply(swap())
     assert all(torch.equal(parameter, found[name]) for name, parameter in parameters.items())
 
 

@@ -47,7 +47,8 @@ def check(row: dict[str, Any]) -> None:
     adapters = "lora" in row["name"]
     weights = knobs.get("weights", "float32")
     dtypes = row["dtypes"]
-    assert set(dtypes["weights"]) == {weights} and dtypes["layer output"] == [weights]
+    frozen = {"bfloat16"} if knobs["processes"] == 1 and (adapters or "partial" in row["name"]) else set()
+    assert set(dtypes["weights"]) == {weights, *frozen} and dtypes["layer output"] == [weights]
     assert dtypes["gradients"] == [weights]
     if knobs.get("optimizer") == "adamw_8bit" and not adapters:
         assert "uint8" in dtypes["moments"]  # those of biases are small, and stay as they are

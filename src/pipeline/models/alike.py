@@ -49,7 +49,7 @@ def same_architecture(
 
 def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Iterator[tuple[str, str]]:
     """For each difference, a description of the first model's value and of the second's."""
-    read = first.config != second.config  # else transformers need not be imported
+    read = _flat(first.config) != _flat(second.config)  # else transformers need not be imported
     one, other = _facts(first, dtypes, read), _facts(second, dtypes, read)
     for text, a in one.items():
         b = other.get(text, a)

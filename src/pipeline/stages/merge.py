@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import read_json
+from pipeline.models.checkpoint import read_json, text_settings
 from pipeline.models.shape import common_settings
 from pipeline.runs.lineage import (
     base_folder,
@@ -111,7 +111,8 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
 
 @lru_cache(maxsize=256)
 def _layers_in(file: Path, _: int) -> int | None:
-    return common_settings(read_json(file)).get("num_hidden_layers")
+    config = read_json(file)
+    return text_settings(config).get("num_hidden_layers") or common_settings(config).get("num_hidden_layers")
 
 
 def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | None) -> None:

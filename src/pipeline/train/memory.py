@@ -83,6 +83,12 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
     return {"attention": rank * attention, "mlp": rank * 3 * (shape.width + shape.inner)}
 
 
+def frozen_matrices(shape: Shape, parts: Sequence[Trained]) -> int:
+    """Number of weights of the layers' matrices that no part trains."""
+    frozen = full_model(shape).difference(*parts)
+    return sum({"attention": shape.attention, "mlp": shape.mlp}.get(site.kind, 0) for site in frozen)
+
+
 def layer_bytes(shape: Shape, weights: str) -> int:
     """Bytes a token that the backward pass needs of one layer, tensor by tensor in transformers' layers with products
     in bf16 (tests compare with what autograd saves).
@@ -103,8 +109,9 @@ def training_memory(
     The moments are the loss, the highest layer of the backward pass, and its end. Gradients exist from the first pass
     on where a step has several, else they appear as activations go; of sides that take turns one's. Checkpointing keeps
     the input of each layer, and one layer in full. The loss holds a tile of logits (4,096 tokens x 32,768 words) and
-    the head's gradient in fp32 besides its cast; on a CPU all logits. Autocast copies fp32 weights to bf16, trained
-    ones until the forward pass ends, of a layer while it is computed. fsdp2 divides what is held, and gathers in the
+    the head's gradient in fp32 besides its cast; on a CPU all logits. Frozen matrices in layers are held in bf16, as a
+    base stored in bf16 allows, but under fsdp2. Autocast copies other fp32 weights to bf16, trained ones until the
+    forward pass ends, of a layer while it is computed. fsdp2 divides what is held, and gathers in the
     dtype that it computes in: a layer, the next one, and the head; it reduces gradients in fp32. The gradient of tied
     embeddings waits for the whole backward pass, and is then added to that of the input.
 
@@ -118,6 +125,7 @@ def training_memory(
     counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width
+    narrow = 0 if sharded else frozen_matrices(shape, [] if lora else parts)
     layer = cast * (shape.parameters - shape.outside) / shape.layers
     embedding = 0 if lora or not any(OUTSIDE in part for part in parts) else shape.embedding
     one = (layer_bytes(shape, sft.weights) + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
@@ -127,8 +135,9 @@ def training_memory(
         top += (width if lora else cast) * shape.embedding + layer  # under adapters the head comes in its own dtype
         low = max(low, (2 + 4 / cast) * layer + cast * max(embedding, shape.embedding * shape.tied))
     elif cast < width:
-        top = max(top, 2 * trained, 0 if sft.gradient_checkpointing else layer * shape.layers)
-        low = max(low, layer)
+        casts = layer * shape.layers - cast * narrow
+        top = max(top, 2 * trained, 0 if sft.gradient_checkpointing else casts)
+        low = max(low, min(layer, casts))
     tile = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
     early = gradients if passes > 1 else 0.0
     moments = [
@@ -138,7 +147,8 @@ def training_memory(
     ]
     gradients, copies, activations = max(moments, key=sum)
     return {
-        "weights": (shape.parameters * width + 4 * lora * trained) / shards, "gradients": gradients,
+        "weights": (shape.parameters * width - (width - cast) * narrow + 4 * lora * trained) / shards,
+        "gradients": gradients,
         "moments": trained * (bytes_per_parameter(sft) - 2 * dtype) / shards,
         "gathered" if sharded else "casts": copies, "activations": activations,
         "context": CONTEXT if on_gpu else LIBRARIES,
