@@ -128,7 +128,8 @@ def training_memory(
     narrow = 0 if sharded else frozen_matrices(shape, [] if lora else parts)
     layer = cast * (shape.parameters - shape.outside) / shape.layers
     embedding = 0 if lora or not any(OUTSIDE in part for part in parts) else shape.embedding
-    one = (layer_bytes(shape, sft.weights) + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
+    saved = layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora  # of frozen norms no normalised form
+    one = (saved + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
     inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else one)
     top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding  # copies
     if sharded:
