@@ -6,7 +6,8 @@ Bytes per trained parameter, of weight, gradient and the two moments, are 16 in 
 with sft.optimizer=adamw_8bit, whose moments carry a scale per block of 256, 1.6 % more (docs/training.md).
 Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
 under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights
-(4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
+(2 bytes, and 4 outside of its layers where sft.weights=float32), and 16 bytes for each of the few parameters of its
+adapters, which stay float32.
 """
 
 from __future__ import annotations
