@@ -222,6 +222,15 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
             yield {"what": f"live merges: {what}", "seconds": seconds(partial(model_of, merge, "auto", DEVICE.type))}
 
 
+def report(rows: list[Row], record: Path | None) -> None:
+    """Print the last row, and write all of them: the time that a script is given may end at the next."""
+    print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+    if record:
+        name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
+        about = {"device": name, "versions": package_versions(), "git": git_state()}
+        record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
@@ -233,14 +242,10 @@ def main() -> int:
         try:
             for row in part():
                 rows.append(row)
-                print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+                report(rows, asked.record)
         except Exception:  # what was measured before it stands
             traceback.print_exc()
         gc.collect()
-    if asked.record:
-        name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-        about = {"device": name, "versions": package_versions(), "git": git_state()}
-        asked.record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -18,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_evaluate import DEVICE, LLAMA_8B, TINY, build, synchronize
+from gpu_evaluate import DEVICE, LLAMA_8B, TINY, build, report, synchronize
 from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
-
-from pipeline.runs.provenance import git_state, package_versions
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VARIANTS: tuple[dict[str, Any], ...] = (  # of a step of 8,192 tokens
@@ -133,11 +130,7 @@ def main() -> int:
     rows = []
     for row in all_measured(asked):
         rows.append(row)
-        print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-        if asked.record:  # after each: a compiler may take longer than there is time
-            name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-            about = {"device": name, "versions": package_versions(), "git": git_state()}
-            asked.record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        report(rows, asked.record)
     return 0
 
 
