@@ -246,7 +246,10 @@ class Planning:
             live, parents = self.replace_refs(spec.words)
             words |= live
         else:
-            words["checkpoint"], parents[spec.key] = spec.key, self.model_of_spec(spec.key)
+            of_adapter = {key: value for key, value in spec.words.items() if key == "eval.base"}
+            further, parents = self.replace_refs(of_adapter)
+            words |= {"checkpoint": spec.key, **further}
+            parents[spec.key] = self.model_of_spec(spec.key)
         settings = {key: thaw_value(value) for key, value in score.words}
         task, where_possible = settings.pop("task", None), settings.pop("where_possible", False)
         further_words, further_parents = self.replace_refs(settings)

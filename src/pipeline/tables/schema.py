@@ -268,7 +268,7 @@ class Reader:
             return TableRun(name, "stage", words)
         if "merge" in words and "checkpoint" not in words:
             return TableRun(name, "merge", words)
-        if set(words) == {"checkpoint"} and words["checkpoint"]:
+        if words.get("checkpoint") and set(words) <= {"checkpoint", "eval.base"}:
             return TableRun(name, "checkpoint", words)
         if not words:
             return TableRun(name, "base", words)

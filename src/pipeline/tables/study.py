@@ -28,6 +28,8 @@ from typing import Any
 from pipeline.config import conf
 from pipeline.config.defaults import option_of
 from pipeline.errors import PipelineError, suggest
+from pipeline.models.checkpoint import is_adapter
+from pipeline.runs.manifest import MANIFEST
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
 LISTS = ("languages", "benchmarks")
@@ -64,6 +66,9 @@ def expand_study(study: Words, file: str) -> Words:
             merges[name] = merge_words(str(method), pair, refuse) | ({"merge.base": "base"} if elsewhere else {})
             merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
             compare[name] = list(pair)
+    for words in experts.values():
+        if base and "checkpoint" in words and on_base_of_study(str(words["checkpoint"])):
+            words["eval.base"] = "base"
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     place = next((name for name, column in columns.items() if column["in"] != "en"), None)
@@ -74,8 +79,14 @@ def expand_study(study: Words, file: str) -> Words:
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
         "every": {**({"model": base} if base else {}), **every},
-        "runs": runs, "columns": columns, "rows": {name: {"run": name} for name in runs}, "compare": compare,
+        "runs": runs, "columns": columns, "compare": compare,
+        "rows": {name: {"run": name} for name in runs},
     }  # fmt: skip
+
+
+def on_base_of_study(run: str) -> bool:
+    """Whether an expert is an adapter in a folder: it is scored on the study's base, whatever base it names."""
+    return is_adapter(Path(run)) and not (Path(run) / MANIFEST).is_file()
 
 
 def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:

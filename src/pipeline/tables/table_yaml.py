@@ -20,7 +20,7 @@ SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "comp
 INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 RUN_KEYS = frozenset(
     {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
-     "merge.base", "base", "data_root", "data.benchmarks"}
+     "merge.base", "base", "eval.base", "data_root", "data.benchmarks"}
 )  # fmt: skip
 
 Words = dict[str, Any]
