@@ -30,7 +30,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
-from pipeline.models.files import HUB_PATTERNS
+from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
 from pipeline.runs.dtypes import dtypes_in
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
@@ -164,7 +164,7 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     hub, entry = _hub_client(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
-    hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS)
+    hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_COPIES)
     folder = cached_snapshot("model", repository, revision)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files_below(folder)}
     if not any(file.endswith(".safetensors") for file in files):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.models.files import HUB_PATTERNS
+from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
 
 SECONDS = 10  # for the Hub to answer
 
@@ -44,7 +44,13 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
         return folder
     try:
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS, local_files_only=not reached)
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=HUB_PATTERNS,
+                ignore_patterns=HUB_COPIES,
+                local_files_only=not reached,
+            )
         )
     except Exception as error:
         if reached:

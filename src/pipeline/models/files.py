@@ -25,3 +25,7 @@ SUFFIXES = (*IDENTIFYING_SUFFIXES, ".txt")
 
 # What is fetched from the Hub; no pickles.
 HUB_PATTERNS = [*(f"*{suffix}" for suffix in IDENTIFYING_SUFFIXES), "merges.txt", "vocab.txt"]
+
+# What is left on the Hub: the same weights in other files (Meta's and Mistral's, in float16), and in folders
+# (checkpoint-N).
+HUB_COPIES = ["*/*", "consolidated*", "*.fp16*"]
