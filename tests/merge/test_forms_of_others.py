@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from as_torch import as_torch
 from safetensors.torch import load_file, save_file
+from small_decoders import network
 
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import open_source
+from pipeline.merge.adapters import Adapted, open_source, with_uniform_rank, write_adapter
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.same_tokenizer import PROBES, _tokens_of
@@ -101,3 +104,76 @@ def test_an_adapter_of_a_model_with_a_tower_is_as_peft_merges_it(tmp_path: Path)
     ours, peft = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
     assert ours.keys() == peft.keys()
     assert max(float((ours[name] - peft[name]).abs().max()) for name in peft) <= 1e-6
+
+
+def merged_by_peft(lora: Any, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The folder of an adapter that PEFT saved, and the tensors of the model that it merges it into."""
+    lora.save_pretrained(folder / "adapter")
+    lora.merge_and_unload().save_pretrained(folder / "merged")
+    return folder / "adapter", load_file(folder / "merged" / "model.safetensors")
+
+
+def test_embeddings_stored_beside_lora_of_a_tied_base_whose_vocabulary_grew(tmp_path: Path) -> None:
+    """PEFT stores embeddings and an equal head by itself (peft 2898)."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    tied = network("llama", 0)
+    tied.config.tie_word_embeddings = True
+    tied.tie_weights()
+    tied.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model.resize_token_embeddings(tied.config.vocab_size + 2)
+    lora = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    folder, peft = merged_by_peft(lora, tmp_path)
+    assert sum("embed" in name or "head" in name for name in load_file(folder / "adapter_model.safetensors")) == 2
+    source = open_source(folder, tmp_path / "base")
+    assert source.config["vocab_size"] == tied.config.vocab_size + 2 and source.infos.keys() == peft.keys()
+    for name, tensor in peft.items():
+        assert torch.allclose(as_torch(source, name), tensor, atol=1e-6), name
+
+
+@pytest.mark.parametrize("target", [["c_attn", "c_proj", "c_fc"], ["c_attn", "lm_head"]])
+def test_an_adapter_of_gpt2_is_as_peft_merges_it(target: list[str], tmp_path: Path) -> None:
+    """Conv1D stores (inputs, outputs). Written again as an adapter, PEFT reads what we mean."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    network("gpt2", 0).save_pretrained(tmp_path / "base")
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    if "lm_head" in target:
+        untied = AutoModelForCausalLM.from_pretrained(tmp_path / "base", tie_word_embeddings=False)
+        torch.nn.init.normal_(untied.lm_head.weight)
+        untied.save_pretrained(tmp_path / "base")
+    assert config["model_type"] == "gpt2"
+
+    def base() -> Any:
+        return AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+
+    settings = LoraConfig(r=3, lora_alpha=5, target_modules=target, init_lora_weights=False)
+    folder, peft = merged_by_peft(get_peft_model(base(), settings), tmp_path)
+    source = open_source(folder, tmp_path / "base")
+    assert isinstance(source, Adapted)
+    for name, tensor in peft.items():
+        assert torch.allclose(as_torch(source, name), tensor, atol=1e-6), name
+    for place, adapter in enumerate((source, with_uniform_rank(source))):
+        again = tmp_path / f"again-{place}"
+        again.mkdir()
+        write_adapter(adapter, again)
+        for name, tensor in PeftModel.from_pretrained(base(), again).merge_and_unload().state_dict().items():
+            assert torch.allclose(peft.get(name, tensor), tensor, atol=1e-6), name
+
+
+@pytest.mark.parametrize(("change", "expected"), [("zeros", r"\[0\]"), ("halves", r"\[16, "), ("flat", r"\[\d+\]")])
+def test_factors_of_another_shape_are_refused(change: str, expected: str, tmp_path: Path) -> None:
+    """What DeepSpeed and FSDP leave where weights were saved without being gathered (peft 2071, 2699)."""
+    from peft import LoraConfig, get_peft_model
+
+    model = network("llama", 0)
+    model.save_pretrained(tmp_path / "base")
+    get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    changes = {"zeros": lambda t: t[:0, 0], "halves": lambda t: t[: len(t) // 2], "flat": torch.flatten}
+    save_file({name: changes[change](t).contiguous() for name, t in load_file(file).items()}, file, {"format": "pt"})
+    with pytest.raises(PipelineError, match=rf"factors of \S*q_proj.weight are {expected}.* it is of another base"):
+        open_source(tmp_path / "adapter", tmp_path / "base")

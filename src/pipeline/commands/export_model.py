@@ -29,8 +29,9 @@ from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.soup import Soup
-from pipeline.models.checkpoint import DTYPES, read_json
+from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.skeleton import check_shapes
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
 from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card
@@ -148,9 +149,23 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
 
 def open_as_merge(model: Parent, config: ExportStage) -> Merging:
     """The model as a merge of one source, in the requested dtype: copied if it is the model's own, else cast once."""
-    source = open_source(model.folder)
+    source = open_source(model.folder, base_given(model, config))
     check_sources({"0": source}, lambda _: "checkpoint")
+    if read_manifest(source.model.folder) is None:
+        check_shapes(source.model.folder, "checkpoint", source.model.folder.stat().st_mtime_ns)
     return open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
+
+
+def base_given(model: Parent, config: ExportStage) -> Path | None:
+    """The folder of export.base. Raises PipelineError where it is given for anything but an adapter from elsewhere."""
+    if config.export.base is None:
+        return None
+    if read_manifest(model.folder) is not None or not is_adapter(model.folder):
+        raise PipelineError(
+            f"export.base={config.export.base} is read with an adapter from elsewhere, which {model.name} is not: "
+            "leave it out"
+        )
+    return Resolver(Path(config.runs_dir), build).model(config.export.base, "export.base").folder
 
 
 def check_files_and_space(merge: Merging, model: Parent, config: ExportStage) -> None:

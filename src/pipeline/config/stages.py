@@ -240,6 +240,7 @@ class Export(Knobs):
     )  # archive: all results; figures: a folder of SVG and PDF; others: cells
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
     adapter: bool = False  # a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32; else the whole model
+    base: str | None = knob(None, run=True)  # of an adapter from elsewhere; null: the one that it names
     licence: str | None = None  # for the model card, as spelled on the Hub; null: the experts', which must have one
     private: bool = True  # on the Hub: whether only its owners see it
 

@@ -30,7 +30,7 @@ def merge_or_folder(run: Run) -> Merging | Path:
     from pipeline.merge.live import merge_of_one
     from pipeline.merge.resident import keeps_models
     from pipeline.merge.stage import merge_of
-    from pipeline.runs.lineage import is_adapter
+    from pipeline.models.checkpoint import is_adapter
 
     if "checkpoint" not in run.parents:
         return merge_of(run)

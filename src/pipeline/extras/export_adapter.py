@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.commands.export_model import base_given
 from pipeline.config.compose import read_stage
 from pipeline.config.stages import ExportStage, MergeStage
 from pipeline.errors import PipelineError
@@ -28,7 +29,7 @@ def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
     Raises:
         PipelineError: the model is not exactly an adapter of its base, or its experts are gone or were changed.
     """
-    source, manifest = open_source(model.folder), read_manifest(model.folder)
+    source, manifest = open_source(model.folder, base_given(model, config)), read_manifest(model.folder)
     if isinstance(source, Adapted):
         merge = open_merge(Soup(experts=[model.name]), {"0": source})
     elif manifest and manifest.stage == "merge":

@@ -23,20 +23,19 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
-from pipeline.models.anatomy import decoder_name, name_in_memory, plain_name
 from pipeline.models.checkpoint import (
-    EMBEDDING,
-    HEAD,
     Checkpoint,
     TensorInfo,
     digest_tensors,
+    is_adapter,
     read_header,
     weights_root,
     with_rows,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.identity import folder_digest
-from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
+from pipeline.models.names import HEAD, is_embedding, plain_name, tensor_names
+from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
 
 PLAIN = {  # keys of adapter_config.json that say where, how large and how trained factors are: they may say anything
@@ -44,6 +43,7 @@ PLAIN = {  # keys of adapter_config.json that say where, how large and how train
     "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "bias", "target_modules",
     "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern", "runtime_config", "eva_config",
     "ensure_weight_tying", "megatron_core", "qalora_group_size", "init_lora_weights",
+    "fan_in_fan_out",  # PEFT sets it itself, by the class of the layer
 }  # fmt: skip
 MERGE_FIRST = "only plain LoRA of linear layers is read; merge it into its base first"
 OTHER_BASE = "it is of another base; give the one that it was trained from"
@@ -55,27 +55,44 @@ class Factors:
     """LoRA factors of one parameter, whose change is scale x B A: those of `parts` side by side, then zeros.
 
     parts: (weight multiplied into B, adapter, its name of A, its name of B); rank: rows of A, columns of B.
+    transposed: the parameter is stored as (inputs, outputs), as GPT-2's, so that its change is the transpose of B A.
     """
 
     parts: tuple[tuple[float, Checkpoint, str, str], ...]
     rank: int
     columns: int
     scale: float = 1.0
+    transposed: bool = False
 
     def a(self) -> np.ndarray:
-        """(rank, columns) in float32."""
-        stored = [adapter.rows(a, 0, adapter.info(a).shape[0]) for _, adapter, a, _ in self.parts]
+        """(rank, columns) in float32: A, or the transpose of B."""
+        if self.transposed:
+            stored = [all_rows(adapter, b).T * np.float32(weight) for weight, adapter, _, b in self.parts]
+        else:
+            stored = [all_rows(adapter, a) for _, adapter, a, _ in self.parts]
         return np.concatenate([*stored, np.zeros((self.rank - sum(map(len, stored)), self.columns), np.float32)])
 
     def b(self, start: int, stop: int) -> np.ndarray:
-        """Rows of B, (stop - start, rank) in float32."""
-        stored = [adapter.rows(b, start, stop) * np.float32(weight) for weight, adapter, _, b in self.parts]
+        """Rows of B, or of the transpose of A, (stop - start, rank) in float32."""
+        if self.transposed:
+            stored = [all_rows(adapter, a).T[start:stop] for _, adapter, a, _ in self.parts]
+        else:
+            stored = [adapter.rows(b, start, stop) * np.float32(weight) for weight, adapter, _, b in self.parts]
         zeros = np.zeros((stop - start, self.rank - sum(rows.shape[1] for rows in stored)), np.float32)
         return np.concatenate([*stored, zeros], axis=1)
 
     def scaled(self, weight: float) -> tuple[tuple[float, Checkpoint, str, str], ...]:
         """The parts with weight and scale multiplied into B."""
         return tuple((own * weight * self.scale, *names) for own, *names in self.parts)  # type: ignore[misc]
+
+
+def all_rows(adapter: Checkpoint, name: str) -> np.ndarray:
+    return adapter.rows(name, 0, adapter.info(name).shape[0])
+
+
+def is_transposed(base: Checkpoint, name: str) -> bool:
+    """Whether a matrix is stored as (inputs, outputs): those of GPT-2's Conv1D."""
+    return base.config.get("model_type") in ("gpt2", "openai-gpt") and bool(re.search(r"\.c_(attn|proj|fc)\.", name))
 
 
 @dataclass
@@ -141,35 +158,36 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
     full, adapter = Checkpoint.open(base), Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
-    in_file = {name_in_memory(name): name for name in full.infos}  # PEFT has the names of the model in memory
+    plain = {stored: plain_name(stored) for stored in adapter.infos}
+    names = tensor_names([*full.infos, *plain.values()])  # the whole model's: an adapter may be of its decoder alone
+    tied_head = _stores_tied_head(adapter, {names[text]: stored for stored, text in plain.items()}, full)
     for stored, info in adapter.infos.items():
-        name = plain_name(stored).replace(".modules_to_save.", ".")
-        name = in_file.get(name_in_memory(name), name)
+        name = names[plain[stored]]
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
-        resized = decoder_name(name) in (EMBEDDING, HEAD)  # a vocabulary may have grown in training
+        resized = name == HEAD or is_embedding(name)  # a vocabulary may have grown in training
         problem = ""
         if "lora_" in stored and not part:
             problem = f"is no factor of a linear layer: {MERGE_FIRST}"
-        elif name not in full.infos and name.endswith("lm_head.weight") and full.tied_head:
+        elif name == HEAD and full.tied_head and not tied_head:
             problem = f"is of an output head, and {base} has a tied one: {MERGE_FIRST}"
-        elif name not in full.infos:
+        elif name not in full.infos and not (name == HEAD and tied_head):
             problem = f"changes no parameter of {base}: {OTHER_BASE}"
-        elif not part and info.shape[resized:] != full.infos[name].shape[resized:]:
+        elif not part and name in full.infos and info.shape[resized:] != full.infos[name].shape[resized:]:
             problem = f"is {list(info.shape)}, its base's is {list(full.infos[name].shape)}: {OTHER_BASE}"
         if problem:
             raise PipelineError(f"{folder}: {stored} {problem}")
         if part:
             pairs[name][part[1]] = stored
-        else:
+        elif name in full.infos:
             whole[name] = info
-    if full.tied_head and any("embed" in name for name in whole) and not settings.get("ensure_weight_tying"):
+    if full.tied_head and any(map(is_embedding, whole)) and not (tied_head or settings.get("ensure_weight_tying")):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
     config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
     for name, info in whole.items():
-        config = with_rows(config, info.shape[0]) if decoder_name(name) == EMBEDDING else config
+        config = with_rows(config, info.shape[0]) if is_embedding(name) else config
     infos = {
         name: replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
         for name, info in full.infos.items() for shape in [whole.get(name, info).shape]
@@ -178,6 +196,15 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     return Adapted(
         folder, config, infos, base=full, factors=factors, replaced=Checkpoint(folder, {}, whole), settings=settings
     )
+
+
+def _stores_tied_head(adapter: Checkpoint, stored: Mapping[str, str], base: Checkpoint) -> bool:
+    """Whether an adapter of a base with a tied head holds the head as the embeddings that it holds too, as PEFT stores
+    them where the vocabulary grew. stored: name -> the adapter's name."""
+    embedding = stored.get(base.embedding or "")
+    if not (base.tied_head and embedding and HEAD in stored):
+        return False
+    return adapter.info(embedding).digest() == adapter.info(stored[HEAD]).digest()
 
 
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
@@ -201,15 +228,17 @@ def _read_factors(
     if set(pair) != {"A", "B"}:
         raise PipelineError(f"{adapter.folder} holds one factor of {name} without the other: copy it again")
     a, b = adapter.infos[pair["A"]], adapter.infos[pair["B"]]
-    if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != base.info(name).shape:
+    shape, transposed = base.info(name).shape, is_transposed(base, name)
+    outputs, inputs = reversed(shape) if transposed else shape
+    if (*b.shape, *a.shape) != (outputs, *a.shape[:1], *a.shape[:1], inputs):
         raise PipelineError(
             f"{adapter.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
-            f"its base's is {list(base.info(name).shape)}: {OTHER_BASE}"
+            f"its base's is {list(shape)}: {OTHER_BASE}"
         )
     rank, module = a.shape[0], name.removesuffix(".weight")
     alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, a.shape[1], scale)
+    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape[1], scale, transposed)
 
 
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
@@ -254,7 +283,7 @@ def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mappin
             factors[name] = replace(only, scale=only.scale * only.rank / only.rank)  # rounded as on disk: alpha / rank
         elif parts:
             joined = tuple(piece for weight, part in parts for piece in part.scaled(weight))
-            factors[name] = Factors(joined, sum(part.rank for _, part in parts), parts[0][1].columns)
+            factors[name] = replace(parts[0][1], parts=joined, rank=sum(part.rank for _, part in parts), scale=1.0)
     return replace(first, factors=factors)
 
 
@@ -268,7 +297,8 @@ def with_uniform_rank(adapter: Adapted) -> Adapted:
     rank = max(part.rank for part in adapter.factors.values())
     targets = {module_name(name) for name in adapter.factors}
     factors = {
-        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape[1])
+        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape[1],
+                      transposed=is_transposed(adapter.base, name))
         for name in adapter.base.names if name.endswith(".weight") and module_name(name) in targets
         for part in [adapter.factors.get(name)]
     }  # fmt: skip
@@ -287,13 +317,15 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     tensors = {}
     for name, part in adapter.factors.items():
         module = "base_model.model." + name.removesuffix(".weight")
-        tensors[f"{module}.lora_A.weight"] = part.a()
-        tensors[f"{module}.lora_B.weight"] = part.b(0, adapter.base.info(name).shape[0])
+        a, b = part.a(), part.b(0, adapter.base.info(name).shape[0])
+        a, b = map(np.ascontiguousarray, (b.T, a.T) if part.transposed else (a, b))
+        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
     save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     rank = max(part.rank for part in adapter.factors.values())
     settings = {
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0},
-        **{"use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "r": rank, "lora_alpha": rank},
+        **{"use_rslora": False, "use_dora": False, "r": rank, "lora_alpha": rank},
+        "fan_in_fan_out": any(part.transposed for part in adapter.factors.values()),
         "base_model_name_or_path": adapter.settings.get("base_model_name_or_path"),
         **({"revision": revision} if (revision := adapter.settings.get("revision")) else {}),  # of the base
         **_target_settings(adapter),

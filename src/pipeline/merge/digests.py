@@ -32,7 +32,8 @@ def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
     known = {name: digest for name, digest in recorded.items() if digest.startswith(KIND)}
     for file, names in source.files.items():
         if not known.keys() >= set(names):
-            known |= file_digests(file, runs_dir)["tensors"]
+            of_file = file_digests(file, runs_dir)["tensors"]
+            known |= {name: of_file[key] for name in names if (key := source.model.info(name).key) in of_file}
     return known
 
 

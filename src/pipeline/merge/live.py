@@ -22,11 +22,12 @@ from pipeline.merge.merge import Linear, Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.resident import LIVE_MODELS, keeps_models, release_models
 from pipeline.merge.same_tokenizer import tokenizer_folder
-from pipeline.models.anatomy import name_in_memory, towers
+from pipeline.models.anatomy import towers
 from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import text_settings, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_model, load_tokenizer
+from pipeline.models.names import tensor_names
 from pipeline.models.products import BF16X3, IEEE, SplitLinear, split_layers, split_products
 from pipeline.models.skeleton import build_skeleton
 
@@ -74,16 +75,15 @@ class Live:
 
         Raises PipelineError where the model has other parameters than the merge.
         """
-        held = {name_in_memory(name): parameter.data for name, parameter in self.model.named_parameters()}
-        held |= {name_in_memory(name): layer for name, layer in split_layers(self.model).items()}
+        held = {name: parameter.data for name, parameter in self.model.named_parameters()} | split_layers(self.model)
         if merge.layout.tied_head:
             held = {name: target for name, target in held.items() if target is not self.model.get_output_embeddings()}
-        places = {name_in_memory(name): buffer for name, buffer in self.model.named_buffers()} | held
-        names = {name_in_memory(name): name for name in merge.names}
-        absent = names.keys() - places.keys() - set(map(name_in_memory, towers(merge.names)))
-        if different := sorted(absent | held.keys() - names.keys()):
+        in_memory = dict(self.model.named_buffers()) | held
+        places = {name: in_memory[own] for own, name in tensor_names(in_memory).items()}
+        needed, wanted = set(tensor_names(held).values()), set(merge.names)
+        if different := sorted((needed - wanted) | (wanted - places.keys() - set(towers(wanted)))):
             raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {different[0]}")
-        return {name: places[plain] for plain, name in names.items() if plain in places}
+        return {name: places[name] for name in merge.names if name in places}
 
 
 def _put_tensor(merge: Merging, name: str, target: torch.Tensor | SplitLinear) -> None:

@@ -39,7 +39,8 @@ def write_weights(merge: Merging, folder: Path, recorded: Known, threads: int | 
         tasks = []
         for file, names in merge.layout.files.items():
             target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
-            target.write(header_bytes({name: (merge.stored_dtype(name), merge.shape(name)) for name in names}))
+            stored = {merge.layout.written_name(name): (merge.stored_dtype(name), merge.shape(name)) for name in names}
+            target.write(header_bytes(stored))
             place = target.tell()
             for name in names:
                 tasks.append((merge.bytes_of(name), name, target, place))
@@ -109,7 +110,7 @@ def write_index(merge: Merging, folder: Path) -> None:
         return
     index = {
         "metadata": {"total_size": sum(map(merge.bytes_of, merge.names))},
-        "weight_map": {name: merge.layout.info(name).file.name for name in merge.names},
+        "weight_map": {merge.layout.written_name(name): merge.layout.info(name).file.name for name in merge.names},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import PipelineError
+from pipeline.models.names import HEAD, decoder_name, is_of_decoder, plain_name
 
 OUTSIDE = ("embedding", "final_norm", "head")  # the kinds that belong to no transformer layer
 TOWER = "tower"  # what lies beside the decoder, such as the encoder of images: neither trained nor merged
@@ -18,7 +19,6 @@ NORMS = ("attention_norm", "mlp_norm", "shared_norm")
 ATTENTION = ("attention", "linear_attention", "attention_norm")  # the half of a layer that mixes tokens, and its norms
 MLP = ("mlp", "mlp_norm")
 
-_DECODER = re.compile(r"^(model\.)?language_model\.(model\.)?")  # of a model with other towers
 _LAYER = re.compile(r"(?:model|model\.decoder|transformer|gpt_neox)\.(?:layers|h|blocks)\.(\d+)\.(.+)")
 _OUTSIDE = {  # behind model., transformer., ...
     **dict.fromkeys(("embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "project_in"), "embedding"),
@@ -48,8 +48,6 @@ _AFTER_ATTENTION, _OF_FEEDFORWARD = (
     ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 _EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe)\.|\.(mlp\.gate|router)\.(?!.*norm)")
-_COMPUTED = re.compile(r"rotary_emb\.")  # buffers that older files hold
-_PEFT = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)|\.lora_[AB](?:\.(?!weight$|bias$)\w+)?(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -66,28 +64,12 @@ class Site:
     kind: str
 
 
-def plain_name(name: str) -> str:
-    """The name of the base model's parameter that a PEFT-wrapped name belongs to."""
-    return _PEFT.sub("", name)
-
-
-def decoder_name(name: str) -> str:
-    """The name that a parameter has in the decoder by itself: model.layers.0... of model.language_model.layers.0..."""
-    inner, wrapped = _DECODER.subn("", re.sub("^embed_out\\.", "lm_head.", name))  # GPT-NeoX has the former in files
-    return f"model.{inner}" if wrapped and not inner.startswith("lm_head.") else inner
-
-
-def name_in_memory(name: str) -> str:
-    """One name for a tensor in a file and in transformers' model, which renames the parts of models with towers."""
-    return re.sub(r"^model\.|\bvision_model\.", "", decoder_name(name))
-
-
 def towers(names: Iterable[str]) -> list[str]:
     """The parameters beside the decoder of a model that also sees or hears; none of a text model."""
-    names = list(names)
-    if not any(_DECODER.match(plain_name(name)) for name in names):
+    plain = {name: plain_name(name) for name in names}
+    if not any(map(is_of_decoder, plain.values())):
         return []
-    return [name for name in names if not re.match(rf"{_DECODER.pattern}|lm_head\.", plain_name(name))]
+    return [name for name, text in plain.items() if not is_of_decoder(text) and decoder_name(text) != HEAD]
 
 
 def anatomy(names: Iterable[str]) -> dict[str, Site]:
@@ -122,7 +104,7 @@ def _classify(name: str) -> Site:
     match = _LAYER.fullmatch(plain)
     layer, rest = (int(match[1]), match[2]) if match else (None, re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain))
     kind = (_OUTSIDE if match is None else _KINDS).get(rest.partition(".")[0])
-    if kind is None or _COMPUTED.search(name):
+    if kind is None:
         raise PipelineError(
             f"parameter {name!r} is not one of a dense decoder whose names are known: give a model of Llama's "
             "shape, or add the name to models/anatomy.py"

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from blake3 import blake3
 
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import decoder_name
-from pipeline.models.files import ADAPTER_WEIGHTS
+from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from pipeline.models.names import HEAD, embedding_beside, is_embedding, tensor_names, unwrapped
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # torch's name -> safetensors' name
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
 KIND = "blake3"  # what digests begin with; those of the first versions begin with sha256 and are never compared
@@ -139,6 +138,15 @@ class Checkpoint:
         return self.stored_rows(name, start, stop).astype("f4", copy=False)
 
     @property
+    def embedding(self) -> str | None:
+        """The name of the matrix of the tokens' embeddings."""
+        return next(filter(is_embedding, self.infos), None)
+
+    def written_name(self, name: str) -> str:
+        """The name under which a merge laid out as this checkpoint stores a tensor: that of its file."""
+        return unwrapped(self.info(name).key)
+
+    @property
     def files(self) -> dict[Path, list[str]]:
         """The weight files, by name, each with its tensors in stored order."""
         layout: dict[Path, list[str]] = {}
@@ -150,25 +158,22 @@ class Checkpoint:
     def tied_head(self) -> bool:
         """Whether the output head is the embedding matrix: from config.json, else the class's own default."""
         config = text_settings(self.config)
-        default = config.get("model_type") in TIED_BY_CLASS or not self._named(HEAD)
+        default = config.get("model_type") in TIED_BY_CLASS or HEAD not in self.infos
         return bool(self.config.get("tie_word_embeddings", config.get("tie_word_embeddings", default)))
 
-    def _named(self, plain: str) -> str | None:
-        """The stored tensor that has this name in the decoder by itself."""
-        return next((name for name in self.infos if decoder_name(name) == plain), None)
-
     def _settle_head(self) -> None:
-        """Drop a stored copy of a tied head, so that no tensor is merged or counted twice."""
-        embedding, head = self._named(EMBEDDING), self._named(HEAD)
+        """Keep one of a tied pair, as the embedding, so that no tensor is merged or counted twice."""
+        embedding, head = self.embedding, self.infos.get(HEAD)
         if not self.tied_head and embedding and not head:
             raise PipelineError(f"{self.folder} has no {HEAD} although tie_word_embeddings is false: copy it again")
-        if self.tied_head and embedding and head:
-            if self.infos[embedding].digest() != self.infos[head].digest():
+        if self.tied_head and head:
+            if embedding and self.infos[embedding].digest() != head.digest():
                 raise PipelineError(
-                    f"{self.folder} stores a {HEAD} that differs from {EMBEDDING} although the head is tied: "
+                    f"{self.folder} stores a {HEAD} that differs from {embedding} although the head is tied: "
                     "set tie_word_embeddings to false in its config.json, or remove the head"
                 )
-            del self.infos[head]
+            del self.infos[HEAD]
+            self.infos |= {} if embedding else {embedding_beside(self.infos, self.config.get("model_type", "")): head}
 
 
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,20 +190,36 @@ def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
     return config | {"vocab_size": rows} if "vocab_size" in config else config
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter. Raises PipelineError for one that holds a whole model too."""
+    whole = next((name for name in (SINGLE, INDEX) if (folder / name).is_file()), None)
+    adapter = next((name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (folder / name).is_file()), None)
+    if whole and adapter:
+        raise PipelineError(
+            f"{folder} holds two models, {whole} and {adapter}: move the one that is not meant to another folder"
+        )
+    return adapter == ADAPTER_CONFIG
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise PipelineError, with the remedy, for a folder of pickled weights."""
+    if pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")]):
+        raise PipelineError(
+            f"{folder} holds pickled weights ({pickled[0].name}); only safetensors are read: convert them by "
+            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER), where you trust the file"
+        )
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint. Raises PipelineError where there are none, or a shard is missing."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if is_adapter(folder) or (folder / ADAPTER_WEIGHTS).is_file():
+        raise PipelineError(f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first")
+    single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
-        if any(folder.glob(f"{Path(ADAPTER_WEIGHTS).stem}.*")):
-            raise PipelineError(f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first")
-        if pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")]):
-            raise PipelineError(
-                f"{folder} holds pickled weights ({pickled[0].name}); only safetensors are read: convert them by "
-                "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER), where you trust the file"
-            )
-        raise PipelineError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
+        refuse_pickles(folder)
+        raise PipelineError(f"{folder} has no {SINGLE} and no {INDEX}")
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
         raise PipelineError(f"{index} has no weight_map of tensors to files: copy it again")
@@ -210,17 +231,22 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
-    infos: dict[str, TensorInfo] = {}
+    """The tensors of a model's files by their one name (models/names.py)."""
+    stored: dict[str, TensorInfo] = {}
     for file in files:
-        for name, info in read_header(file).items():
-            if name in infos:
-                raise PipelineError(f"{folder} stores {name} twice, in {infos[name].file.name} and {file.name}")
-            infos[name] = info
-    index = folder / "model.safetensors.index.json"
-    if files and files[0].name != "model.safetensors":
-        for name, shard in read_json(index)["weight_map"].items():
-            if name not in infos or infos[name].file.name != shard:
-                raise PipelineError(f"{index} places {name} in {shard}, which does not hold it")
+        for key, info in read_header(file).items():
+            if key in stored:
+                raise PipelineError(f"{folder} stores {key} twice, in {stored[key].file.name} and {file.name}")
+            stored[key] = info
+    if files and files[0].name != SINGLE:
+        for key, shard in read_json(folder / INDEX)["weight_map"].items():
+            if key not in stored or stored[key].file.name != shard:
+                raise PipelineError(f"{folder / INDEX} places {key} in {shard}, which does not hold it")
+    infos: dict[str, TensorInfo] = {}
+    for key, name in tensor_names(stored).items():
+        if name in infos:
+            raise PipelineError(f"{folder} stores {name} twice, as {infos[name].key} and as {key}: remove one")
+        infos[name] = stored[key]
     if not infos:
         raise PipelineError(f"{folder} holds no tensors")
     return infos

@@ -5,13 +5,15 @@ Only files that are on this machine, only safetensors, and never Python code tha
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import read_json
+from pipeline.models.checkpoint import Checkpoint, read_json
+from pipeline.models.names import unwrapped
 
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -53,7 +55,15 @@ def load_model(folder: Path, **settings: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     refuse_own_code(folder)
+    renamed = {f"^{re.escape(key)}$": name for key, name in wrapped_names(folder).items()}
+    settings |= {"key_mapping": renamed} if renamed else {}
     return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **settings, **SAFE)
+
+
+def wrapped_names(folder: Path) -> dict[str, str]:
+    """Name in a model's files that begins with those of wrappers such as torch.compile's -> the name without them."""
+    keys = [info.key for info in Checkpoint.open(folder).infos.values()]
+    return {key: unwrapped(key) for key in keys if unwrapped(key) != key}
 
 
 def refuse_own_code(folder: Path) -> None:

@@ -3,16 +3,24 @@ headers."""
 
 from __future__ import annotations
 
-import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.checkpoint import Checkpoint, read_json
 from pipeline.models.load import load_config
 
-# Buffers that older versions of transformers stored, and which every version computes from the config
-HARMLESS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+@lru_cache(maxsize=256)
+def check_shapes(folder: Path, key: str, _: int) -> None:
+    """Raise PipelineError unless a folder holds the tensors, by name and shape, that its config.json asks for; of a
+    type that transformers does not have nothing is known. The last argument is when the folder was changed.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if read_json(folder / "config.json").get("model_type") in CONFIG_MAPPING_NAMES:
+        build_skeleton(folder, key)
 
 
 def build_skeleton(folder: Path, key: str) -> Any:
@@ -29,8 +37,10 @@ def build_skeleton(folder: Path, key: str) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    infos = Checkpoint.open(folder).infos
-    stored = {name: torch.empty(info.shape, device="meta") for name, info in infos.items() if not HARMLESS.search(name)}
+    checkpoint = Checkpoint.open(folder)
+    stored = {
+        checkpoint.written_name(name): torch.empty(info.shape, device="meta") for name, info in checkpoint.infos.items()
+    }
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -56,7 +66,10 @@ def build_skeleton(folder: Path, key: str) -> Any:
         if bars:
             logging.enable_progress_bar()
     remedy = "copy it again, or correct its config.json"
-    for verb, kind, reason in (("lacks", "missing", "asks for"), ("holds", "unexpected", "has no place for")):
+    for verb, kind, reason in (
+        ("lacks", "missing", "asks for"),
+        ("holds", "unexpected", "has no place for: transformers does not load it"),
+    ):
         if names := sorted(loading_info[f"{kind}_keys"]):
             more = f" and {len(names) - 1} more tensors" if names[1:] else ""
             raise PipelineError(f"{key}={folder} {verb} {names[0]}{more}, which its config.json {reason}: {remedy}")

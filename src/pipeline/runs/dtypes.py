@@ -14,9 +14,8 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
-from pipeline.models.checkpoint import DTYPES, read_header, weight_files
-from pipeline.models.files import ADAPTER_CONFIG
-from pipeline.models.skeleton import HARMLESS
+from pipeline.models.checkpoint import DTYPES, is_adapter, read_header, weight_files
+from pipeline.models.names import is_computed
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 
@@ -71,7 +70,7 @@ def dtypes_in(folder: Path) -> list[str]:
 
     Raises PipelineError for headers that cannot be read.
     """
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "model.safetensors").is_file():
+    if is_adapter(folder):
         return [ADAPTED]
     if not any(folder.glob("model.safetensors*")):
         return []
@@ -83,7 +82,7 @@ def dtypes_in(folder: Path) -> list[str]:
 def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
     """Torch's names of the float dtypes in a file. Buffers that are computed from the config do not count."""
     names = {short: long for long, short in DTYPES.items()} | {"F64": "float64"}
-    stored = {info.dtype for name, info in read_header(file).items() if not HARMLESS.search(name)}
+    stored = {info.dtype for name, info in read_header(file).items() if not is_computed(name)}
     return frozenset(names[dtype] for dtype in stored if dtype in names)
 
 

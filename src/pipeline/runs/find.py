@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.errors import PipelineError, close_matches
 from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.lock import pinned_as, read_lock
-from pipeline.models.checkpoint import read_json
+from pipeline.models.checkpoint import read_json, refuse_pickles
 from pipeline.models.files import ADAPTER_CONFIG, BESIDE_WEIGHTS, IDENTIFYING_SUFFIXES
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
@@ -104,6 +104,7 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     files = [path for path in folder.iterdir() if path.suffix in IDENTIFYING_SUFFIXES or path.name in texts]
     has_config = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     if not has_config or not any(path.suffix == ".safetensors" for path in files):
+        refuse_pickles(folder)
         raise PipelineError(
             f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
             f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"

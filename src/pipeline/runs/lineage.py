@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.stages import MergeStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.models import bases_named, read_metadata
-from pipeline.models.checkpoint import read_json
+from pipeline.models.checkpoint import is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
@@ -61,7 +61,7 @@ def gives_adapter(expert: Parent) -> bool:
         exact = merge.exact_for_adapters() and merge.dtype is None
         experts = [parent for role, parent in expert.parents.items() if role != "base"]
         return merge.form != "dense" and exact and all(map(gives_adapter, experts))
-    return (expert.folder / ADAPTER_CONFIG).is_file()
+    return is_adapter(expert.folder)
 
 
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
@@ -134,10 +134,6 @@ def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remed
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", bases[0]):
         raise PipelineError(f"{owner}: base_model {bases[0]} of its model card is not here: give {remedy}")
     return f"hub:{bases[0]}", None
-
-
-def is_adapter(folder: Path) -> bool:
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "model.safetensors").is_file()
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:

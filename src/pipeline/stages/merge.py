@@ -11,19 +11,18 @@ from pathlib import Path
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import read_json, text_settings
+from pipeline.models.checkpoint import is_adapter, read_json, text_settings
 from pipeline.models.shape import common_settings
 from pipeline.runs.lineage import (
     base_folder,
     base_of,
     declared_side,
     gives_adapter,
-    is_adapter,
     one_base,
     recorded_base,
 )
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Folder, Parent
+from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.stages.resolver import Draft, Resolver, label_of
 
 LIMIT = 60  # characters of a label that names many experts
@@ -65,7 +64,7 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
             f"merge={merge.method} reads whole models, {parents[adapters[0]].name} is an adapter: write it as a model "
             "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
         )
-    if any(isinstance(parent, Folder) for parent in parents.values()):  # headers are checked before contents are hashed
+    if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
         check_headers(merge, parents, resolver.model(named_base, "merge.base") if named_base else None)
     hashes = [parent.hash for parent in parents.values()]
     if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
@@ -118,15 +117,25 @@ def _layers_in(file: Path, _: int) -> int | None:
 def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | None) -> None:
     """Raise PipelineError where complete models on this disk do not fit each other, or the given base."""
     from pipeline.merge.adapters import open_source
-    from pipeline.merge.compatibility import check_sources
+    from pipeline.merge.compatibility import check_sources, key_of
     from pipeline.merge.vocabulary import align_vocabularies
+    from pipeline.models.skeleton import check_shapes
 
     named = {**experts, **({"base": base} if base else {})}
-    sources = {role: open_source(parent.folder) for role, parent in named.items() if has_full_weights(parent)}
+    whole = {role: parent for role, parent in named.items() if has_full_weights(parent)}
+    sources = {role: open_source(parent.folder) for role, parent in whole.items()}
+    for role, parent in whole.items():
+        if is_external(parent):
+            check_shapes(parent.folder, key_of(role), parent.folder.stat().st_mtime_ns)
     if sources.keys() - {"base"}:
         if merge.merges_vocabularies:
             sources, _ = align_vocabularies(sources, merge.vocabulary)
         check_sources(sources, vocabulary=merge.vocabulary)
+
+
+def is_external(model: Parent) -> bool:
+    """Whether a model is neither planned nor a finished run: a folder, or one of the Hub."""
+    return not isinstance(model, Run | Snapshot) and read_manifest(model.folder) is None
 
 
 def has_full_weights(expert: Parent) -> bool:

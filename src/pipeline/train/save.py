@@ -11,10 +11,10 @@ import torch
 from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
-from pipeline.models.anatomy import name_in_memory
 from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
+from pipeline.models.names import tensor_names
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
 
@@ -69,11 +69,13 @@ def save_model(
 
 def check_headers(folder: Path, saved: Tensors) -> None:
     """Raise PipelineError where the files hold other names, shapes or dtypes than were saved, by their headers."""
-    held = {name_in_memory(name.replace(".default.", ".")): (tuple(t.shape), t.dtype) for name, t in saved.items()}
+    headers = {key: info for file in folder.glob("*.safetensors") for key, info in read_header(file).items()}
     stored = {
-        name_in_memory(name): (info.shape, torch_dtype(info.dtype))
-        for file in folder.glob("*.safetensors")
-        for name, info in read_header(file).items()
+        name: (headers[key].shape, torch_dtype(headers[key].dtype)) for key, name in tensor_names(headers).items()
+    }
+    held = {
+        name.replace(".default.", "."): (tuple(saved[own].shape), saved[own].dtype)
+        for own, name in tensor_names(saved).items()
     }
     if different := sorted(name for name in held.keys() | stored.keys() if held.get(name) != stored.get(name)):
         name = different[0]
@@ -87,10 +89,9 @@ def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
     """The share of the entries changed by training whose change a cast loses: cast, they equal the base's, cast
     likewise. base: its folder."""
     start, moves, lost = Checkpoint.open(base), 0, 0
-    names = {name_in_memory(name): name for name in start.names}
-    for name, weight in weights.items():
-        rows = start.rows(names[name_in_memory(name)], 0, matrix(tuple(weight.shape))[0])
-        was, stored = torch.from_numpy(rows).view(weight.shape), cast[name]
+    for own, name in tensor_names(weights).items():
+        weight, stored = weights[own], cast[own]
+        was = torch.from_numpy(start.rows(name, 0, matrix(tuple(weight.shape))[0])).view(weight.shape)
         moved = weight.detach().cpu() != was
         moves, lost = moves + int(moved.sum()), lost + int((moved & (stored == was.to(stored.dtype))).sum())
     return lost / max(moves, 1)
