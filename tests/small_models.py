@@ -13,6 +13,10 @@ from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.models.checkpoint import Checkpoint
 
 LAYERS = 14
+SIZES = {
+    "hidden_size": 4, "intermediate_size": 5, "vocab_size": 6, "num_attention_heads": 1, "num_key_value_heads": 1,
+    "attention_bias": True,
+}  # fmt: skip
 TWO_LAYERS = [
     "model.embed_tokens.weight",
     *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")),
@@ -49,7 +53,7 @@ def stacked(folder: Path, layers: int, seed: int, base: Path | None = None, dtyp
         shapes |= {f"{at}mlp.{part}_proj.weight": (5, 4) for part in ("gate", "up")}
         shapes |= {f"{at}mlp.down_proj.weight": (4, 5)}
         shapes |= {f"{at}{part}.weight": (4,) for part in ("input_layernorm", "post_attention_layernorm")}
-        shapes |= {f"{at}self_attn.q_proj.bias": (4,)}
+        shapes |= {f"{at}self_attn.{part}_proj.bias": (4,) for part in "qkvo"}
     start = Checkpoint.open(base) if base else None
     tensors = {
         name: ((as_torch(start, name).float() if start else 0) + torch.randn(shape) * (0.05 if start else 0.1)).to(
@@ -59,6 +63,6 @@ def stacked(folder: Path, layers: int, seed: int, base: Path | None = None, dtyp
     }
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    facts = {"model_type": "llama", "num_hidden_layers": layers, "tie_word_embeddings": tied, **config}
+    facts = {"model_type": "llama", "num_hidden_layers": layers, "tie_word_embeddings": tied, **SIZES, **config}
     (folder / "config.json").write_text(json.dumps(facts))
     return folder

@@ -70,7 +70,6 @@ def test_peft_wrapping_is_seen_through(suffix):
 @pytest.mark.parametrize(
     "name",
     [
-        "model.layers.0.self_attn.rotary_emb.inv_freq",
         "encoder.layer.0.attention.self.query.weight",
         "model.layers.x.mlp.up_proj.weight",
         "model.layers.0.unheard_of.weight",

@@ -15,6 +15,7 @@ from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.files import ADAPTER_WEIGHTS
 from pipeline.models.names import tensor_names
+from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
 
@@ -77,7 +78,11 @@ def check_headers(folder: Path, saved: Tensors) -> None:
         name.replace(".default.", "."): (tuple(saved[own].shape), saved[own].dtype)
         for own, name in tensor_names(saved).items()
     }
-    if different := sorted(name for name in held.keys() | stored.keys() if held.get(name) != stored.get(name)):
+    apart = held.keys() ^ stored.keys()
+    if apart and (folder / "config.json").is_file():  # some types are stored in other parts than they are held in
+        build_skeleton(folder, "model")
+        apart = set()
+    if different := sorted(apart | {name for name in held.keys() & stored.keys() if held[name] != stored[name]}):
         name = different[0]
         raise PipelineError(
             f"{folder} holds {stored.get(name, 'nothing')} for {name}, and the model in training "
@@ -90,6 +95,8 @@ def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
     likewise. base: its folder."""
     start, moves, lost = Checkpoint.open(base), 0, 0
     for own, name in tensor_names(weights).items():
+        if name not in start.infos:  # as in check_headers
+            continue
         weight, stored = weights[own], cast[own]
         was = torch.from_numpy(start.rows(name, 0, matrix(tuple(weight.shape))[0])).view(weight.shape)
         moved = weight.detach().cpu() != was
