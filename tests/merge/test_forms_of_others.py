@@ -13,6 +13,7 @@ from as_torch import as_torch
 from safetensors.torch import load_file, save_file
 from small_decoders import network
 
+from pipeline.__main__ import main
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, open_source, with_uniform_rank, write_adapter
 from pipeline.merge.merge import open_merge
@@ -177,3 +178,24 @@ def test_factors_of_another_shape_are_refused(change: str, expected: str, tmp_pa
     save_file({name: changes[change](t).contiguous() for name, t in load_file(file).items()}, file, {"format": "pt"})
     with pytest.raises(PipelineError, match=rf"factors of \S*q_proj.weight are {expected}.* it is of another base"):
         open_source(tmp_path / "adapter", tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [(None, "float32"), (torch.bfloat16, "bfloat16"), (torch.float16, "float16")]
+)
+def test_the_plan_says_in_which_dtype_a_merge_is_stored(
+    given: torch.dtype | None, dtype: str, models: dict[str, list[Path]], tmp_path: Path, capfd: Any
+) -> None:
+    """The dtype that eval.dtype=auto takes, and that of the written files."""
+    base, *experts = models["llama"]
+    half = cast(experts[0], tmp_path / "half", torch.float16)
+    brain = cast(experts[1], tmp_path / "brain", torch.bfloat16)
+    words = ["merge=soup", f"merge.experts=[{half},{brain}]", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    words += [f"merge.base={cast(base, tmp_path / 'base', given)}"] if given else []
+    assert main(["stage=plan", "plan.stage=merge", *words]) == 0
+    assert f"the merge is stored in {dtype}" in capfd.readouterr().out
+    assert main(["stage=merge", *words]) == 0
+    told = capfd.readouterr()
+    assert f"MB written, in {dtype}" in told.err
+    stored = load_file(Path(told.out.strip()) / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in stored.values()} == {f"torch.{dtype}"}

@@ -45,6 +45,8 @@ def test_credentials_are_taken_out_of_every_address() -> None:
         "password: sesame": "password: ***",
         "--api-key=sesame": "--api-key=***",
         "tokenizer=data_root eval.max_gen_toks=512 keys=3": "tokenizer=data_root eval.max_gen_toks=512 keys=3",
+        "num_key_value_heads=8 eos_token_id: 128001": "num_key_value_heads=8 eos_token_id: 128001",
+        "PIN_TOKEN=123456": "PIN_TOKEN=***",
         "unknown key sft.lr: did you mean it? write key=value": "unknown key sft.lr: did you mean it? write key=value",
         "every.KEY=VALUE, token=...": "every.KEY=VALUE, token=...",
     }.items(),

@@ -11,6 +11,7 @@ from pipeline.commands.clean import missing_snapshots
 from pipeline.config.overrides import chosen_options, typed_in
 from pipeline.config.stages import (
     EvalStage,
+    MergeStage,
     PlanStage,
     TrainStage,
     trains,
@@ -26,6 +27,7 @@ from pipeline.report.contrasts import detectable_claims, detectable_differences
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.disk import check_writable
+from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
@@ -52,6 +54,9 @@ def show_plan(config: PlanStage) -> str:
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
         about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""
+        if isinstance(runs[-1].config, MergeStage):
+            stored = stored_dtype(runs[-1], runs[-1].runs_dir) or "the dtype of its experts"
+            about = f"the merge is stored in {stored}"
         reasons, typed = reasons_unfinished(runs), typed_in(config.command)
         problems = evaluation_problems(runs, reasons, config.plan.prompts)
         return plan_text(config, runs, reasons, [], problems, about=about, typed=typed)

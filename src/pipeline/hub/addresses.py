@@ -21,6 +21,7 @@ _NAMED = re.compile(
     r"""(?P<value>"[^"\n]*"|'[^'\n]*'|\[[^]\n]*\]|\S+?(?=[]'"),;}]*(?:\s|$)))""",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"-?\d{1,9}(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE)  # num_key_value_heads=8, eos_token_id: 128001
 _EXAMPLES = {"", "value", "none", "null"}  # of a message that explains: key=..., every.KEY=VALUE
 
 
@@ -55,7 +56,9 @@ def without_credentials(value: Any) -> Any:
 def _mask_match(match: re.Match[str]) -> str:
     name, sign, value = match["name"], match["sign"], match["value"]
     prose = sign.lstrip() == ": " and name.lower().rpartition(".")[2] in ("key", "token")  # "unknown key sft.key: ..."
-    if prose or value.strip("\"'.:,[]").lower() in _EXAMPLES:
+    bare = value.strip("\"'.:,[]").lower()
+    number = _NUMBER.fullmatch(bare) and name.lower().rpartition("_")[2] not in SECRET_PARTS
+    if prose or number or bare in _EXAMPLES:
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{name}{sign}{quote}{MASK}{quote}"

@@ -314,7 +314,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     """adapter_model.safetensors and adapter_config.json as PEFT reads them, in float32; {tensor: digest}."""
     from safetensors.numpy import save_file
 
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for name, part in adapter.factors.items():
         module = "base_model.model." + name.removesuffix(".weight")
         a, b = part.a(), part.b(0, adapter.base.info(name).shape[0])

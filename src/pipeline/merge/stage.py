@@ -28,7 +28,7 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
     merge = merge_of(run)
     rows, size = merge.method.rows, merge.bytes()
-    plan = plan_text(merge.config, run.parents, rows, size)
+    plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
     print(plan, file=sys.stderr)
     write_card(run, merge, plan, work)
     known = known_digests(merge, Path(run.config.runs_dir))

@@ -41,8 +41,11 @@ def group_weights(weights: Weights) -> list[Row]:
     return rows
 
 
-def plan_text(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
-    """The sources in the order of the merge, what becomes of which parameters, and what is copied and written.
+def plan_text(
+    config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int], dtype: str
+) -> str:
+    """The sources in the order of the merge, what becomes of which parameters, and what is copied and written, in which
+    dtype.
 
     Experts that have no role but their number are shown by the names of their runs.
     """
@@ -54,7 +57,7 @@ def plan_text(config: Merge, parents: Mapping[str, Parent], rows: list[Row], siz
         lines.append(f"  {row['where']:<14} {row['what']:<24} {row.get('formula', sum_)}")
     given = ", ".join(f"{role} = {getattr(parents[role], 'hub', None) or parents[role].name}" for role in roles)
     sizes = ", ".join(f"{count / 1e6:,.1f} MB {done}" for done, count in size.items())
-    return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}"])
+    return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])
 
 
 def recipe_text(config: Merge, plan: str, partition: Partition | None = None) -> str:

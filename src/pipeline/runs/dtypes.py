@@ -61,8 +61,14 @@ def trained_dtype(sft: Mapping[str, Any]) -> str:
 
 
 def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) -> str | None:
-    """The dtype of a merge, written or in memory: merge.dtype, else that of its first expert, which all share."""
-    return merge.result_dtype() or stored_dtype(parents[next(iter(merge.references()))], runs_dir)
+    """The dtype of a merge, written or in memory (merge/merge.py): merge.dtype, else that of its experts; where they
+    have several, that of a base that is given, else float32."""
+    if merge.result_dtype():
+        return merge.result_dtype()
+    of_experts = {stored_dtype(parents[role], runs_dir) for role in merge.references()}
+    if len(of_experts) == 1:
+        return of_experts.pop()
+    return stored_dtype(parents["base"], runs_dir) if "base" in parents else "float32"
 
 
 def dtypes_in(folder: Path) -> list[str]:
