@@ -130,6 +130,14 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
             answers(*words, "eval.base=./base")
 
 
+def test_a_matrix_that_the_base_does_not_have_is_refused_by_the_plan(mine: Command) -> None:
+    math = {"stage": "sft", "expert": "math", "model": "trained", "model.path": "./base", "sft": "lora"}
+    runs = {"math": math | {"sft.lora_targets": ["q_proj", "query_key_value"]}}
+    causes = refused(show_plan, mine("plan", runs=runs, columns={"math": {"run": "math"}}))
+    expected = "sft.lora_targets: query_key_value matches nothing; there are down_proj, gate_proj, k_proj"
+    assert sum(cause.startswith(expected) for cause in causes) == 1, causes
+
+
 def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path) -> None:
     """Of files that a data run will read, and of a data run's own, each with the rows that lose their response."""
     from transformers import AutoTokenizer

@@ -43,7 +43,7 @@ from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
-from pipeline.train.memory import refuse_without_torchao
+from pipeline.train.memory import refuse_targets_of_base, refuse_without_torchao
 
 LENGTHS = ".lengths"
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in check_once
@@ -52,7 +52,8 @@ DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_confi
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
     """One sentence per finished training set of these runs with rows that share text with a benchmark added since, or
-    that sft.seq_length leaves without a loss, and one where trainings need a library that is not installed.
+    that sft.seq_length leaves without a loss, and one where trainings need a library that is not installed, or adapters
+    on matrices that their base does not have.
 
     remaining: the hashes of the runs that are not finished.
     """
@@ -62,6 +63,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
         if isinstance(run.config, TrainStage) and run.hash in remaining:
             try:
                 refuse_without_torchao(run.config.sft)
+                refuse_targets_of_base(run)
             except PipelineError as error:
                 problems[str(error)] = None
         if isinstance(run.config, DataStage) and run.hash in remaining:

@@ -26,6 +26,7 @@ from pipeline.models.anatomy import anatomy, plain_name, towers
 from pipeline.models.partition import sides_of_all
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
+from pipeline.train.memory import refuse_unknown_targets
 
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
@@ -225,10 +226,5 @@ def adapted_modules(model: Any, targets: list[str] | None, names: set[str]) -> l
         kinds = {name.removesuffix(".weight"): site.kind for name, site in anatomy(names).items()}
         return [name for name, own in layers.items() if kinds.get(name) in ("attention", "mlp")
                 or (name in kinds and own in LLAMA_MATRICES)]  # fmt: skip
-    if unknown := [target for target in targets if target not in layers.values()]:
-        there = ", ".join(sorted({*layers.values()}))
-        raise PipelineError(
-            f"sft.lora_targets: {unknown[0]} matches nothing; there are {there}. Leave sft.lora_targets out for every "
-            "matrix of attention and MLP"
-        )
+    refuse_unknown_targets(targets, layers.values())
     return [name for name, own in layers.items() if own in targets and f"{name}.weight" in names]
