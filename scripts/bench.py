@@ -2,7 +2,7 @@
 
     python scripts/bench.py train                      # each method; peer: TRL's SFTTrainer on the same rows
     python scripts/bench.py merge [--mergekit PYTHON]  # 2.5 GB of random bfloat16; peers: cp, mergekit in its Python
-    python scripts/bench.py evaluate --model $(python scripts/get_smollm2.py) --data_root DIR [--vllm PYTHON]  # HFLM
+    python scripts/bench.py evaluate --model $(python scripts/get_smollm2.py) --data_root DIR [--vllm]  # HFLM
     python scripts/bench.py launch [--slurm]           # 1,000 trainings submitted; a table as jobs, and made here
     python scripts/bench.py plan                       # plans beside 10,000 finished runs; peer: the imports
     python scripts/bench.py report                     # 12,264 results; peer: the imports; the page in Chromium
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--languages", nargs="+", default=["en", "sw"], help="evaluate")
     parser.add_argument("--dtype", default="float32", help="evaluate")
     parser.add_argument("--batch_size", type=int, default=8, help="evaluate")
-    parser.add_argument("--vllm", metavar="PYTHON", help="evaluate: one that has vLLM")
+    parser.add_argument("--vllm", action="store_true", help="evaluate: vLLM too, of the extra vllm")
     parser.add_argument("--mergekit", metavar="PYTHON", help="merge: one that has mergekit")
     parser.add_argument(
         "--slurm", action="store_true", help="launch: on the Slurm of two nodes of tests/slurm, as root"
@@ -387,9 +387,9 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     engine = vllm_model(asked) if asked.vllm else None
 
     def seconds(lm: Any, kind: str, asks: list[Instance]) -> tuple[list[Any], float]:
-        begun, other = clock(), of_process(engine) if lm is engine else 0.0
+        begun = clock()
         answers = getattr(lm, kind)(asks, disable_tqdm=True)
-        return answers, clock() - begun + (of_process(engine) - other if lm is engine else 0.0)
+        return answers, clock() - begun
 
     for language in asked.languages:
         generated = requests(EvalTask("mgsm", 8), language, 16 if asked.small else 128)
@@ -423,15 +423,9 @@ def vllm_model(asked: argparse.Namespace) -> Any:
     from pipeline.evaluate.model import Answering
     from pipeline.extras.vllm_backend import VllmBackend
 
-    backend = VllmBackend(asked.batch_size, asked.dtype, python=asked.vllm, weights=asked.model)
+    backend = VllmBackend(asked.batch_size, asked.dtype, weights=asked.model)
     backend.load()
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
-
-
-def of_process(lm: Any) -> float:
-    """CPU seconds of vLLM's process."""
-    fields = Path(f"/proc/{lm.engine.engine.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # ------------------------------------------------------------------------------------------------------------ launch

@@ -94,7 +94,6 @@ STAND_INS = {
 NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
     "commands/check_processes.py::probe": "a card's name, memory, identity and NCCL's sum; on the CPU gloo's is tested",
     "evaluate/steps.py::Steps._record": "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card",
-    "extras/vllm_engine.py::Engine.start": "vLLM on a GPU (make test-vllm VLLM=PYTHON); its build for CPUs is tested",
     "merge/live.py::_load_live": "a merged model's copy on the card; test_the_same_bits_on_another_device needs one",
     "train/stage.py::check_early": "no warning of bfloat16 where a card computes it; that of a CPU is tested",
     "train/stage.py::train": "the most memory of the card that a process reserved; a CPU's peak is tested",

@@ -37,7 +37,7 @@ NEEDS = {
     "real_models": ("python scripts/get_smollm2.py prints why", lambda: True),  # skipped by its fixture
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
-    "vllm": ("make test-vllm", lambda: bool(os.environ.get("PIPELINE_TEST_VLLM"))),
+    "vllm": ("make test-vllm", lambda: find_spec("vllm") is not None),
     "latex": ("make test-latex", lambda: bool(shutil.which("pdflatex") and shutil.which("pdftotext"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
     "shapes": ("make test-shapes", lambda: bool(os.environ.get("PIPELINE_TEST_SHAPES"))),

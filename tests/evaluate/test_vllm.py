@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import evaluation_seconds
 from pipeline.evaluate.model import Answering, load_model
-from pipeline.extras import vllm_backend, vllm_engine
+from pipeline.extras import vllm_backend
 from pipeline.extras.vllm_backend import VllmBackend, vllm_versions
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import merge_of_one, model_of
@@ -34,7 +33,7 @@ from pipeline.merge.resident import keep_models_resident
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
 
-PYTHON = os.environ.get("PIPELINE_TEST_VLLM")
+REAL = find_spec("vllm") is not None
 LAYERS, ROOM = 4, 16
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False},
@@ -43,18 +42,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 TIED = ["qwen2", "gemma3_text"]
 ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on some projections
-ENGINE = Path(vllm_engine.__file__)
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of vLLM, which computes by transformers: it takes what the pipes bring, and has none of vLLM's traps."""
-    if not PYTHON:
-        path = [str(Path(__file__).parent / "stand_in"), os.environ["PYTHONPATH"]]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of vLLM, which computes by transformers: it takes what it is handed, and has none of vLLM's traps."""
+    vllm_versions.cache_clear()
+    if not REAL:
+        monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_in"))
+    yield
+    vllm_versions.cache_clear()
 
 
-@pytest.fixture(scope="module", params=KINDS if PYTHON else ["llama"])
+@pytest.fixture(scope="module", params=KINDS if REAL else ["llama"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A random base whose answers differ, a math expert of all its tensors, a language expert of some projections."""
     at = tmp_path_factory.mktemp(request.param)
@@ -100,9 +100,10 @@ def swaps(folders: list[Path]) -> list[Merging]:
 
 
 def questions(until: list[str]) -> list[Instance]:
-    """Seven prompts with the same exemplars before them."""
+    """Seven prompts with the same exemplars before them, more than vLLM's block of 128 tokens on a CPU."""
     settings = {"until": until, "do_sample": False, "max_gen_toks": ROOM}
-    prompts = ["An exemplar that all of them share. " * 3 + f"Question {'x' * (5 * at % 7)} {at}?" for at in range(7)]
+    shared = "An exemplar that all of them share. " * (8 if REAL else 3)
+    prompts = [f"{shared}Question {'x' * (5 * at % 7)} {at}?" for at in range(7)]
     return [Instance("generate_until", {}, (prompt, settings), at) for at, prompt in enumerate(prompts)]
 
 
@@ -121,7 +122,7 @@ def by_torch(merge: Merging) -> Answering:
 
 
 def by_vllm(weights: Merging | Path, **settings: Any) -> Answering:
-    backend = VllmBackend(4, "float32", weights, PYTHON, **settings)
+    backend = VllmBackend(4, "float32", weights, **settings)
     backend.load()
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 
@@ -163,22 +164,22 @@ def test_sampled_answers_depend_on_their_draw_alone(folders: list[Path]) -> None
 
 
 def test_ten_live_merges_and_back(folders: list[Path]) -> None:
-    """One process answers as torch does to each of ten merges and to the first again; a fresh process with a written
-    merge answers the same."""
+    """One engine answers as torch does to each of ten merges and to the first again; a fresh one with a written merge
+    answers the same."""
     with keep_models_resident():
-        found, processes = [], set()
-        merges = swaps(folders)[:: 1 if PYTHON else 5]
+        found, engines = [], set()
+        merges = swaps(folders)[:: 1 if REAL else 5]
         for merge in [*merges, merges[0]]:
             vllms = by_vllm(merge)
-            processes.add(vllms.engine.engine.process.pid)
+            engines.add(id(vllms.engine.engine))
             found.append((answers(vllms), [value for value, _ in vllms.loglikelihood(choices(1))]))
             torchs = by_torch(merge)
             assert found[-1][0] == answers(torchs)
             assert found[-1][1] == pytest.approx(
                 [value for value, _ in torchs.loglikelihood(choices(1))], rel=1e-5, abs=1e-5
             )
-        assert found[0] == found[-1] and len(processes) == 1
-        assert len({str(texts) for texts, _ in found}) == len(merges) == (10 if PYTHON else 2)
+        assert found[0] == found[-1] and len(engines) == 1
+        assert len({str(texts) for texts, _ in found}) == len(merges) == (10 if REAL else 2)
     written = folders[0].parent / "written"
     written.mkdir()
     merges[1].write(written, threads=1)
@@ -189,24 +190,18 @@ def test_ten_live_merges_and_back(folders: list[Path]) -> None:
     fresh.engine.engine.close()
 
 
-GUARDS = {
-    "the prefix cache": ("if not self.llm.reset_prefix_cache():", "if False:"),
-    "a tied head packed anew": ('if hasattr(head, "cpu_linear"):', "if False:"),
-}
-
-
 @pytest.mark.vllm
-@pytest.mark.parametrize("without", ["nothing", *GUARDS])
+@pytest.mark.parametrize("without", ["nothing", "the prefix cache", "a tied head packed anew"])
 def test_without_its_guards_a_live_merge_is_wrong(
-    folders: list[Path], without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: list[Path], without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison above fails once a guard is taken out of the program."""
     if ("qwen2" if "tied" in without else "llama") not in str(folders[0]):
         return  # of one kind of model
-    text = ENGINE.read_text()
-    assert all(line in text for line, _ in GUARDS.values())
-    (tmp_path / "engine.py").write_text(text.replace(*GUARDS.get(without, ("", ""))))
-    monkeypatch.setattr(vllm_engine, "__file__", str(tmp_path / "engine.py"))
+    if without == "the prefix cache":
+        monkeypatch.setattr("vllm.LLM.reset_prefix_cache", lambda self: True)
+    elif without != "nothing":
+        monkeypatch.setattr(vllm_backend, "pack_head", lambda model: None)
     merges = swaps(folders)
     with keep_models_resident():
         if "tied" in without and not torch.cuda.is_available():
@@ -235,7 +230,7 @@ def lora_experts(base: Path) -> list[Path]:
     return [base.parent / "lora0", base.parent / "lora1"]
 
 
-def test_merges_of_lora_experts_are_whole_models_of_one_process(folders: list[Path]) -> None:
+def test_merges_of_lora_experts_are_whole_models_of_one_engine(folders: list[Path]) -> None:
     """Against torch: swaps, a soup, task arithmetic with a negative weight, an expert by itself, the first again."""
     math, language = (open_source(folder, folders[0]) for folder in lora_experts(folders[0]))
     sides, both = {"math": math, "language": language}, {"0": math, "1": language}
@@ -251,8 +246,8 @@ def test_merges_of_lora_experts_are_whole_models_of_one_process(folders: list[Pa
         for merge in [*merges, merges[0]]:
             lm = by_vllm(merge)
             values = [value for value, _ in lm.loglikelihood(choices(3))]
-            found.append((lm.engine.engine.process.pid, answers(lm), values))
-    assert found[0] == found[-1] and len({pid for pid, _, _ in found}) == 1
+            found.append((id(lm.engine.engine), answers(lm), values))
+    assert found[0] == found[-1] and len({engine for engine, _, _ in found}) == 1
     for merge, (_, texts, values) in zip(merges, found, strict=False):
         torchs = by_torch(merge)
         assert texts == answers(torchs)
@@ -295,18 +290,18 @@ def test_a_sweep_of_merges_equals_the_written_ones(
     call: Callable[..., SimpleNamespace],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """stage=sweep with eval.backend=vllm, one process; stage=merge and stage=eval of each with the torch backend."""
+    """stage=sweep with eval.backend=vllm, one engine; stage=merge and stage=eval of each with the torch backend."""
     started, real = [], vllm_backend.Engine
-    monkeypatch.setattr(vllm_backend, "Engine", lambda *how: started.append(real(*how)) or started[-1])
+    monkeypatch.setattr(vllm_backend, "Engine", lambda **how: started.append(real(**how)) or started[-1])
     swap = ["merge=layer_swap", f"merge.math={folders[1]}", f"merge.language={folders[2]}"]
     asked = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "eval.dtype=float32", "languages=[en]", f"data_root={data_root}"]
-    by_vllm = ["eval.backend=vllm", f"eval.vllm_python={PYTHON or 'null'}", "eval.batch_size=4"]
-    grid = [f"sweep.{side}_layers=[{'0,1,2' if PYTHON or side == 'bottom' else '1'}]" for side in ("bottom", "top")]
+    by_vllm = ["eval.backend=vllm", "eval.batch_size=4"]
+    grid = [f"sweep.{side}_layers=[{'0,1,2' if REAL or side == 'bottom' else '1'}]" for side in ("bottom", "top")]
     swept = call("stage=sweep", *swap, *grid, *asked, *by_vllm, f"runs_dir={runs_dir}", "tracking.mode=disabled")
     assert swept.status == 0, swept.err
-    assert len(started) == 1 and not started[0].close.alive
+    assert len(started) == 1 and started[0].llm is None
     rows = list(csv.DictReader((Path(swept.out.strip()).parent / "scores.csv").open()))
-    assert len(rows) == (9 if PYTHON else 3)
+    assert len(rows) == (9 if REAL else 3)
     distinct = set()
     for row in rows:
         sizes = [f"merge.{name}={row[name]}" for name in ("bottom_layers", "top_layers")]
@@ -321,17 +316,26 @@ def test_a_sweep_of_merges_equals_the_written_ones(
 # ------------------------------------------------------------------------------------------------ bad input
 
 
-def test_a_process_that_died_is_named(folders: list[Path]) -> None:
-    lm = by_vllm(folders[0])
-    reported = ended(lm)
-    lm.engine.engine.process.kill()
-    with pytest.raises(PipelineError, match=r"eval.backend=vllm: its process died \(exit status -9.*\): score again"):
-        answers(lm)
-    assert not reported
+def test_what_vllm_raises_is_one_sentence_and_closes_it(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked of it before is not answered among the next questions."""
+    with keep_models_resident():
+        lm, merge = by_vllm(swaps(folders)[0]), swaps(folders)[0]
+        reported, engine = ended(lm), lm.engine.engine
+        with monkeypatch.context() as broken:
+            llm = engine.llm.llm_engine
+            broken.setattr(llm, "step", lambda: (_ for _ in ()).throw(RuntimeError("CUDA out of memory")))
+            with pytest.raises(
+                PipelineError, match=r"vLLM stopped \(RuntimeError: CUDA out of memory\), and nothing .*"
+            ):
+                answers(lm)
+        assert not reported and engine.llm is None
+        del llm
+        gc.collect()
+        assert answers(by_vllm(merge)) == answers(by_torch(merge))
 
 
-def test_a_merge_of_another_shape_has_a_process_of_its_own(folders: list[Path], tmp_path: Path) -> None:
-    """Of half of the layers. The process before has ended, and frees its memory, before the other begins."""
+def test_a_merge_of_another_shape_has_an_engine_of_its_own(folders: list[Path], tmp_path: Path) -> None:
+    """Of half of the layers. The engine before has freed its memory before the other begins."""
     with keep_models_resident():
         engine = by_vllm(swaps(folders)[0]).engine.engine
         model = AutoModelForCausalLM.from_pretrained(folders[0])
@@ -344,44 +348,30 @@ def test_a_merge_of_another_shape_has_a_process_of_its_own(folders: list[Path], 
             (tmp_path / "half" / file.name).write_bytes(file.read_bytes())
         merge = merge_of_one(tmp_path / "half")
         half = by_vllm(merge)
-        assert engine.process.poll() is not None and half.engine.engine.process.poll() is None
+        assert engine.llm is None and half.engine.engine.llm is not None
         assert answers(half) == answers(by_torch(merge))
-    assert half.engine.engine.process.poll() is not None
-
-
-def test_the_process_ends_with_its_parent(folders: list[Path]) -> None:
-    """Killed without a chance to say so, while vLLM is being loaded."""
-    start = "import os, sys, time; from pipeline.extras import vllm_backend as v; "
-    start += "v.Engine.ask = lambda self, *_, **__: (print(self.process.pid, flush=True), time.sleep(600)); "
-    parent = subprocess.Popen([sys.executable, "-c", start + f"v.Engine({PYTHON!r}, {{}})"], stdout=subprocess.PIPE)
-    assert parent.stdout
-    child = int(parent.stdout.readline())
-    parent.kill()
-    parent.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and Path(f"/proc/{child}").exists():
-        time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    assert half.engine.engine.llm is None
 
 
 @pytest.mark.parametrize(
-    ("version", "suffix", "refusal"),
+    ("found", "suffix", "refusal"),
     [
-        ("0.9.1", False, "this Python has vLLM 0.9.1, too old to replace weights: install 0.32"),
-        ("0.32.0", True, "eval.vllm_suffix=true: this Python lacks arctic-inference: pip install"),
+        ({}, False, r"eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging\[vllm\]'"),
+        ({"vllm": "0.9.1"}, False, "vLLM 0.9.1 is too old to replace weights: install 0.32"),
+        ({"vllm": "0.32.0"}, True, "eval.vllm_suffix=true needs arctic-inference: pip install"),
     ],
 )
 def test_another_installation_is_refused(
-    version: str, suffix: bool, refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: dict[str, str], suffix: bool, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = tmp_path / f"vllm-{version}.dist-info/METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    vllm_versions.cache_clear()
+    def version(name: str) -> str:
+        if name not in {"torch": "", "transformers": "", **found}:
+            raise PackageNotFoundError(name)
+        return found.get(name, "2.13.0")
+
+    monkeypatch.setattr(vllm_backend, "version", version)
     with pytest.raises(PipelineError, match=refusal):
-        vllm_versions(None, suffix)
-    vllm_versions.cache_clear()
+        vllm_versions(suffix)
 
 
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:

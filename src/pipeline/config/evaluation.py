@@ -76,8 +76,7 @@ class Eval(Knobs):
     # float32's products of matrices on a GPU; bf16x3: each as three of bfloat16, the numbers of float32 to a few bits
     # (models/products.py); auto: bf16x3 for float32 computed by eval.backend=hf, else ieee
     products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
-    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: in a process of its own, merges loaded live
-    vllm_python: str | None = knob(None, hashed=False)  # path of a Python that has vLLM; null: this one
+    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: of the extra vllm, merges loaded live
     # vLLM's drafts from all answers of its process (arctic-inference); hashed where they change answers
     vllm_suffix: bool = knob(False, hashed=lambda config: config.vllm_suffix and below_float32(config))
     chat_template: bool = False  # the exemplars as turns of a conversation

@@ -1,20 +1,19 @@
-"""The backend that has vLLM compute, in a process of its own (vllm_engine.py). Merges are loaded into it live.
+"""The backend that has vLLM compute, in this process. Merges are loaded into it live.
 
-A merge is put together in memory, on the CPU, as for the other backend, and all of its tensors go through a pipe: in
+A merge is put together in memory, on the CPU, as for the other backend, and all of its tensors are handed over: in
 modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
+import gc
 import os
-import subprocess
 import sys
-import tempfile
-import weakref
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,8 +24,6 @@ from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend
-from pipeline.extras import vllm_engine
-from pipeline.runs.provenance import environment_for
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -38,71 +35,94 @@ MOST_CHOICES = 128  # of logprob_token_ids
 LARGER = 1.25  # factor of weights that no answer stays the same with
 ROOM_ON_A_CPU = 2048  # tokens of a row
 PROBE = "One, two, three: the sum of the first three numbers is"
+SETTINGS = {  # of vLLM, unless the environment has others
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in this process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 class Engine:
-    """vLLM's process with the model of a folder. `holds`: signatures of the tensors that it was last given."""
+    """vLLM with the model of a folder. `start`: what it was started with; `holds`: signatures of the tensors that it
+    was last given. What fails in it closes it: requests that are left in it would be answered among the next.
 
-    def __init__(self, python: str | None, start: dict[str, Any]) -> None:
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [python or sys.executable, vllm_engine.__file__], env=environment_for(python),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-        )  # fmt: skip
-        self.close = weakref.finalize(self, end, self.process)
-        self.start, self.holds = start, dict[str, Any]()
-        self.max_length = int(self.ask("start", **start)["max_length"])
+    cache_bytes: of keys and values on a CPU, where vLLM would take most of the memory. suffix: draft from all answers
+    of this process.
+    """
 
-    def ask(self, task: str, tensors: Iterable[tuple[str, torch.Tensor]] = (), **asked: Any) -> dict[str, Any]:
-        """The answer to a request that has one."""
-        (answer,) = self.answers_to(task, tensors, **asked)
-        return answer
+    def __init__(
+        self, folder: str, tokenizer: str, dtype: str, rows: int, share_prefix: bool, cache_bytes: int, suffix: bool
+    ) -> None:
+        self.llm: Any = None
+        self.start = (folder, tokenizer, dtype, rows, share_prefix, cache_bytes, suffix)
+        self.holds, self.steps = dict[str, Any](), 0
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        with self.closing_where_it_fails():
+            import vllm
+            from vllm.platforms import current_platform
 
-    def answers_to(
-        self, task: str, tensors: Iterable[tuple[str, torch.Tensor]] = (), **asked: Any
-    ) -> Iterator[dict[str, Any]]:
-        """The answers when they come, then the one that says that it is done."""
-        assert self.process.stdin
-        assert self.process.stdout
-        done = False
+            how: dict[str, Any] = {"enforce_eager": True} if current_platform.is_cpu() else {}
+            if current_platform.is_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+                how["kv_cache_memory_bytes"] = cache_bytes
+            if suffix:
+                how |= {"speculative_config": {"method": "suffix"}}
+            self.llm = vllm.LLM(
+                model=folder, tokenizer=tokenizer, dtype=dtype, load_format="safetensors", max_num_seqs=rows,
+                max_model_len=-1, enable_prefix_caching=share_prefix, disable_log_stats=True, seed=0, **how,
+            )  # fmt: skip
+            self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
+
+    @contextmanager
+    def closing_where_it_fails(self) -> Iterator[None]:
+        """Whatever vLLM raises is a PipelineError with a remedy."""
         try:
-            with contextlib.suppress(BrokenPipeError):  # it says why
-                self._put({"do": task, **asked})
-                for name, tensor in tensors:
-                    dtype = str(tensor.dtype).removeprefix("torch.")
-                    self._put({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
-                    self.process.stdin.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-                self.process.stdin.flush()
-            for line in self.process.stdout:
-                answer = json.loads(line)
-                if "error" in answer:
-                    print(self._log()[-3000:], file=sys.stderr)
-                    raise PipelineError(reason(answer["error"]))
-                done = "done" in answer
-                yield answer["done"] if done else answer
-                if done:
-                    return
-            raise PipelineError(f"eval.backend=vllm: its process died ({self._last_words()}): score again")
-        finally:
-            if not done:  # what is left in the pipes is unknown
-                self.close()
+            yield
+        except BaseException as error:
+            self.close()
+            if isinstance(error, PipelineError) or not isinstance(error, Exception):
+                raise
+            traceback.print_exc(file=sys.stderr)
+            text = " ".join(str(error).split()) or "no message"
+            raise PipelineError(reason(f"{type(error).__name__}: {text}")) from error
 
-    def _put(self, line: dict[str, Any]) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(line).encode() + b"\n")
+    def close(self) -> None:
+        """Free the memory of weights, keys and values."""
+        self.llm = None
+        if "vllm.distributed" in sys.modules:
+            sys.modules["vllm.distributed"].cleanup_dist_env_and_memory()
+        gc.collect()
 
-    def _log(self) -> str:
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace").strip()
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace all tensors. A part of a fused module alone would be wrong unnoticed."""
+        with self.closing_where_it_fails():
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+            self.llm.apply_model(pack_head)
+            if not self.llm.reset_prefix_cache():
+                raise RuntimeError("vLLM did not empty its prefix cache, which holds values of the weights before")
 
-    def _last_words(self) -> str:
-        code, lines = self.process.wait(), self._log().splitlines()
-        return f"exit status {code}" + (f": {lines[-1].strip()[:200]}" if lines else "")
+    def outputs(self, prompts: Sequence[Tokens], how: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Any]]:
+        """(place, output) of each prompt when it is finished. Settings of generation_config.json are not used."""
+        with self.closing_where_it_fails():
+            from vllm import SamplingParams, TokensPrompt
+
+            engine, self.steps = self.llm.llm_engine, 0
+            for place, (prompt, settings) in enumerate(zip(prompts, how, strict=True)):
+                params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **settings})
+                engine.add_request(str(place), TokensPrompt(prompt_token_ids=list(prompt)), params)
+            while engine.has_unfinished_requests():
+                self.steps += 1
+                for output in engine.step():
+                    if output.finished:
+                        yield int(output.request_id), output
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+def pack_head(model: Any) -> None:
+    """On a CPU, a head that is tied to the embeddings has a packed copy, which vLLM keeps when these are replaced."""
+    head: Any = getattr(model, "lm_head", None)
+    if hasattr(head, "cpu_linear"):
+        head.quant_method.process_weights_after_loading(head)
 
 
 def reason(error: str) -> str:
@@ -116,14 +136,13 @@ def reason(error: str) -> str:
 
 
 class VllmBackend:
-    """A model in vLLM. See `Backend`. python: that has vLLM, None for this one. share_prefix: its prefix cache. suffix:
-    drafts by suffix decoding (arXiv 2411.04975)."""
+    """A model in vLLM. See `Backend`. share_prefix: its prefix cache. suffix: drafts by suffix decoding (arXiv
+    2411.04975)."""
 
     def __init__(
-        self, batch_size: int, dtype: str, weights: Merging | Path, python: str | None = None,
-        share_prefix: bool = True, suffix: bool = False,
-    ) -> None:  # fmt: skip
-        self.batch_size, self.dtype, self.weights, self.python = batch_size, dtype, weights, python
+        self, batch_size: int, dtype: str, weights: Merging | Path, share_prefix: bool = True, suffix: bool = False
+    ) -> None:
+        self.batch_size, self.dtype, self.weights = batch_size, dtype, weights
         self.share_prefix, self.suffix = share_prefix, suffix
         self.live: Live | None = None
         self.model: Any = None
@@ -141,23 +160,23 @@ class VllmBackend:
                     "to vLLM: score it with eval.backend=hf"
                 )
             if isinstance(self.weights, Path):
-                self.engine = Engine(self.python, self._settings(self.weights))
+                self.engine = Engine(**self._settings(self.weights))
             else:
                 self._load_merge(self.weights)
         return self.model
 
     def _load_merge(self, merge: Merging) -> None:
-        """Into the process that has the merge before, where there is one."""
+        """Into the engine that has the merge before, where there is one."""
         from pipeline.merge.live import model_of
 
         self.live = live = model_of(merge, self.dtype, "cpu")
         self.model, self.tokenizer = live.model, live.tokenizer
         assert live.folder
         start = self._settings(live.folder)
-        if not (live.served and live.served.close.alive and live.served.start == start):
+        if not (live.served and live.served.llm and live.served.start == tuple(start.values())):
             if live.served:
                 live.served.close()
-            live.served = self.engine = Engine(self.python, start)
+            live.served = self.engine = Engine(**start)
             check_replacing(self, live)
             live.apply(merge)
         self.engine = live.served
@@ -167,7 +186,7 @@ class VllmBackend:
             self.engine.holds = signatures
 
     def _settings(self, folder: Path) -> dict[str, Any]:
-        """What vLLM's process is started with. On a CPU it keeps room for some tokens of each row, where it would take
+        """What vLLM is started with. On a CPU it keeps room for some tokens of each row, where it would take
         nearly all memory."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -176,8 +195,8 @@ class VllmBackend:
         a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
         return {
             "folder": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype, "rows": self.batch_size,
-            "share_prefix": self.share_prefix, "suffix": self.suffix,
-            "cache_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
+            "share_prefix": self.share_prefix, "cache_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
+            "suffix": self.suffix,
         }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
@@ -193,20 +212,18 @@ class VllmBackend:
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
         """vLLM decides by itself what is computed once, drafts from its own answers, and draws by a seed for each."""
-        how: dict[str, Any] = {}
+        how: dict[str, Any] = {
+            "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
+            "skip_special_tokens": False,
+        }  # fmt: skip
+        drawn: list[dict[str, Any]] = [{}] * len(prompts)
         if sampling:
-            seeds = [sampling.seed(place) for place in range(len(prompts))]
-            how = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seeds": seeds}
+            how |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+            drawn = [{"seed": sampling.seed(place)} for place in range(len(prompts))]
         self._refuse_too_long(max(map(len, prompts)) + ending.room)
-        inputs, stop = [list(prompt) for prompt in prompts], list(ending.stop)
-        answers = self.engine.answers_to(
-            "generate", prompts=inputs, ends=sorted(ending.ends), stop=stop, room=ending.room, **how
-        )
-        for answer in answers:
-            if "tokens" in answer:
-                ended(answer["place"], answer["tokens"])
-            else:
-                self.steps += answer["steps"]
+        for place, output in self.engine.outputs(prompts, [how | one for one in drawn]):
+            ended(place, list(output.outputs[0].token_ids))
+        self.steps += self.engine.steps
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
@@ -224,17 +241,20 @@ class VllmBackend:
                 choices.setdefault(tuple(context), []).append((place, continuation[0]))
         batches = [(prompt, pairs[at : at + MOST_CHOICES]) for prompt, pairs in choices.items()
                  for at in range(0, len(pairs), MOST_CHOICES)]  # fmt: skip
-        prompts = [list(prompt) for prompt, _ in batches]
-        tokens = [[token for _, token in pairs] for _, pairs in batches]
-        for answer in self.engine.answers_to("choose", prompts=prompts, choices=tokens):
-            if "found" in answer:
-                for (place, token), logprob in zip(batches[answer["place"]][1], answer["found"], strict=True):
-                    scored(place, logprob, token == answer["greedy"])
+        how = [
+            {"max_tokens": 1, "detokenize": False, "logprob_token_ids": [token for _, token in pairs]}
+            for _, pairs in batches
+        ]
+        for at, output in self.engine.outputs([prompt for prompt, _ in batches], how):
+            (logprobs,), (greedy,) = output.outputs[0].logprobs, output.outputs[0].token_ids
+            for place, token in batches[at][1]:
+                scored(place, logprobs[token].logprob, token == greedy)
         prompts = [[*requests[place][0], *requests[place][1]] for place in whole]
-        lengths = [len(requests[place][1]) for place in whole]
-        for answer in self.engine.answers_to("weigh", prompts=prompts, lengths=lengths):
-            if "found" in answer:
-                scored(whole[answer["place"]], sum(answer["found"]), all(answer["greedy"]))
+        weighed = {"max_tokens": 1, "detokenize": False, "prompt_logprobs": 0}
+        for at, output in self.engine.outputs(prompts, [weighed] * len(prompts)):
+            tokens = requests[whole[at]][1]
+            found = [one[token] for one, token in zip(output.prompt_logprobs[-len(tokens) :], tokens, strict=True)]
+            scored(whole[at], sum(one.logprob for one in found), all(one.rank == 1 for one in found))
 
     def _refuse_too_long(self, longest: int) -> None:
         if longest > self.engine.max_length:
@@ -252,7 +272,7 @@ class VllmBackend:
 
 
 def check_replacing(backend: VllmBackend, live: Live) -> None:
-    """Once for each process: replace all weights by larger ones, which no answer stays the same with.
+    """Once for each engine: replace all weights by larger ones, which no answer stays the same with.
 
     Raises PipelineError where likelihoods are not those of torch, so that something was not replaced.
     """
@@ -278,61 +298,42 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
 
 
 def put_tensors(live: Live) -> None:
-    parameters = dict(live.model.named_parameters())
-    live.served.ask("load", ((name, parameter.data) for name, parameter in parameters.items()), names=list(parameters))
+    live.served.load((name, parameter.data) for name, parameter in live.model.named_parameters())
 
 
-VERSIONS = """
-import importlib.metadata as metadata, json
-found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
-names = "vllm", "torch", "transformers", "arctic-inference"
-print(json.dumps({name: found[name] for name in names if name in found}))
-"""
 OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
 
 
 def versions(settings: Eval) -> dict[str, str]:
-    """What of vLLM changes answers, of the Python that the settings name."""
-    return vllm_versions(settings.vllm_python, settings.vllm_suffix)
+    """What of vLLM changes answers."""
+    return vllm_versions(settings.vllm_suffix)
 
 
 def backend(settings: Eval) -> functools.partial[VllmBackend]:
     """What opens weights, as TorchBackend does."""
-    share, suffix = settings.share_prefix, settings.vllm_suffix
-    return functools.partial(VllmBackend, python=settings.vllm_python, share_prefix=share, suffix=suffix)
+    return functools.partial(VllmBackend, share_prefix=settings.share_prefix, suffix=settings.vllm_suffix)
 
 
 @functools.cache
-def vllm_versions(python: str | None, suffix: bool = False) -> dict[str, str]:
-    """Versions of vLLM and of what it computes with, in the Python of eval.vllm_python (None: this one). suffix: drafts
-    by suffix decoding.
+def vllm_versions(suffix: bool = False) -> dict[str, str]:
+    """Versions of vLLM and of what it computes with. suffix: drafts by suffix decoding.
 
     Raises PipelineError where there is no vLLM, one that is too old, or not what suffix decoding needs.
     """
-    named = f"eval.vllm_python={python}" if python else "this Python"
-    try:
-        process = subprocess.run(
-            [python or sys.executable, "-c", VERSIONS], env=environment_for(python), capture_output=True, text=True,
-            timeout=60,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PipelineError(
-            f"eval.vllm_python={python} cannot be run ({error}): give the path of a Python with vLLM"
-        ) from error
-    versions = json.loads(process.stdout or "{}")
-    if "vllm" not in versions:
-        raise PipelineError(
-            f"eval.backend=vllm needs vLLM, which {named} does not have: pip install vllm, name a Python that has it "
-            "with eval.vllm_python=PATH, or use eval.backend=hf"
-        )
-    arctic = versions.pop("arctic-inference", None)
-    if suffix and not arctic:
-        raise PipelineError(
-            f"eval.vllm_suffix=true: {named} lacks arctic-inference: pip install arctic-inference==0.1.1"
-        )
+    versions = {}
+    for name in ("vllm", "torch", "transformers", *["arctic-inference"] * suffix):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError as error:
+            if name == "arctic-inference":
+                raise PipelineError(
+                    "eval.vllm_suffix=true needs arctic-inference: pip install arctic-inference==0.1.1"
+                ) from error
+            raise PipelineError(
+                "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
+            ) from error
     if tuple(map(int, versions["vllm"].split(".")[:2])) < OLDEST_VLLM:
         raise PipelineError(
-            f"eval.backend=vllm: {named} has vLLM {versions['vllm']}, too old to replace weights: install 0.32 or later"
+            f"eval.backend=vllm: vLLM {versions['vllm']} is too old to replace weights: install 0.32 or later"
         )
-    versions |= {"arctic-inference": arctic} if suffix else {}
     return versions | {"batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0")}

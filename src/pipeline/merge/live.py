@@ -37,7 +37,7 @@ COPY = 2**23  # entries of a source's tensor that are copied at once
 @dataclass
 class Live:
     """A model in memory, and for each parameter what it holds. `folder`: from which it was loaded; `kind`: what else
-    decides its answers, and its dtype; `served`: a process that computes with these weights
+    decides its answers, and its dtype; `served`: vLLM with these weights
     (extras/vllm_backend.py).
     """
 

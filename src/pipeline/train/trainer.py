@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from pipeline.config.stages import TrainStage
@@ -183,6 +183,8 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     eager = sft.optimizer == "adamw_8bit" and not torch.cuda.is_available()
     # torchao compiles its steps, which costs a CPU more than it saves; the next training of the process may compile
     torch.compiler.set_stance("force_eager" if eager else "default")
+    newer = "activation_checkpointing" in TrainingArguments.__dataclass_fields__  # its name in transformers since 5.21
+    checkpointing: Any = {f"{'activation' if newer else 'gradient'}_checkpointing": sft.gradient_checkpointing}
     return SFTConfig(
         output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none", logging_steps=1,
         per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=passes,
@@ -193,7 +195,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         completion_only_loss=None if text else sft.loss_on == "response",
         bf16=sft.precision == "bf16",
         torch_compile=sft.compile, use_liger_kernel=sft.liger, use_cpu=not torch.cuda.is_available(),
-        activation_checkpointing=sft.gradient_checkpointing,
+        **checkpointing,
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
         ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,  # type: ignore[arg-type]
         # not FSDP's own checkpointing, which renames the parameters

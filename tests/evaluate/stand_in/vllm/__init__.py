@@ -1,4 +1,4 @@
-"""As much of vLLM as extras/vllm_engine.py uses, computed by transformers, one token of one prompt at a time."""
+"""As much of vLLM as extras/vllm_backend.py uses, computed by transformers, one token of one prompt at a time."""
 
 from __future__ import annotations
 
