@@ -134,17 +134,15 @@ def item_of(prompt: Any, target: Any, response: Any, extracted: Any, scores: Map
 def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
     """The tasks of one results file, with the samples files next to it, of lm_eval 0.4.1 or later: until 0.4.2 their
     names have the model's arguments in place of the time."""
-    time, arguments = TIME.search(path.name), content["config"].get("model_args")
-    before = re.sub("/|=", "__", str(arguments))
-    names = {task: f"samples_{task}_{time[1]}.jsonl" if time else f"{before}_{task}.jsonl"
-             for task in content["configs"]}  # fmt: skip
+    time = TIME.search(path.name)
+    begin = "samples_" if time else re.sub("/|=", "__", f"{content['config'].get('model_args')}_")
+    names = {task: f"{begin}{task}{f'_{time[1]}' if time else ''}.jsonl" for task in content["configs"]}
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
-    if isinstance(arguments, str):
-        content["config"]["model_args"] = arguments = dict(pair.partition("=")[::2] for pair in arguments.split(","))
-    model = content.get("model_name") or next(filter(None, map((arguments or {}).get, THE_MODEL)), "")
     if not there:
         expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
         raise PipelineError(f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples")
+    named = (model_arguments(content).get(key) for key in THE_MODEL)
+    model = model_title(str(content.get("model_name") or next(filter(None, named), "")))
     for task, samples in there.items():
         by_filter: dict[str, list[tuple[str, Item]]] = {}
         scores = content["results"].get(task, {})
@@ -162,7 +160,7 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
             printed = {key.partition(",")[0]: value for key, value in scores.items()
                        if key.endswith(f",{name}") and finite_or_none(value) is not None}  # fmt: skip
             yield Log(
-                "lm_eval", model_title(str(model)), task, name, path,
+                "lm_eval", model, task, name, path,
                 str(content.get("date") or ""), keyed(items), printed,
                 setting_texts(lm_eval_settings(content, task)),
                 str(content.get("lm_eval_version") or "of a version that it did not record"),
@@ -206,16 +204,20 @@ def lm_eval_item(row: Mapping[str, Any]) -> Item:
 def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
     """What may differ between two runs of a task: of the task, of the command, and versions."""
     config = content.get("config", {})
-    arguments = config.get("model_args")
     return config | {
         "num_fewshot": content["n-shot"].get(task), "version of the task": content["versions"].get(task),
         "chat_template": content.get("chat_template_sha"), "system_instruction": content.get("system_instruction_sha"),
         **{key: content.get(key) for key in ("fewshot_as_multiturn", "max_length")},
         **{key: content.get(f"{key}_version") for key in ("lm_eval", "transformers")},
         "generation": config.get("gen_kwargs"), "task": content["configs"][task],
-        "arguments": {key: value for key, value in arguments.items() if key not in THE_MODEL}
-        if isinstance(arguments, dict) else None,
+        "arguments": {key: value for key, value in model_arguments(content).items() if key not in THE_MODEL},
     }  # fmt: skip
+
+
+def model_arguments(content: dict[str, Any]) -> dict[str, Any]:
+    """--model_args by name, which older versions record as they were typed."""
+    given = content.get("config", {}).get("model_args") or {}
+    return given if isinstance(given, dict) else dict(pair.partition("=")[::2] for pair in given.split(","))
 
 
 def read_inspect(path: Path) -> list[Log]:
