@@ -161,6 +161,36 @@ def test_lines_that_are_no_objects(name: str, text: str, expected: str, tmp_path
         own(tmp_path, name)
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
+def test_rows_under_the_key_data_are_those_that_datasets_reads(name: str, indent: int | None, tmp_path: Path) -> None:
+    """SQuAD's form, on one line or over many; a list and a single object over many lines, too."""
+    rows = [{"q": f"{n} and\n{n}?", "a": f"a{n}"} for n in range(5)]
+    forms = [({"version": "1.1", "data": rows}, "data"), ({"data": rows, "n": {"data": 5}}, "data"), (rows, None)]
+    for content, field in forms:
+        text = json.dumps(content, indent=indent)
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+        stock = datasets.load_dataset(
+            "json", data_files=str(tmp_path / name), field=field, split="train", cache_dir=str(tmp_path / "cache")
+        )
+        assert own(tmp_path, name) == [(row["q"], row["a"]) for row in stock] and len(stock) == 5
+    (tmp_path / "one.json").write_text(json.dumps(rows[0], indent=indent))
+    assert own(tmp_path, "one.json") == [(rows[0]["q"], rows[0]["a"])]
+    (tmp_path / "wide.jsonl").write_text("".join(json.dumps({**row, "data": [row]}) + "\n" for row in rows))
+    assert len(own(tmp_path, "wide.jsonl")) == 5  # a column of that name
+
+
+def test_objects_over_many_lines_that_hold_no_rows(tmp_path: Path) -> None:
+    articles = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "c", "qas": []}]}]}
+    for content, why in ((articles, "has no column q, a: it has title, paragraphs"), ({"data": [1]}, "is a int")):
+        (tmp_path / "a.json").write_text(json.dumps(content, indent=1))
+        with pytest.raises(PipelineError, match=why):
+            own(tmp_path, "a.json")
+    (tmp_path / "a.json").write_text('{\n "q": 1,\n "a": \n')
+    with pytest.raises(PipelineError, match="a.json, line 1 is not JSON"):
+        own(tmp_path, "a.json")
+
+
 def test_a_blank_column_inside_a_template_empties_the_row(tmp_path: Path) -> None:
     """Template text around a blank would be trained on."""
     rows = [{"q": "Mji?", "a": "Nairobi"}, {"q": " ", "a": "x"}, {"q": None, "a": ""}, {"q": "y", "a": "\u3000"}]

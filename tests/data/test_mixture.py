@@ -74,17 +74,17 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     assert told == {
         "pairs": {"rows": 6, "broken": 2, "low_score": 1, "empty": 1, "left": 2, "taken": 2, **zero},
         "own": {"rows": 4, "not_text": 2, "empty": 1, "left": 1, "taken": 1, **zero},
-        "talk": {"rows": 2, "not_text": 1, "empty": 0, "left": 1, "taken": 1, **zero},
+        "talk": {"rows": 2, "not_turns": 1, "empty": 0, "left": 1, "taken": 1, **zero},
     }
     card = (tmp_path / "data_card.md").read_text()
     head = (
-        "rows | empty | not text | broken | low score | duplicates | contaminated | "
+        "rows | empty | not text | not turns | broken | low score | duplicates | contaminated | "
         "number variants | word problems | left"
     )
     assert f"| {head} | taken |" in card
-    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
-    assert "low score is below min_score" in card and "not text is a list, an object or NaN" in card
-    assert "of 12 rows, 2 empty, 3 not text, 2 broken, 1 low score, 0 dup" in capsys.readouterr().err
+    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
+    assert "low score is below min_score" in card and "not text is neither text nor a number: a list" in card
+    assert "of 12 rows, 2 empty, 2 not text, 1 not turns, 2 broken, 1 low score, 0 dup" in capsys.readouterr().err
 
 
 def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):

@@ -6,6 +6,8 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +20,12 @@ from reading import read_source
 from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
-from pipeline.config.stages import DataStage
+from pipeline.config.stages import DataStage, TrainStage
+from pipeline.data.load import open_source
+from pipeline.data.mixture import examples_of
 from pipeline.data.sources import Example, Unusable, gsm8k_calculations, messages_of, whole_turns
 from pipeline.errors import PipelineError
+from pipeline.stages.lengths import rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +171,7 @@ def test_turns_in_each_form() -> None:
     assert turns([{"from": role, "value": text} for role, text in said]) == whole
     assert turns([["a", "b"], ["c"], ["e", "f"]]) == [("a", "b")]
     assert turns(None) == turns([]) == turns([[]]) == turns([["a", None]]) == []
-    assert turns("a text") == turns([[{"role": "user", "content": "a"}]]) == "not_text"
+    assert turns("a text") == turns([[{"role": "user", "content": "a"}]]) == "not_turns"
 
 
 def said(*messages: tuple[str, Any], names: tuple[str, str] = ("role", "content")) -> list[dict[str, Any]]:
@@ -337,7 +342,15 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
         ({"language": "xx"}, "unknown language"),
         ({"prompt": "{q}", "completion": "{a}", "candidates": 9}, "candidates is of streams: give"),
         ({"prompt": "{q", "completion": "{a}"}, "prompt='{q' names no columns"),
-        ({"prompt": "{q.__class__}", "completion": "{a}"}, "prompt='{q.__class__}' names no columns"),
+        ({"prompt": "{q.__class__}", "completion": "{a}"}, r"has no column q.__class__: it has q, a"),
+        ({"prompt": "{q[0]}", "completion": "{a}"}, r"has no column q\[0\]: it has q, a"),
+        ({"prompt": "{}", "completion": "{a}"}, "has no column : it has q, a"),
+        ({"prompt": "{q}", "completion": "{a?}"}, r"completion='{a\?}' names no columns: give .* {column\?} for one"),
+        (
+            {"prompt": "{q}", "completion": "{a}", "language_column": "l"},
+            "language_column needs expert.sources.own.lan",
+        ),
+        ({"prompt": "{q}", "completion": "{a}", "language_column": "l", "language": "sw"}, "has no column l: it has q"),
         ({"prompt": "{q}", "completion": "{b}"}, r"source own \(.*a.jsonl\) has no column b: it has q, a"),
     ],
 )
@@ -378,8 +391,96 @@ def test_a_conversation_in_the_forms_of_other_tools(row: dict[str, Any], more: d
 
 @pytest.mark.parametrize(
     ("cell", "expected"),
-    [("[no JSON", "not_text"), ("text", "not_text"), ({"role": "user"}, "not_text"), ("", []), (None, []), ("[]", []),
-     ([{"role": "user", "content": [{"type": "image"}]}], "not_text")],
+    [("[no JSON", "not_turns"), ("text", "not_turns"), ({"role": "user"}, "not_turns"), ("", []), (None, []),
+     ("[]", []), ([{"role": "user", "content": [{"type": "image"}]}], "not_turns")],
 )  # fmt: skip
 def test_a_cell_without_turns(cell: Any, expected: Any) -> None:
     assert messages_of(cell) == expected
+
+
+def of_own(folder: Path, **knobs: Any) -> list[Example | Unusable]:
+    return list(read_source("own", source("own", **knobs), folder))
+
+
+def test_a_column_that_may_be_blank_goes_with_the_text_before_it(tmp_path: Path) -> None:
+    """Alpaca's input under any name: the row stays, as with rows=alpaca."""
+    inputs = ["five", "", "  ", None]
+    rows = [{"instruction": "Add.", "input": text, "output": "It is 7."} for text in inputs]
+    repositories.jsonl(tmp_path / "a.jsonl", rows)
+    own = {"file": "a.jsonl", "completion": "{output}"}
+    expected = [pair("Add.\nfive", "It is 7."), *[pair("Add.", "It is 7.")] * 3]
+    assert of_own(tmp_path, **own, prompt="{instruction}\n{input?}") == expected
+    assert of_own(tmp_path, **own, rows="alpaca") == expected
+    sections = "### Instruction:\n{instruction}\n\n### Input:\n{input?}\n\n### Response:"
+    with_input, without, *_ = of_own(tmp_path, **own, prompt=sections)
+    assert with_input == pair("### Instruction:\nAdd.\n\n### Input:\nfive\n\n### Response:", "It is 7.")
+    assert without == pair("### Instruction:\nAdd.\n\n### Response:", "It is 7.")
+    assert of_own(tmp_path, **own, prompt="{instruction} {input}") == [pair("Add. five", "It is 7."), *["empty"] * 3]
+    assert of_own(tmp_path, **own, prompt="{input?}{instruction} {{{input}}}")[1:] == ["empty"] * 3  # needed once
+
+
+def test_columns_with_dots_brackets_and_colons(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Answer.text,Answer [sw],Question: en,Q (en)\na,b,c,d\n")
+    prompt, completion = "{Question: en} {Q (en)}", "{Answer.text} {Answer [sw]} {{x}}"
+    assert of_own(tmp_path, file="a.csv", prompt=prompt, completion=completion) == [pair("c d", "a b {x}")]
+
+
+def test_numbers_of_every_type_are_text_and_other_cells_are_named_truly(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    day = date(2024, 5, 1)
+    columns = {
+        "decimal": pa.array([Decimal("1.50"), None], pa.decimal128(5, 2)), "float": [4.0, 2.5], "whole": [4, 5],
+        "true": [True, False], "day": [day, day], "time": [datetime(2024, 5, 1), None], "bytes": [b"a", b"b"],
+        "list": [["a"], ["b"]], "words": pa.array(["x", "y"], pa.large_string()).dictionary_encode(),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    expected = {"decimal": ["1.50", "empty"], "float": ["4.0", "2.5"], "whole": ["4", "5"], "true": ["True", "False"]}
+    for name in columns:
+        found = of_own(tmp_path, file="a.parquet", prompt="{words}", completion=f"{{{name}}}")
+        texts = [row if isinstance(row, str) else row["completion"] for row in found]
+        assert texts == (expected | {"words": ["x", "y"], "time": ["not_text", "empty"]}).get(name, ["not_text"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows", "why"),
+    [
+        (
+            ["a text", "{}"],
+            "conversation",
+            "2 text or an object where turns belong, or turns with more than text, such",
+        ),
+        ([[{"role": "user", "content": [{"type": "image"}]}]], "conversation", "or turns with more than text, such as"),
+        ([[1], {"a": 1}, float("nan")], "text", "3 neither text nor a number: a list, an object, a date or NaN"),
+    ],
+)
+def test_the_reason_is_true_of_the_cells(cells: list[Any], rows: str, why: str, tmp_path: Path) -> None:
+    repositories.jsonl(tmp_path / "a.jsonl", [{"cell": cell} for cell in cells])
+    own = source("own", file="a.jsonl", rows=rows, column="cell")
+    with pytest.raises(PipelineError, match=f"none of its {len(cells)} rows can be used .*{why}"):
+        list(examples_of("own", own, open_source("own", own, tmp_path), {"rows": 0, "empty": 0}))
+
+
+def test_a_column_that_names_the_language_of_each_row(tmp_path: Path) -> None:
+    """One file, a source for each language; names as other sets have them (MASSIVE's sw-KE)."""
+    names = ["sw", "Swahili", "swh_Latn", "swh", "sw-KE", "en", "te", "", None, "swe"]
+    repositories.jsonl(tmp_path / "a.jsonl", [{"q": f"{n}", "a": "a", "lang": name} for n, name in enumerate(names)])
+    own = {"file": "a.jsonl", "prompt": "{q}", "completion": "{a}", "language_column": "lang"}
+    for code, expected in (("sw", "01234"), ("en", "5"), ("te", "6")):
+        found = of_own(tmp_path, **own, language=code)
+        assert found == [pair(number, "a") for number in expected]
+        assert rows_of(tmp_path / "a.jsonl", source("own", **own, language=code)) == len(found)
+    with pytest.raises(PipelineError, match="source own has no rows in language ja: give another file"):
+        of_own(tmp_path, **own, language="ja")
+
+
+def test_a_typed_backslash_n_is_a_line_feed() -> None:
+    words = ["stage=data", "expert=own", "data_root=.", "expert.sources.own.file=a.csv"]
+    pairs = [r"expert.sources.own.prompt='{q}\nAnswer:'", r"expert.sources.own.completion='{a}'"]
+    inside = [r"+expert.sources.two={file: b.csv, rows: template, prompt: '{q}\nAnswer:', completion: '{a}'}"]
+    config = compose([*words, *pairs, *inside])
+    assert isinstance(config, DataStage)
+    assert {one.prompt for one in config.expert.sources.values()} == {"{q}\nAnswer:"}
+    recipe = compose(["stage=sft", "expert=math", "model=sandbox", r"sft.separator='\n\n'"])
+    assert isinstance(recipe, TrainStage) and recipe.sft.separator == "\n\n"

@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 import forked
+import lm_eval.tasks
 import pytest
 import yaml
 from lm_eval import simple_evaluate
@@ -206,9 +207,10 @@ def test_scores_are_the_harness_own(task: str, shots: int, rows: Path, tmp_path:
     assert len(lines) == max(count for split, count in ROWS[folder][0].items() if split != "train")
 
 
-@pytest.mark.parametrize("by_size", [True, False])
-def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, tmp_path: Path, tiny: Path) -> None:
-    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are the group's."""
+@pytest.mark.parametrize(("by_size", "inside"), [(True, False), (False, False), (False, True)])
+def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, inside: bool, tmp_path: Path, tiny: Path) -> None:
+    """Two tasks of 3 and 7 questions, user-defined: the scores, and the mean over questions, are the group's; `inside`:
+    also where one of them is in a group that is defined inside of the group's file."""
     own, files = tmp_path / "own", {}
     own.mkdir()
     for name, count in (("small", 3), ("large", 7)):
@@ -221,7 +223,9 @@ def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, tmp_path: Path
         }
         (own / f"{name}.yaml").write_text(yaml.safe_dump(body))
     aggregate = {"metric": "acc", "aggregation": "mean", "weight_by_size": by_size}
-    group = {"group": "sums", "task": ["sums_small", "sums_large"], "aggregate_metric_list": [aggregate]}
+    large = {"group": "the larger", "task": ["sums_large"], "aggregate_metric_list": [{"metric": "acc"}]}
+    listed = ["sums_small", large if inside else "sums_large"]
+    group = {"group": "sums", "task": listed, "aggregate_metric_list": [aggregate]}
     (own / "sums.yaml").write_text(yaml.safe_dump(group))
     include(str(own))
     work = tmp_path / "work"
@@ -243,6 +247,64 @@ def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, tmp_path: Path
     questions = read_jsonl(work / "samples/sums.en.jsonl")
     assert len({question["doc_id"] for question in questions}) == 10
     assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(expected["acc,none"])
+
+
+OF_A_TAG = {"group": "arcs", "task": ["ai2_arc", {"group": "more", "task": ["arc_challenge_chat"]}]}
+
+
+@pytest.mark.parametrize(
+    ("group", "folder"),
+    [("mmlu_continuation", "mmlu"), ("lm_syneval", "lm_syneval"), ("darijammlu", "darijammlu"), ("arcs", "arc")],
+)
+def test_members_of_a_group_are_those_of_the_harness(group: str, folder: str, tmp_path: Path) -> None:
+    """Groups inside of groups, also two deep; names with brackets; a tag whose tasks are in another folder."""
+    from lm_eval.tasks._index import Kind, TaskIndex
+
+    (tmp_path / "arcs.yaml").write_text(yaml.safe_dump(OF_A_TAG))
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"task": "own_one", **PLAIN}))
+    include(str(tmp_path))
+    known = TaskIndex().build([Path(lm_eval.tasks.__file__).parent / folder, tmp_path])
+
+    def leaves(listed: Any) -> Iterator[str]:
+        """As TaskFactory builds them, without their data."""
+        for item in [listed] if isinstance(listed, str) else listed:
+            name = item if isinstance(item, str) else item.get("group") or item["task"]
+            entry = known.get(name)
+            if entry is None or entry.kind is Kind.GROUP:
+                yield from leaves(entry.cfg["task"] if entry and entry.cfg else item["task"])
+            else:
+                yield from sorted(entry.tags) if entry.kind is Kind.TAG else [name]
+
+    assert sorted(members(group)) == sorted(set(leaves(known[group].cfg["task"])))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"task": "arc_easy", "num_fewshot": 25}, "sets num_fewshot of arc_easy in its own file: write that as a task"),
+        ({"group": "inner", "task": ["arc_easy"], "num_fewshot": 25}, "sets num_fewshot of inner in its own file"),
+        ({"dataset_path": "json"}, "sets dataset_path of an entry without a name in its own file"),
+        ("arc_esy", "has a task arc_esy, which is not known"),
+    ],
+)
+def test_a_group_that_changes_its_tasks_is_refused(entry: Any, why: str, tmp_path: Path) -> None:
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump({"group": "changed", "task": ["arc_challenge", entry]}))
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"task": "own_one", **PLAIN}))
+    include(str(tmp_path))
+    with pytest.raises(PipelineError, match=f"the group changed {why}"):
+        members("changed")
+
+
+def test_a_tag_is_named_as_one_with_its_tasks(tmp_path: Path) -> None:
+    words = ["stage=eval", "checkpoint=hub:a/b", "languages=[en]"]
+    why = r"ai2_arc is a tag of 2 tasks, without a score: give eval.tasks=\[arc_challenge{0},arc_easy{0}\]"
+    for name, shots in (("ai2_arc", ""), ("ai2_arc_5shot", "_5shot")):
+        with pytest.raises(PipelineError, match=f"eval={name} is not an option: {why.format(shots)}"):
+            compose([*words, f"eval={name}"])
+    compose([*words, "eval.tasks=[arc_challenge_5shot,arc_easy_5shot]"])
+    config: Any = compose([*words, "eval.tasks=[ai2_arc]"])
+    with pytest.raises(PipelineError, match=why.format("")):
+        task_definitions(config.eval, ["en"], tmp_path, tmp_path / "tasks")
 
 
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
@@ -307,6 +369,7 @@ PLAIN = {
     **{"doc_to_target": "label", "metric_list": [{"metric": "exact_match"}], "generation_kwargs": {"until": [" "]}},
 }
 
+MUTUAL = "acc_mutual_info"
 CHOICES = {"output_type": "multiple_choice", "doc_to_choice": ["a", "b", "c"], "metric_list": [{"metric": "acc"}]}
 
 
@@ -490,6 +553,37 @@ def test_a_system_prompt_and_exemplars_in_one_turn_are_the_harness_own(
     prompts = [line["prompt"] for line in read_jsonl(work / "samples/own_sum.en.jsonl")]
     assert prompts == [line["arguments"][0][0] for line in lines]
     assert "Answer with a number." in prompts[0] and prompts[0].count("<user>") == {None: 0, True: 3, False: 1}[turns]
+
+
+@pytest.mark.parametrize("templated", [False, True])
+def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, tiny: Path) -> None:
+    """Each option is also weighed after an empty prompt, which no chat template writes."""
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    keys = {**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "acc"}, {"metric": MUTUAL}]}
+    include(str(write_own(tmp_path, "own_mutual", **keys)))
+    work = tmp_path / "work"
+    work.mkdir()
+    asked_for = asked("own_mutual", 0)
+    run = run_of(
+        tmp_path, tiny, tmp_path / "rows", asked_for, languages=["en"], dtype="float32", chat_template=templated
+    )
+    make(run, work, Notes())  # type: ignore[arg-type]
+    (file,) = (work / "tasks").glob("*.yaml")
+    stock = simple_evaluate(
+        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0, apply_chat_template=templated,  # type: ignore[list-item]
+        task_manager=TaskManager(include_defaults=False),
+    )  # fmt: skip
+    assert stock is not None
+    ((name, expected),) = stock["results"].items()
+    rows = {row["metric"]: row["value"] for row in json.loads((work / "scores.json").read_text())["rows"]}
+    assert {metric: rows[metric] for metric in ("acc", MUTUAL)} == pytest.approx(
+        {metric: expected[f"{metric},none"] for metric in ("acc", MUTUAL)}
+    )
+    lines = read_jsonl(work / "samples/own_mutual.en.jsonl")
+    for ours, theirs in zip(lines, stock["samples"][name], strict=True):
+        assert ours["prompt"] == theirs["arguments"][0][0] and ours["scores"][MUTUAL] == theirs[MUTUAL]
 
 
 @pytest.mark.parametrize(

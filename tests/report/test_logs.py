@@ -2,7 +2,10 @@
 
 lm_eval ran two tasks on eight sums and one on five others: `guesses` is its dummy model, `tiny` and `tiny_2shot` are
 the base of the sandbox, the latter with --num_fewshot 2 --limit 6 --tasks sums. inspect_ai ran its mockllm on six sums,
-of which `strong` has five, in two epochs and with a system message; `strong_json` is a log of two sums as JSON.
+of which `strong` has five, in two epochs and with a system message; `strong_json` is a log of two sums as JSON. older/
+is what lm_eval 0.4.2, 0.4.3 and 0.4.7 wrote for `pretrained=./sandbox_base,dtype=float32`: the sums, and `echo`, whose
+two filters differ. From 0.4.3 on the folder has the model's name and the files the time, 0.4.2 wrote lists of JSON
+without hashes, and rows name their filter and metrics from 0.4.7 on. 0.4.4 and 0.4.5 write as 0.4.3, 0.4.1 as 0.4.2.
 """
 
 from __future__ import annotations
@@ -391,3 +394,49 @@ def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:
     assert [cell.value for cell in compared(tmp_path, *hidden).cells] == [
         cell.value for cell in compared(tmp_path, GUESSES, TINY).cells
     ]
+
+
+OLDER = {version: str(LOGS / "older" / version) for version in ("0.4.2", "0.4.3", "0.4.7")}
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_logs_of_older_versions(version: str, tmp_path: Path) -> None:
+    """Scores are those that each version printed, by filter, and items match those of the newest by their documents."""
+    results = compared(tmp_path, OLDER[version], TINY)
+    assert results.rows == [f"sandbox_base ({name})" for name in (f"older/{version}", "lm_eval/tiny")]
+    assert {line["n"] for line in results.contrasts} == {8}
+    printed = json.loads(only_file(OLDER[version], "results*.json").read_text())["results"]["sums"]
+    columns = {"sums acc": "acc,none", "sums acc_norm": "acc_norm,none"}
+    assert {column: cells_in(results, column)[0].value for column in results.columns} == {
+        column: 100 * printed[key] for column, key in columns.items()
+    }
+    assert not any(text.startswith(("dtype", "arguments")) for text in results.computed["Different settings"])
+    assert "None" not in results.computed["Logs"][0]
+
+
+def test_filters_of_older_versions(tmp_path: Path) -> None:
+    for version in ("0.4.2", "0.4.3"):
+        results = compared(tmp_path, OLDER[version], OLDER["0.4.7"])
+        values = {column: [cell.value for cell in cells_in(results, column)] for column in results.columns}
+        assert values["echo exact_match (strict)"] == [0, 0] and values["echo exact_match (flexible)"] == [25, 25]
+        assert len(values) == 4 and not any("prompts" in text for text in results.computed["Different settings"])
+
+
+def test_directions_of_older_versions(tmp_path: Path) -> None:
+    """Which lm_eval before 0.4.3 has in the task's own list of metrics alone."""
+    copies = [Path(shutil.copytree(OLDER["0.4.2"], tmp_path / name)) for name in "ab"]
+    for copy in copies:
+
+        def set_direction(content: dict[str, Any]) -> None:
+            content["configs"]["sums"]["metric_list"][0]["higher_is_better"] = False
+
+        rewrite_json(copy / "results.json", set_direction)
+    assert "sums acc (lower is better)" in compared(tmp_path, *map(str, copies)).columns
+
+
+def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
+    """As 0.3.0's command wrote them: nothing is known of single items."""
+    config = {"model": "gpt2", "model_args": "", "num_fewshot": 0, "limit": None, "bootstrap_iters": 100000}
+    old = {"results": {"piqa": {"acc": 0.6, "acc_stderr": 0.01}}, "versions": {"piqa": 0}, "config": config}
+    (tmp_path / "results.json").write_text(json.dumps(old, indent=2))
+    assert "results.json is of lm_eval before 0.4" in refusal(tmp_path, tmp_path / "results.json", TINY)

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +167,31 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
     (tmp_path / "base/chat_template.jinja").write_text("{{ raise_exception('no turns') }}")
     with pytest.raises(PipelineError, match=r"row 1 of train.jsonl: the chat template of .* \(no turns\)"):
         show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.json", "own.csv", "own.tsv"])
+@pytest.mark.parametrize("template", ["plain", "chat"])
+def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
+    name: str, template: str, mine: Command, tmp_path: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    """Of files of each form that holds text. No GPU hour is spent on a table whose last training has no row."""
+    rows = [{"q": f"Mia has {n} cups and {n} more. How many cups has she in all?", "a": f"{n + n}"} for n in range(12)]
+    separator = "\t" if name.endswith("tsv") else ","
+    lines = [separator.join(row.values()) for row in [{"q": "q", "a": "a"}, *rows]]
+    texts = {"own.json": json.dumps({"data": rows}, indent=1), "own.jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
+    (tmp_path / name).write_text(texts.get(name, "\n".join(lines)))
+    turns = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    )
+    (tmp_path / "base/chat_template.jinja").write_text(turns + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    words = ["model=./base", "recipe=sandbox_math", "expert=own", "data_root=.", f"expert.sources.own.file={name}",
+             "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'", f"sft.template={template}",
+             "sft.batch_size=4", "sft.micro_batch_size=4", "sft.steps=2", "runs_dir=./runs", "sft.warmup_steps=0",
+             "tracking.mode=disabled", "sft.seq_length=12"]  # fmt: skip
+    told = "sft.seq_length=12 leaves no row with a loss: raise it above the prompts"
+    for stage in ("plan", "sft"):
+        refused_by = call(f"stage={stage}", *words)
+        assert refused_by.status == 1 and told in refused_by.err.splitlines()[-1]
 
 
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import set_template_date
 from pipeline.models.load import with_template_date
-from pipeline.train.examples import check_rows, cut_rows, datasets_of
+from pipeline.train.examples import check_rows, datasets_of
 from pipeline.train.load import make_bpe
+from pipeline.train.stage import check_early
 from pipeline.train.trainer import Trainer, trainer_arguments
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word
@@ -158,9 +160,8 @@ def test_a_row_that_a_template_raises_on_later_is_one_sentence(tmp_path: Path) -
     )
     made = tokenizer(strict)
     rows = [*ROWS, {"prompt": "odd", "completion": "1"}]
-    for check in (check_rows, cut_rows):
-        with pytest.raises(PipelineError, match=r"the tokenizer raises on .*odd.* \(odd\): correct it"):
-            check(rows, made, recipe())
+    with pytest.raises(PipelineError, match=r"the tokenizer raises on .*odd.* \(odd\): correct it"):
+        check_rows(rows, made, recipe())
 
 
 @pytest.mark.parametrize("at", [0, 24, 299])
@@ -289,10 +290,26 @@ def test_rows_that_are_cut_are_counted_as_trl_tokenizes_them(name: str, loss_on:
     lengths = [len(ids) for ids in trained_on(rows, made, tmp_path, loss_on=loss_on, seq_length=4096)["input_ids"]]
     limit = sorted(lengths)[0] + 40
     trained = trained_on(rows, made, tmp_path, loss_on=loss_on, seq_length=limit)
-    cut, lost = cut_rows(rows, made, recipe(loss_on=loss_on, seq_length=limit))
+    cut, lost = check_rows(rows, made, recipe(loss_on=loss_on, seq_length=limit))
     assert cut == sum(length > limit for length in lengths) == 4
     assert len(trained) == len(rows) - len(lost)
     assert lost == ([] if loss_on == "all" else [2, 5])
+
+
+@pytest.mark.parametrize("loss_on", ["response", "all", "assistant_turns"])
+def test_each_row_is_rendered_once_before_training(loss_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What checks the template and what counts the cut rows look at one text."""
+    made = tokenizer((SHIPPED / "qwen2_5.jinja").read_text(encoding="utf-8"), *REAL["qwen2_5"])
+    stock, written = made.apply_chat_template, []
+
+    def record(turns: Any, **knobs: Any) -> Any:
+        written.append(turns)
+        return stock(turns, **knobs)
+
+    monkeypatch.setattr(made, "apply_chat_template", record)
+    run: Any = SimpleNamespace(config=stage(recipe(loss_on=loss_on, seq_length=100)))
+    check_early(run, TALKS[:2], TALKS[2:], made, None)
+    assert [written.count(talk["messages"]) for talk in TALKS] == [1, 1, 1]
 
 
 MARKS = "does not mark what the assistant says, and its end, by {% generation %} and {% endgeneration %}: correct it"

@@ -18,7 +18,7 @@ from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError
-from pipeline.train.examples import check_lengths, cut_rows, datasets_of
+from pipeline.train.examples import check_cut, check_rows, datasets_of
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import micro_batches
 from pipeline.train.save import lost_movements, save_model
@@ -108,28 +108,29 @@ def test_truncated_and_dropped_rows_are_counted(tmp_path: Path, capsys: pytest.C
     texts = [{"text": row["prompt"] + row["completion"]} for row in rows]
     for examples, knobs in ((rows, {}), (rows, {"loss_on": "all"}), (texts, {})):
         recipe, uncut = sft(**knobs), sft(**knobs, seq_length=4096)
-        cut, lost = cut_rows(examples, sandbox_tokenizer(), recipe)
+        cut, lost = check_rows(examples, sandbox_tokenizer(), recipe)
         lengths = [len(ids) for ids in trainer(tmp_path, examples, uncut).train_dataset["input_ids"]]
         trained = trainer(tmp_path, examples, recipe).train_dataset
         assert 0 < cut == sum(length > 64 for length in lengths) < len(rows)
         assert len(rows) - len(trained) == len(lost)
         assert bool(lost) == (knobs == {} and examples is rows)
-        assert check_lengths(examples, sandbox_tokenizer(), recipe) == cut
+        check_cut(examples, cut, lost, recipe)
         told = capsys.readouterr().err
         without = f", {len(lost)} of them before any response: these are dropped" if lost else ""
         assert f"sft.seq_length=64 truncates {cut} of {len(rows)} rows{without}\n" in told
     short = [{"text": "Mia " * 80}, {"text": "Mia"}]
     for packing, tokens, cut in ((False, 32 + 3, 1), (True, 83 + 3, 0)):
         recipe = sft(packing=packing, seq_length=32)
-        assert cut_rows(short, sandbox_tokenizer(), recipe) == (cut, [])
+        assert check_rows(short, sandbox_tokenizer(), recipe) == (cut, [])
         made = trainer(tmp_path, short, recipe).train_dataset
         assert sum(map(len, made["input_ids"])) == tokens
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
-        check_lengths(rows[-2:], sandbox_tokenizer(), sft())
+        check_cut(rows[-2:], *check_rows(rows[-2:], sandbox_tokenizer(), sft()), sft())
     sides = [{**ROW, "side": "language"}, {**rows[-1], "side": "math"}]
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row of side math with a loss"):
-        check_lengths(sides, sandbox_tokenizer(), sft(method="simultaneous"))
-    assert check_lengths(sides, sandbox_tokenizer(), sft(method="mixed")) == 1
+        check_cut(sides, 1, [1], sft(method="simultaneous"))
+    assert check_rows(sides, sandbox_tokenizer(), sft(method="mixed")) == (1, [1])
+    check_cut(sides, 1, [1], sft(method="mixed"))
 
 
 def test_a_curriculum_keeps_its_order(tmp_path: Path):
@@ -321,7 +322,7 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     args = trainer_arguments(stage(recipe), False, False, tmp_path)
     sets = datasets_of(rows, recipe, ["all"])
     made = Trainer(model=tiny(), args=args, train_dataset=sets, processing_class=ours, sft=recipe, parts={"all": []})
-    assert cut_rows(rows, ours, recipe) == (2, [2])
+    assert check_rows(rows, ours, recipe) == (2, [2])
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
     learnt = [token for token in made.train_dataset["labels"][0] if token != -100]
     words = ["▁3", "▁+", "▁1", "▁=", "▁4", ".", "▁The", "▁answer", "▁is", "▁4", ".", "</s>"]

@@ -19,7 +19,7 @@ from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
 from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
 from pipeline.config.extensions import extensions, guarded
-from pipeline.config.harness_tasks import harness_index
+from pipeline.config.harness_tasks import explain_tag, harness_index
 from pipeline.errors import PipelineError, close_matches
 
 _MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
@@ -65,6 +65,8 @@ def benchmark_of(task: str) -> Benchmark:
     """The benchmark of a task. Raises PipelineError, naming a near one, for an unknown task."""
     if benchmark := find_benchmark(task):
         return benchmark
+    if tag := explain_tag(task):
+        raise PipelineError(tag)
     tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
     known = harness_index()
     near = close_matches(task, [*tasks, *known.tasks, *known.groups])

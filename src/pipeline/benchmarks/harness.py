@@ -21,6 +21,7 @@ from pipeline.config.harness_tasks import (
     included_state,
     members,
     merge_includes,
+    name_tasks,
     outside_metric,
     python_in,
 )
@@ -37,7 +38,6 @@ KINDS: dict[str, tuple[Kind, str]] = {
 # Metrics of the harness that are no shares of 1, and those of which less is better, unless a task says otherwise
 NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "likelihood_diff")
 LOWER = (*NO_SHARES, "brier_score")
-MOST_NAMED = 10  # tasks in a message
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
 FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
@@ -134,7 +134,7 @@ def check_group(group: str) -> None:
     """Raise PipelineError for a group that has no score of its own."""
     parts = members(group)
     bodies = [merge_includes(harness_index().tasks[part]) for part in parts]
-    remedy = f"list its tasks, eval.tasks=[{','.join(parts[:MOST_NAMED])}{',...' if len(parts) > MOST_NAMED else ''}]"
+    remedy = f"list its tasks, {name_tasks(parts)}"
     metrics = group_metrics(group)
     if not metrics:
         raise PipelineError(f"the group {group} has no score of its own: {remedy}")

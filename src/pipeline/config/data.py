@@ -29,8 +29,9 @@ class Source(Knobs):
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
     rows: str = MISSING  # the reader of data/sources.py
     language: str | None = None  # our code; only rows of it
+    language_column: str | None = None  # that names each row's language: only rows of `language` are taken
     column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
-    prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
+    prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
     # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as '{completion}'
     completion: str | None = None
     turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all

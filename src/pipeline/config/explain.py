@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from pipeline.config import conf
-from pipeline.config.harness_tasks import harness_index
+from pipeline.config.harness_tasks import explain_tag, harness_index
 from pipeline.errors import close_matches
 
 SYNONYMS = {  # another program's name of a knob -> ours
@@ -51,6 +51,8 @@ def unknown_option(group: str, option: str) -> str:
     names = conf.options(group)
     close = close_matches(option, names, cutoff=0.5)
     if group == "eval":
+        if tag := explain_tag(option):
+            return f"{group}={option} is not an option: {tag}"
         close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
         names = [*names, "and the tasks of the harness, such as arc_easy"]
     hint = f"did you mean {' or '.join(close)}? There" if close else "there"

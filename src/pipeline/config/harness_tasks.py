@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,17 @@ import yaml
 from pipeline.config import conf
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash, read_yaml
+from pipeline.text import pluralize
 
 NAMED = {
-    key: re.compile(rf"^[\"']?{key}[\"']?:\s*[\"']?([\w.:-]+)[\"']?\s*$", re.MULTILINE) for key in ("task", "group")
+    key: re.compile(rf"^[\"']?{key}[\"']?:[ \t]*[\"']?([^\s\"'#][^\"'#\n]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
+    for key in ("task", "group")
 }
 SHOTS = re.compile(r"(.+)_(\d+)shot")
 TASKS, INCLUDED = "eval.tasks", "eval.include_path"
+OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry of a group that change no score
+OF_GROUPS = {*OF_ENTRIES, "aggregate_metric_list", "metadata"}  # those of a group that is defined inside of another
+MOST_NAMED = 10  # tasks in a message
 
 
 @dataclass(frozen=True)
@@ -119,31 +124,66 @@ def members(name: str) -> tuple[str, ...]:
     harness = harness_index()
     if name in harness.tasks:
         return (name,)
-    listed = merge_includes(harness.groups[name]).get("task") or []
-    found: list[str] = []
+    file = harness.groups[name]
+    return tuple(dict.fromkeys(tasks_within(name, merge_includes(file).get("task") or [], file.parent)))
+
+
+def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
+    """The tasks that a group lists, or a group that is defined inside of it; `folder` is its file's."""
+    harness = harness_index()
     for item in [listed] if isinstance(listed, str) else listed:
-        if not isinstance(item, str) and not {*item} <= {"task", "task_alias"}:
-            raise PipelineError(f"the group {name} changes the settings of its tasks: list them in eval.tasks=[...]")
-        part = item if isinstance(item, str) else item["task"]
+        entry = {"task": item} if isinstance(item, str) else item
+        part = entry.get("group") or entry.get("task") or "an entry without a name"
         is_named = part in harness.tasks or part in harness.groups
-        more = members(part) if is_named else tags_below(harness.groups[name].parent).get(part)
+        own_keys = entry.keys() - OF_GROUPS if "group" in entry and not is_named else entry.keys() - OF_ENTRIES
+        if own_keys:
+            raise PipelineError(
+                f"the group {group} sets {', '.join(sorted(own_keys))} of {part} in its own file: write that as a task "
+                "file to a folder, eval.include_path=FOLDER, or list the other tasks in eval.tasks=[...]"
+            )
+        if "group" in entry and not is_named:
+            more = tuple(tasks_within(group, entry.get("task") or [], folder))
+        else:
+            more = members(part) if is_named else tuple(tagged(part, folder))
         if not more:
             raise PipelineError(
-                f"the group {name} has a task {part}, which is not known: list the others in eval.tasks"
+                f"the group {group} has a task {part}, which is not known: list the others in eval.tasks"
             )
-        found += more
-    return tuple(dict.fromkeys(found))
+        yield from more
 
 
 @cache
 def tags_below(folder: Path) -> dict[str, list[str]]:
-    """Tag -> tasks in a folder and below it: the harness keeps the tasks with a tag below the group that names it."""
+    """Tag -> tasks in a folder and below it."""
     by_tag: dict[str, list[str]] = {}
     for name, file in harness_index().tasks.items():
         tags = (merge_includes(file).get("tag") or []) if folder in file.parents else []
         for tag in [tags] if isinstance(tags, str) else tags:
             by_tag.setdefault(tag, []).append(name)
     return by_tag
+
+
+def tagged(tag: str, nearest: Path | None = None) -> list[str]:
+    """The tasks with a tag: those below the folder `nearest` if it has any, as most tags are of one folder, else below
+    all (two seconds for the harness' 14,000 files)."""
+    folders = [nearest, *_included, shipped_folder()]
+    return next((tasks for folder in folders if folder and (tasks := tags_below(folder).get(tag))), [])
+
+
+def name_tasks(tasks: Sequence[str]) -> str:
+    """The override that scores some tasks, of many the first."""
+    return f"{TASKS}=[{','.join(tasks[:MOST_NAMED])}{',...' if len(tasks) > MOST_NAMED else ''}]"
+
+
+def explain_tag(name: str) -> str:
+    """What to give in place of a tag, which has no score of its own; nothing of a name that is no tag."""
+    tag, shots = match.groups() if (match := re.fullmatch(r"(.+)(_\d+shot)", name)) else (name, "")
+    files = (file for folder in (*_included, shipped_folder()) if folder for file in folder.rglob("*"))
+    if not any(tag.encode() in file.read_bytes() for file in files if file.suffix != ".py" and file.is_file()):
+        return ""
+    tasks = [f"{task}{shots}" for task in tagged(tag)]
+    of = f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give {name_tasks(tasks)}"
+    return of if tasks else ""
 
 
 class _Plain(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -21,9 +21,20 @@ SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft",
 
 
 def values_of(words: Sequence[str]) -> dict[str, Any]:
-    """Key, with its plus, -> value of each override."""
+    """Key, with its plus, -> value of each override, in which a typed \\n is a line feed."""
     overrides = zip(words, map(parse_override, words), strict=True)
-    return {"+" * word.startswith("+") + override.key_or_group: override.value() for word, override in overrides}
+    return {
+        "+" * word.startswith("+") + override.key_or_group: with_line_feeds(override.value())
+        for word, override in overrides
+    }
+
+
+def with_line_feeds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: with_line_feeds(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return list(map(with_line_feeds, value))
+    return value.replace("\\n", "\n") if isinstance(value, str) else value
 
 
 def typed_in(words: Sequence[str]) -> dict[str, str]:

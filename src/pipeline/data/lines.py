@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TextIO
 
 from pipeline.errors import PipelineError
@@ -37,20 +37,28 @@ def read_files(shards: Iterable[Iterable[str]], kind: str, separator: str, opene
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[Row]:
-    """The object of each line that is not blank, or those of a list, decimal numbers as the text that stands there."""
-    lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    for place, (number, line) in enumerate(lines):
-        is_list = place == 0 and line.lstrip().startswith("[")
-        where = "an entry of its list" if is_list else f"line {number}"
-        try:
-            found = json.loads(line + "".join(rest for _, rest in lines) if is_list else line, parse_float=str)
-        except ValueError as error:
-            problem = f"{where} is not JSON ({getattr(error, 'msg', error)})"
-            raise PipelineError(f"{path}, {problem}: write one object a line") from error
-        for row in found if is_list else [found]:
-            if not isinstance(row, dict):
-                raise PipelineError(f"{path}, {where} is a {type(row).__name__}: write one object a line")
-            yield row
+    """The object of each line that is not blank, or those of a list, which may be the `data` of an object. Decimal
+    numbers are the text that stands there."""
+    lines = ((f"line {number}", line) for number, line in enumerate(text, 1) if line.strip())
+    head = list(islice(lines, 2))
+    if head and (len(head) == 1 or head[0][1].lstrip()[0] == "[" or head[0][1].rstrip()[-1] in "{[,"):
+        whole = read_json("".join(line for _, line in chain(head, lines)), path, head[0][0])
+        listed = whole.get("data") if isinstance(whole, dict) else whole
+        rows = (("an entry of its list", row) for row in (listed if isinstance(listed, list) else [whole]))
+    else:
+        rows = ((where, read_json(line, path, where)) for where, line in chain(head, lines))
+    for where, row in rows:
+        if not isinstance(row, dict):
+            raise PipelineError(f"{path}, {where} is a {type(row).__name__}: write one object a line")
+        yield row
+
+
+def read_json(text: str, path: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_float=str)
+    except ValueError as error:
+        problem = f"{where} is not JSON ({getattr(error, 'msg', error)})"
+        raise PipelineError(f"{path}, {problem}: write one object a line") from error
 
 
 def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:

@@ -25,7 +25,7 @@ from pipeline.data.sources import (
     is_blank,
     is_text,
     is_wanted,
-    may_be_blank,
+    language_column,
     source_columns,
 )
 from pipeline.errors import PipelineError
@@ -59,7 +59,7 @@ def open_source(
     Raises:
         PipelineError: the source is missing, unreadable or empty, or lacks a column.
     """
-    required = source_columns(name, source)
+    required = [*source_columns(name, source), *filter(None, [language_column(source)])]
     with readable_errors(name, source):
         rows, columns = open_rows(name, source, data_root, seed, locked)
         missing = [column for column in required if column not in columns]
@@ -85,11 +85,11 @@ def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Ex
         yield from (example_of(row, source, required) for row in rows if is_wanted(row, source))
 
 
-def example_of(row: Row, source: Source, required: list[str]) -> Example | Unusable:
-    """What a row teaches: nothing where a column that its text is made of is blank."""
-    if source.rows != "conversation" and not all(is_text(row[column]) for column in required):
+def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
+    """What a row teaches: nothing where a column that its text is made of is blank. columns: see source_columns."""
+    if source.rows != "conversation" and not all(is_text(row[column]) for column in columns):
         return "not_text"
-    if any(is_blank(row[column]) and column not in may_be_blank(source) for column in required):
+    if any(must_fill and is_blank(row[column]) for column, must_fill in columns.items()):
         return "empty"
     return READERS[source.rows](row, source)
 

@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from functools import cache
 from itertools import chain
 from string import Formatter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from zlib import crc32
 
 from pipeline.config.data import Source
@@ -24,10 +25,11 @@ from pipeline.languages import Language, language, shipped_languages
 Row = dict[str, Any]
 Message = dict[str, str]  # role, content
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
-Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
+Unusable = Literal["empty", "not_text", "not_turns", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
-    "not_text": "a list, an object or NaN where text belongs, or text where turns belong",
+    "not_text": "neither text nor a number: a list, an object, a date or NaN",
+    "not_turns": "text or an object where turns belong, or turns with more than text, such as images",
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
     "tool_turns": "a conversation with a tool in it",
@@ -130,56 +132,39 @@ def text(row: Row, source: Source) -> Example | Unusable:
 
 def bitext(row: Row, source: Source) -> Example | Unusable:
     """Anyone's sentence pairs: `prompt` names the English side, `completion` the other."""
-    return translation_example(
-        fill_template(source.prompt or "", row), fill_template(source.completion or "", row), source.language or ""
-    )
+    english, other = (fill_template(words, row) for words in templates_of(source))
+    return translation_example(english, other, source.language or "")
 
 
 def filled(row: Row, source: Source) -> Example | Unusable:
     """A published set's pair, or anyone's data: templates with the names of columns in braces."""
-    templates = templates_of(source)
-    more = "" if any(is_blank(row[column]) for column in template_fields(templates.more)) else templates.more
-    return pair(fill_template(templates.prompt + more, row), fill_template(templates.completion, row))
+    return pair(*(fill_template(words, row) for words in templates_of(source)))
 
 
-class Templates(NamedTuple):
-    """A pair as templates. `more` continues the prompt where none of its columns is blank."""
-
-    prompt: str
-    completion: str
-    more: str = ""
-
-
-PAIRS = {
-    "orca_math": Templates("{question}", "{answer}"),  # microsoft/orca-math-word-problems-200k
-    "gsm8k": Templates("{question}", "{answer}"),  # openai/gsm8k: <<a*b=c>> marks, and a last line '#### n'
-    "aya": Templates("{inputs}", "{targets}"),  # CohereLabs/aya_dataset
+PAIRS = {  # templates of prompt and completion
+    "orca_math": ("{question}", "{answer}"),  # microsoft/orca-math-word-problems-200k
+    "gsm8k": ("{question}", "{answer}"),  # openai/gsm8k: <<a*b=c>> marks, and a last line '#### n'
+    "aya": ("{inputs}", "{targets}"),  # CohereLabs/aya_dataset
     # BongChat, llm-japanese-dataset, Dolly in Japanese
-    "alpaca": Templates("{instruction}", "{output}", "\n{input}"),
+    "alpaca": ("{instruction}\n{input?}", "{output}"),
     # Telugu-LLM-Labs: of its nine columns instruction, input and output are the English originals
-    "telugu_alpaca": Templates("{telugu_instruction}", "{telugu_output}", "\n{telugu_input}"),
-    "inkuba": Templates("{instruction}", "{targets}", "\n\n{inputs}"),  # lelapa/Inkuba-instruct
-    "xp3mt": Templates("{inputs}", "{targets}"),  # bigscience/xP3mt
-    "ichikara": Templates("{text}", "{output}"),  # p1atdev/ichikara-instruction
+    "telugu_alpaca": ("{telugu_instruction}\n{telugu_input?}", "{telugu_output}"),
+    "inkuba": ("{instruction}\n\n{inputs?}", "{targets}"),  # lelapa/Inkuba-instruct
+    "xp3mt": ("{inputs}", "{targets}"),  # bigscience/xP3mt
+    "ichikara": ("{text}", "{output}"),  # p1atdev/ichikara-instruction
 }
 READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
     **dict.fromkeys(PAIRS, filled), "gsm8k_calculations": gsm8k_calculations, "gsm8k_text": gsm8k_text, "nllb": nllb,
     "conversation": conversation, "pairs": pairs, "text": text, "template": filled, "bitext": bitext,
 }  # fmt: skip
-COLUMNS = {
-    "gsm8k_calculations": ["question", "answer"], "gsm8k_text": ["question", "answer"], "nllb": ["text"],
-    "pairs": ["prompt", "completion"],
+COLUMNS = {  # of readers without templates, as in one
+    **dict.fromkeys(("gsm8k_calculations", "gsm8k_text"), "{question}{answer}"), "nllb": "{text?}",
+    "pairs": "{prompt?}{completion}",  # without a prompt it is plain text
 }  # fmt: skip
-# columns that a row may leave blank: the prompt of plain text, what is not taught
-MAY_BE_BLANK = {"aya": ["language"], "nllb": ["text"], "pairs": ["prompt"]}
 
 
-def templates_of(source: Source) -> Templates:
-    return PAIRS.get(source.rows) or Templates(source.prompt or "", source.completion or "")
-
-
-def may_be_blank(source: Source) -> list[str]:
-    return MAY_BE_BLANK.get(source.rows, []) + template_fields(templates_of(source).more)
+def templates_of(source: Source) -> tuple[str, str]:
+    return PAIRS.get(source.rows) or (source.prompt or "", source.completion or "")
 
 
 # ---------------------------------------------------------------------------------------------------- their parts
@@ -198,7 +183,8 @@ def is_blank(value: Any) -> bool:
 
 def is_text(value: Any) -> bool:
     """Whether a cell is text, nothing, or a number that stands for itself: lists, objects, dates and NaN are not."""
-    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    is_number = isinstance(value, float | Decimal) and math.isfinite(value)
+    return value is None or isinstance(value, str | int) or is_number
 
 
 def pair(prompt: Any, completion: Any) -> Example:
@@ -230,7 +216,7 @@ def turn_columns(source: Source) -> list[str]:
     """The columns that hold the turns of a conversation: one, or TRL's prompt and completion, `completion` of the
     source naming the second."""
     first = source.column or language(source.language or "").flores
-    return [first, *template_fields(source.completion or "")]
+    return [first, *template_columns(source.completion or "")]
 
 
 def turns_in(cell: Any) -> Any:
@@ -255,7 +241,7 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
     another speaker."""
     given, cell = cell, turns_in(cell)
     if cell == [given]:
-        return "not_text"
+        return "not_turns"
     if cell and all(isinstance(turn, list) for turn in cell):
         cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
     by_speaker = all(isinstance(turn, dict) for turn in cell)
@@ -270,7 +256,7 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
                 return "tool_turns"
             turn = text_of_parts(turn.get("value") if turn.get("content") is None else turn["content"])
         if isinstance(turn, dict | list):
-            return "not_text"
+            return "not_turns"
         text = turn if isinstance(turn, str) else ""
         if messages and messages[-1]["role"] == role:
             text = f"{messages.pop()['content']}\n\n{text}"
@@ -297,17 +283,32 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
 
 
 def fill_template(words: str, row: Row) -> str:
-    """A template with its columns filled in."""
-    return words.format_map({name: row[name] for name in template_fields(words)})
+    """A template with its columns filled in; one that may be blank, and is, goes with the text between it and the
+    column before it."""
+    filled = ""
+    for text, name in template_parts(words):
+        value = "" if name is None else row[name.removesuffix("?")]
+        if not (is_blank(value) and str(name).endswith("?")):
+            filled += f"{text}{value}"
+    return filled
 
 
 @cache
-def template_fields(words: str) -> list[str]:
-    return [name for _, name, _, _ in Formatter().parse(words) if name is not None]
+def template_parts(words: str) -> list[tuple[str, str | None]]:
+    """A template as (text, name in the braces after it): {column}, or {column?}, which may be blank; {{ is a brace."""
+    parts = Formatter().parse(words)
+    return [(text, f"{name}:{more}" if more else name) for text, name, more, _ in parts]
 
 
-def source_columns(name: str, source: Source) -> list[str]:
-    """The columns that a source's function reads.
+@cache
+def template_columns(words: str) -> dict[str, bool]:
+    """Column of a template -> whether a row must fill it."""
+    names = [name for _, name in template_parts(words) if name is not None]
+    return {name.removesuffix("?"): name.removesuffix("?") in names for name in names}
+
+
+def source_columns(name: str, source: Source) -> dict[str, bool]:
+    """Column that a source's function reads -> whether a row must fill it.
 
     Raises:
         PipelineError: an unknown function, or one that lacks a knob.
@@ -319,47 +320,53 @@ def source_columns(name: str, source: Source) -> list[str]:
         raise PipelineError(f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:
         raise PipelineError(f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw")
+    if source.language_column and source.language is None:
+        raise PipelineError(f"{knob_prefix}.language_column needs {knob_prefix}.language, such as sw")
     if source.candidates and not source.stream:
         raise PipelineError(f"{knob_prefix}.candidates is of streams: give {knob_prefix}.stream=true with it")
     if source.rows == "text":
-        return [source.column or "text"]
+        return {source.column or "text": True}
     if source.rows == "conversation":
         if source.column is None and source.language is None:
             raise PipelineError(
                 f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
             )
-        return turn_columns(source)
-    if source.rows in COLUMNS:
-        return COLUMNS[source.rows]
+        return dict.fromkeys(turn_columns(source), True)
     for knob, example in (("prompt", "'Swali: {question}'"), ("completion", "'{answer}'")):
         template = getattr(source, knob)
         if source.rows in ("template", "bitext") and not are_columns(template):
             raise PipelineError(
                 f"{knob_prefix}.{knob}={template!r} names no columns: give {knob_prefix}.{knob}={example}, text with "
-                "your file's columns in braces; {{ stands for a brace"
+                "your file's columns in braces; {{ stands for a brace, {column?} for one that may be blank"
             )
-    columns = template_fields("".join(templates_of(source)))
-    return list(dict.fromkeys(columns)) + (["language"] if source.rows == "aya" else [])
+    return template_columns(COLUMNS.get(source.rows) or "".join(templates_of(source)))
 
 
 def are_columns(template: str | None) -> bool:
-    """Whether all that a template has in braces are names of columns, one at least."""
+    """Whether a template has columns in its braces, one at least that may not be blank."""
     try:
-        names = template_fields(template or "")
-    except ValueError:  # a stray brace
+        return any(template_columns(template or "").values())
+    except ValueError:
         return False
-    return bool(names) and all(re.fullmatch(r"[^.\[\]]+", name) for name in names)
+
+
+def language_column(source: Source) -> str | None:
+    """The column that names each row's language, of a source that takes the rows of one."""
+    column = "language" if source.rows == "aya" else source.language_column
+    return column if source.language else None
 
 
 def is_wanted(row: Row, source: Source) -> bool:
-    """Whether a row is in the source's language; others are not counted as rows."""
-    if source.rows != "aya" or source.language is None:
+    """Whether a row is in the source's language; others are not counted as rows. Its column names it by our code, that
+    of another benchmark, one of these with a region (sw-KE), or its English name."""
+    if (column := language_column(source)) is None:
         return True
-    of, (names, codes) = language(source.language), owners_in_aya()
-    if row["language"] == of.aya:
-        return True
+    of, (names, codes), name = language(source.language or ""), owners_in_aya(), row[column]
+    if source.rows != "aya":
+        return str(name).partition("-")[0] in (of.code, of.name, of.flores, *of.aya_codes)
     code = row.get("language_code")
-    return row["language"] not in names and code in of.aya_codes and (of.constructed or codes.get(code, of) == of)
+    is_code = name not in names and code in of.aya_codes and (of.constructed or codes.get(code, of) == of)
+    return name == of.aya or is_code
 
 
 @cache

@@ -24,7 +24,7 @@ from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, read_rows, sampled_lengths
-from pipeline.train.examples import check_rows, cut_rows, cut_words, side_without_loss
+from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 
 ROWS = "train.jsonl"  # of a data run
@@ -104,10 +104,9 @@ def count_cut(run: Run[TrainStage]) -> Cut:
     takes_all = all_rows and (here or run.config.data.size is None is run.config.expert.size)
     base = run.parents["model"].folder if "model" in run.parents else None
     try:
-        check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {run.parents['data'].name}")
+        cut, lost = check_rows(rows, loaded, sft, base, ROWS if here else f"the files of {run.parents['data'].name}")
     except PipelineError as error:
         return Cut(0, 0, len(rows), here, str(error), takes_all)
-    cut, lost = cut_rows(rows, loaded, sft)
     return Cut(cut, len(lost), len(rows), here, side_without_loss(rows, lost, sft), all_rows)
 
 

@@ -153,8 +153,8 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
                 raise
             problem = f"raises on the prompts of {definition.name} ({plain_line(error)})"
             raise PipelineError(template_problem(problem)) from error
-        for request in task.instances if templated else ():
-            refuse_empty_prompt(request, definition, task, lm.tokenizer)
+        if templated:
+            refuse_empty_prompts(definition, task, lm.tokenizer)
         requests += task.instances
     kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
     if any(DRAW not in each and normalize_gen_kwargs(each)["do_sample"] for each in kwargs):
@@ -165,10 +165,13 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
     return requests
 
 
-def refuse_empty_prompt(request: Instance, definition: Definition, task: Any, tokenizer: Any) -> None:
-    """Raise PipelineError for a prompt that a chat template leaves empty."""
-    if not without_marks(request.args[0], tokenizer) and without_marks(str(task.doc_to_text(request.doc)), None):
-        raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
+def refuse_empty_prompts(definition: Definition, task: Any, tokenizer: Any) -> None:
+    """Raise PipelineError for a question of which a chat template leaves every prompt empty: acc_mutual_info has an
+    empty one for each option besides the question's own."""
+    written = {request.doc_id for request in task.instances if without_marks(request.args[0], tokenizer)}
+    for request in task.instances:
+        if request.doc_id not in written and without_marks(str(task.doc_to_text(request.doc)), None):
+            raise PipelineError(template_problem(f"renders an empty prompt for a question of {definition.name}"))
 
 
 def prepare(task: Any, definition: Definition, settings: Eval, answer: int) -> None:

@@ -28,7 +28,11 @@ SECRET = re.compile(r"(?i)token$|api_key|secret|password")
 NO_SETTING = ("model", "batch_size", "use_cache", "bootstrap_iters", "gen_kwargs", "task.metadata.", "task.metric_list",
               "task.num_fewshot", "task.task", "generation.max_connections", "generation.max_retries",
               "generation.timeout", "generation.attempt_timeout", "generation.cache")  # fmt: skip
-THE_MODEL = ("pretrained", "model", "peft", "delta", "revision", "base_url", "tokenizer")  # of model_args
+# of model_args; the model's name is the first of those that are set
+THE_MODEL = ("peft", "delta", "pretrained", "model", "revision", "base_url", "tokenizer")
+# of a row of lm_eval before 0.4.7, which lists its metrics next to these
+NO_METRIC = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps",
+             "doc_hash", "prompt_hash", "target_hash"}  # fmt: skip
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, OSError)
 Item = dict[str, Any]  # a sample: texts, and under scores what the tool recorded, numbers or not
 
@@ -87,6 +91,10 @@ def read_entry(path: Path) -> list[Log]:
             keys = content.keys() if isinstance(content, dict) else ()
             if is_eval or {"version", "status", "eval"} <= set(keys):
                 logs += read_inspect(file)
+            elif {"results", "versions", "config"} == set(keys):
+                raise PipelineError(
+                    f"{file} is of lm_eval before 0.4, which logs no items: score again with a later one, --log_samples"
+                )
             elif {"results", "configs", "n-shot"} <= set(keys):  # its unpaired surrogates become question marks
                 logs += read_lm_eval(file, json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace")))
     if not logs:
@@ -124,34 +132,58 @@ def item_of(prompt: Any, target: Any, response: Any, extracted: Any, scores: Map
 
 
 def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
-    """The tasks of one results file, with the samples files next to it."""
+    """The tasks of one results file, with the samples files next to it, of lm_eval 0.4.1 or later: until 0.4.2 their
+    names have the model's arguments in place of the time."""
     time = TIME.search(path.name)
-    names = {task: f"samples_{task}_{time[1]}.jsonl" for task in content["configs"]} if time else {}
+    begin = "samples_" if time else re.sub("/|=", "__", f"{content['config'].get('model_args')}_")
+    names = {task: f"{begin}{task}{f'_{time[1]}' if time else ''}.jsonl" for task in content["configs"]}
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
     if not there:
         expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
         raise PipelineError(f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples")
+    named = (model_arguments(content).get(key) for key in THE_MODEL)
+    model = model_title(str(content.get("model_name") or next(filter(None, named), "")))
     for task, samples in there.items():
         by_filter: dict[str, list[tuple[str, Item]]] = {}
+        scores = content["results"].get(task, {})
         with as_one_sentence(samples, "lm_eval"):
-            for row in read_samples(samples):
+            for row in with_filters(read_samples(samples), scores):
                 by_filter.setdefault(str(row["filter"]), []).append((str(row["doc_hash"]), lm_eval_item(row)))
             if not by_filter:
                 raise ValueError("it is empty")
         expected, shots = content.get("n-samples", {}).get(task, {}).get("effective"), content["n-shot"].get(task)
-        directions = content.get("higher_is_better", {}).get(task) or {}
+        metrics = content["configs"][task].get("metric_list") or []
+        directions = {metric["metric"]: metric.get("higher_is_better") for metric in metrics}
+        directions |= content.get("higher_is_better", {}).get(task) or {}
         for name, items in by_filter.items():
             lacking = f"{samples.name} holds {len(items)} of the {expected} items that were scored."
-            printed = {key.partition(",")[0]: value for key, value in content["results"].get(task, {}).items()
+            printed = {key.partition(",")[0]: value for key, value in scores.items()
                        if key.endswith(f",{name}") and finite_or_none(value) is not None}  # fmt: skip
             yield Log(
-                "lm_eval", model_title(str(content.get("model_name") or "")), task, name, path,
+                "lm_eval", model, task, name, path,
                 str(content.get("date") or ""), keyed(items), printed,
-                setting_texts(lm_eval_settings(content, task)), str(content.get("lm_eval_version")),
+                setting_texts(lm_eval_settings(content, task)),
+                str(content.get("lm_eval_version") or "of a version that it did not record"),
                 shots if isinstance(shots, int) else None,
                 frozenset(metric for metric, higher in directions.items() if higher is False),
                 (lacking,) if isinstance(expected, int) and len(items) < expected else (),
             )  # fmt: skip
+
+
+def with_filters(rows: Iterable[dict[str, Any]], scores: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows with their filter, metrics and hash: before 0.4.7 a question has a row for each filter, in the order of the
+    scores, and until 0.4.2 no hash."""
+    names = list(dict.fromkeys(key.partition(",")[2] for key in scores if "," in key))
+    counts: Counter[Any] = Counter()
+    for row in rows:
+        if "filter" not in row:
+            row["metrics"] = [key for key in row if key not in NO_METRIC]
+            row["filter"] = names[counts[row["doc_id"]]]
+            counts[row["doc_id"]] += 1
+        if "doc_hash" not in row:
+            text = json.dumps(row["doc"], indent=2, ensure_ascii=False)
+            row["doc_hash"] = hashlib.sha256(text.encode()).hexdigest()
+        yield row
 
 
 def lm_eval_item(row: Mapping[str, Any]) -> Item:
@@ -172,16 +204,20 @@ def lm_eval_item(row: Mapping[str, Any]) -> Item:
 def lm_eval_settings(content: dict[str, Any], task: str) -> dict[str, Any]:
     """What may differ between two runs of a task: of the task, of the command, and versions."""
     config = content.get("config", {})
-    arguments = config.get("model_args")
     return config | {
         "num_fewshot": content["n-shot"].get(task), "version of the task": content["versions"].get(task),
         "chat_template": content.get("chat_template_sha"), "system_instruction": content.get("system_instruction_sha"),
         **{key: content.get(key) for key in ("fewshot_as_multiturn", "max_length")},
         **{key: content.get(f"{key}_version") for key in ("lm_eval", "transformers")},
         "generation": config.get("gen_kwargs"), "task": content["configs"][task],
-        "arguments": {key: value for key, value in arguments.items() if key not in THE_MODEL}
-        if isinstance(arguments, dict) else None,
+        "arguments": {key: value for key, value in model_arguments(content).items() if key not in THE_MODEL},
     }  # fmt: skip
+
+
+def model_arguments(content: dict[str, Any]) -> dict[str, Any]:
+    """--model_args by name, which older versions record as they were typed."""
+    given = content.get("config", {}).get("model_args") or {}
+    return given if isinstance(given, dict) else dict(pair.partition("=")[::2] for pair in given.split(","))
 
 
 def read_inspect(path: Path) -> list[Log]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -13,11 +12,11 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
-from pipeline.data.sources import is_wanted
+from pipeline.data.sources import is_wanted, language_column
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
 SAMPLE = 64  # rows
-READABLE = (".jsonl", ".csv")  # files whose rows are counted
+READABLE = (".jsonl", ".json", ".csv", ".tsv")  # files whose rows are counted
 
 
 @lru_cache(maxsize=4096)
@@ -26,25 +25,25 @@ def count_lines(path: Path) -> int:
 
 
 def rows_of(path: Path, source: Source) -> int | None:
-    """Number of rows that a source takes from a file of JSON lines or CSV; None for other formats and for a missing
+    """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats and for a missing
     file."""
     if path.suffix not in READABLE or not path.is_file():
         return None
-    if path.suffix == ".csv":
-        return sum(1 for _ in read_rows(path))
-    return count_in_language(path, source.language) if source.rows == "aya" and source.language else count_lines(path)
+    if language_column(source):
+        return count_in_language(path, source.rows, source.language, source.language_column)
+    return count_lines(path) if path.suffix == ".jsonl" else sum(1 for _ in read_rows(path))
 
 
 @lru_cache(maxsize=256)
-def count_in_language(path: Path, code: str) -> int:
-    source = Source(rows="aya", language=code)
-    with open(path, encoding="utf-8") as file:
-        return sum(is_wanted(json.loads(line), source) for line in file if line.strip())
+def count_in_language(path: Path, rows: str, code: str | None, column: str | None) -> int:
+    source = Source(rows=rows, language=code, language_column=column)
+    return sum(is_wanted(row, source) for row in read_rows(path))
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines or CSV. Raises PipelineError as the data run would."""
-    return read_files([[str(file)]], "csv" if file.suffix == ".csv" else "json", ",", open)
+    """The rows of a file of JSON, CSV or TSV. Raises PipelineError as the data run would."""
+    kind = "json" if file.suffix in (".jsonl", ".json") else "csv"
+    return read_files([[str(file)]], kind, "\t" if file.suffix == ".tsv" else ",", open)
 
 
 @lru_cache(maxsize=1024)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -57,46 +57,52 @@ def datasets_of(examples: Sequence[Example], sft: Sft, parts: Sequence[str]) -> 
 
 def check_rows(
     examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None = None, of: str = "train.jsonl"
-) -> None:
-    """Raise PipelineError for the first row that the template cannot express, with its number; warn of some.
+) -> tuple[int, list[int]]:
+    """(rows that sft.seq_length cuts, numbers of those that keep no token with a loss), each rendered once, as TRL will
+    tokenize it. Raises PipelineError for the first row that the template cannot express, with its number.
 
     A chat template must write a row as its prompt, which generation begins with, the response, and its end. After the
     response only special tokens, the last one of the ends, and whitespace are allowed. What the template writes before
     it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a message may be
-    missing, as many templates strip them.
+    missing, as many templates strip them. Packing cuts what it has strung together, and loses no row.
 
     Args:
         base: the folder of the base, whose generation config may name more ends of a response than the tokenizer.
         of: where the rows are.
     """
-    if not examples or "text" in examples[0]:
-        return
-    if sft.template == "plain":
-        roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
-        if roles["tool"]:
-            raise PipelineError(
-                "sft.template=plain: rows hold tool turns, which plain text cannot express: use sft.template=chat"
-            )
-        if roles["system"]:
-            warn(f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat keeps")
-        return
-    if not tokenizer.chat_template:
-        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
-    if sft.loss_on == "assistant_turns":
-        check_marks(tokenizer)
-    ends = ends_of_response(tokenizer, base)
-    for number, example in enumerate(examples, 1):
-        with numbered(f"row {number:,} of {of}"):
-            check_row(trainer_columns(example, sft), tokenizer, sft, ends)
+    if not examples:
+        return 0, []
+    is_plain = "text" in examples[0] or sft.template == "plain"
+    if is_plain:
+        check_roles(examples)
+    template = None if is_plain else check_template(tokenizer, sft)
+    ends, cut, lost = () if is_plain else ends_of_response(tokenizer, base), 0, []
+    tokens = partial(tokenizer.encode, add_special_tokens=is_plain)
+    for number, example in enumerate(examples):
+        row = trainer_columns(example, sft)
+        try:
+            before, text = as_text(row, tokenizer, template)
+            if not is_plain:
+                check_row(row, before, text, tokenizer, sft, ends)
+        except PipelineError as error:
+            raise PipelineError(f"row {number + 1:,} of {of}: {error}") from error
+        # only rows with as many bytes are tokenized, as a token has at least one
+        if not sft.packing and len(text.encode()) + ADDED > sft.seq_length < len(ids := tokens(text)):
+            cut += 1
+            if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
+                lost.append(number)
+    return cut, lost
 
 
-@contextmanager
-def numbered(row: str) -> Iterator[None]:
-    """Name the row in what a template does wrong with it."""
-    try:
-        yield
-    except PipelineError as error:
-        raise PipelineError(f"{row}: {error}") from error
+def check_roles(examples: Sequence[Example]) -> None:
+    """Raise PipelineError for turns of tools in rows of plain text; warn of system messages, which it omits."""
+    roles = Counter(message["role"] for row in examples for message in row.get("messages", ()))
+    if roles["tool"]:
+        raise PipelineError(
+            "sft.template=plain: rows hold tool turns, which plain text cannot express: use sft.template=chat"
+        )
+    if roles["system"]:
+        warn(f"sft.template=plain omits {roles['system']:,} system messages, which sft.template=chat keeps")
 
 
 def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
@@ -108,10 +114,9 @@ def ends_of_response(tokenizer: Any, base: Path | None) -> tuple[str, ...]:
     return tuple(sorted({tokenizer.convert_ids_to_tokens(token) for token in (tokenizer.eos_token_id, *stops)}))
 
 
-def check_row(row: dict[str, Any], tokenizer: Any, sft: Sft, ends: tuple[str, ...]) -> None:
-    """Raise PipelineError where the template raises on a row or drops part of it, and, where the loss is not by its own
-    marks, writes it otherwise than generation does."""
-    prompt, text = as_text(row, tokenizer)
+def check_row(row: dict[str, Any], prompt: str, text: str, tokenizer: Any, sft: Sft, ends: tuple[str, ...]) -> None:
+    """Raise PipelineError where the template has dropped part of a row, and, where the loss is not by its own marks,
+    written it otherwise than generation does. prompt, text: `as_text` of the row."""
     turns = row.get("messages") or row["prompt"] + row["completion"]
     messages = [message["content"].strip() for message in turns]
     if dropped := next((message for message in messages if message not in text), ""):
@@ -136,15 +141,12 @@ def words_in(text: str, tokenizer: Any) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
-def check_lengths(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> int:
-    """Number of rows that sft.seq_length cuts, with a warning. Raises PipelineError where no row of a side keeps a
-    loss."""
-    cut, lost = cut_rows(examples, tokenizer, sft)
+def check_cut(examples: Sequence[Example], cut: int, lost: Sequence[int], sft: Sft) -> None:
+    """Warn of rows that sft.seq_length cuts. Raises PipelineError where no row of a side keeps a loss."""
     if problem := side_without_loss(examples, lost, sft):
         raise PipelineError(problem)
     if cut:
         warn(cut_words(sft, cut, len(lost), f"{len(examples):,} rows"))
-    return cut
 
 
 def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
@@ -165,26 +167,6 @@ def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
     return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
 
 
-def cut_rows(examples: Sequence[Example], tokenizer: Any, sft: Sft) -> tuple[int, list[int]]:
-    """(rows that sft.seq_length cuts, numbers of those that keep no token with a loss), as TRL will tokenize them.
-
-    Only rows with as many bytes are tokenized, as a token has at least one. Packing cuts what it has strung together,
-    and loses none.
-    """
-    if sft.packing or not examples:
-        return 0, []
-    marked = template_with_marks(tokenizer) if sft.loss_on == "assistant_turns" else None
-    plain, cut, lost = "text" in examples[0] or sft.template == "plain", 0, []
-    tokens = partial(tokenizer.encode, add_special_tokens=plain)
-    for number, example in enumerate(examples):
-        before, text = as_text(trainer_columns(example, sft), tokenizer, marked)
-        if len(text.encode()) + ADDED > sft.seq_length < len(ids := tokens(text)):
-            cut += 1
-            if sft.loss_on != "all" and ids[: sft.seq_length] == tokens(before)[: sft.seq_length]:
-                lost.append(number)
-    return cut, lost
-
-
 def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) -> tuple[str, str]:
     """(what stands before the first response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with
     the end of sequence, or as the chat template writes it. Raises PipelineError where the template raises."""
@@ -202,22 +184,22 @@ def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) ->
         raise template_error(tokenizer, f"raises on {shorten(str(before), 80)} ({reason})") from error
 
 
-def template_with_marks(tokenizer: Any) -> str | None:
-    """TRL's copy of a chat template that marks what the assistant says; None where the tokenizer's own does. Raises
-    ValueError where TRL has none."""
-    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+def check_template(tokenizer: Any, sft: Sft) -> str | None:
+    """The chat template to train with, None for the tokenizer's own: TRL's copy of it that marks what the assistant
+    says, if the loss is on these turns and it does not mark them itself.
 
-    return None if has_generation_markers(tokenizer.chat_template) else get_training_chat_template(tokenizer)
+    Raises PipelineError where there is none, or none that marks them with their ends."""
+    from trl import chat_template_utils as of_trl
 
-
-def check_marks(tokenizer: Any) -> None:
-    """Raise PipelineError for a template that does not mark what the assistant says, with its end, and that TRL has no
-    such copy of."""
-    from trl.chat_template_utils import is_chat_template_stop_token_trained
-
-    with suppress(ValueError):
-        if is_chat_template_stop_token_trained(tokenizer, chat_template=template_with_marks(tokenizer)):
-            return
+    if not tokenizer.chat_template:
+        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
+    if sft.loss_on != "assistant_turns":
+        return None
+    with suppress(ValueError):  # TRL has no copy
+        own = of_trl.has_generation_markers(tokenizer.chat_template)
+        template: str | None = None if own else of_trl.get_training_chat_template(tokenizer)
+        if of_trl.is_chat_template_stop_token_trained(tokenizer, chat_template=template):
+            return template
     fault = "does not mark what the assistant says, and its end, by {% generation %} and {% endgeneration %}"
     raise template_error(tokenizer, fault, "sft.loss_on=response")
 

@@ -105,9 +105,10 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
     load.check_kernels(config)
     if base is not None:
         load.check_base(base, tokenizer)
-    examples.check_rows(rows, tokenizer, config.sft, base)
+    cut, lost = examples.check_rows(rows, tokenizer, config.sft, base)
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
-    return examples.check_lengths(rows, tokenizer, config.sft)
+    examples.check_cut(rows, cut, lost, config.sft)
+    return cut
 
 
 def trained_dtypes(trainer: Any) -> dict[str, list[str]]:
