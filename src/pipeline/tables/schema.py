@@ -3,7 +3,6 @@
     axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
     every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
              trainings that set none, and each cell is the mean over it
-    trials   key -> values tried in each training, "recipe" for the recipe's own; the lowest validation loss counts
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
     score    what is said of every cell: eval, in, and anything that a row or a column may say
     columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
@@ -13,8 +12,8 @@
              table names its own
     controls true, or the runs of language experts: each merge of them again with the base in their place, compared
              with the merge (tables/controls.py)
-    defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
-             the rest whole
+    defaults tables that this one starts from: their axes, every and runs entry by entry (null takes one away), the rest
+             whole
 
 A file with `experts` is a study (tables/study.py), which is written out as a table.
 
@@ -125,7 +124,6 @@ class Table:
     published: str | None
     axes: dict[str, dict[Any, Words]]  # axis -> value -> its words
     every: Words
-    trials: dict[str, list[Any]]
     runs: dict[str, TableRun]
     score: Side
     columns: list[Side]
@@ -204,10 +202,6 @@ class Reader:
         return Table(
             self.file, str(raw["name"]), str(raw.get("title") or raw["name"]), str(raw.get("note") or ""),
             raw.get("published"), self.axes, self.read_words("every", every),
-            {
-                key: self.read_values(f"trials.{key}", "[recipe], or more", values)
-                for key, values in raw["trials"].items()
-            },
             {name: self.read_run(name, value) for name, value in raw["runs"].items()},
             self.read_side("score", "", raw["score"]),
             [self.read_side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
