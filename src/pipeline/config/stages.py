@@ -138,8 +138,6 @@ class TrainStage(RunStage):
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
-    # set for a model that also sees, in steps of several micro-batches: the loss of earlier runs was the mean of theirs
-    loss_of_step: bool = False
 
 
 @dataclass

@@ -39,8 +39,6 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
         config = replace(config, partition=partition)
     if config_is_local:
         check_length(config, parents)
-        several = config.sft.batch_size > micro_batches(config.sft)[0]
-        config = replace(config, loss_of_step=several and "text_config" in read_architecture(config, parents))
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
     way += f"-{config.partition.name}" if config.partition else ""
     return config, f"{config.expert.name}-{way}-s{config.seed}", parents
