@@ -31,6 +31,8 @@ def why_not_finished(run: Run) -> str | None:
     PipelineError for a training whose manifest says another side: it is no input of it, and merges and maps read it."""
     try:
         manifest = read_manifest(run.folder)
+        if manifest and manifest.hash != run.hash:  # of a run whose label and digits are the same
+            manifest = None
         recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
         contents = {role: content_digest(run.parents[role]) for role in recorded}
     except Malformed as error:
@@ -94,9 +96,10 @@ def make_once(
                 check_unchanged(run.folder)
                 state.remove_state(run.workplace)
                 return run.folder
-            if run.folder.exists() and read_manifest(run.folder) is None:
+            if run.folder.exists() and getattr(read_manifest(run.folder), "hash", None) != run.hash:
                 raise PipelineError(
-                    f"{run.folder} has no {MANIFEST}, so no run made it: move it away, as this run needs its name"
+                    f"{run.folder} has no {MANIFEST} of this run, so another made it: move it away, as this run needs "
+                    "its name"
                 )
             for parent in run.parents.values():
                 check_unchanged(parent.folder)

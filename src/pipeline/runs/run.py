@@ -1,8 +1,8 @@
 """What a run is: its configuration and its parents, the hash of both, and what differs between two.
 
-Its folder is `runs_dir/<label>-<hash>` with eight digits of the hash (twelve where another run has the same eight; the
-manifest has all). Its manifest is written last, so that a folder with a manifest is finished. Work happens in
-`runs_dir/.work/<hash>/<lease>`, and one atomic rename publishes it (runs/make.py).
+Its folder is `runs_dir/<label>-<hash>` with twelve digits of the hash; the manifest has all. Its manifest is written
+last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>/<lease>`, and one atomic
+rename publishes it (runs/make.py).
 """
 
 from __future__ import annotations
