@@ -33,7 +33,7 @@ class Tracking(Knobs):
     project: str = "cross-lingual-merging"  # in which runs are listed
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
-    weights: bool = False  # whether the weights of each model are logged, as a second artifact
+    weights: bool = False  # whether the weights of each model are logged, as an artifact
     timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 

@@ -158,7 +158,8 @@ def _compute_run(
             },
         )
         manifest.write(run.work)
-        tracker.finished(run, manifest, run.config.tracking.weights)
+        if run.config.tracking.weights and manifest.weights:
+            tracker.weights(run, manifest)
     publish_run(lease, run.folder)
 
 
