@@ -15,8 +15,8 @@ from pipeline.__main__ import main
     ("words", "sentence"),
     {
         "stage=status =1": "'=1' has no key: write key=value",
-        "language=1": "unknown key language: did you mean languages=[sw]?",
-        "stage=sft language=sw": "unknown key language: did you mean languages=[sw]?",
+        "language=1": "unknown key language: did you mean languages?",
+        "stage=sft language=sw": "unknown key language: did you mean languages?",
         "tables=1": "unknown key tables: did you mean table",
         "--resolve": "--resolve is not a flag of this program; there are --help",
         "--info": "--info is not a flag of this program; there are --help",

@@ -20,7 +20,7 @@ from pipeline.config import conf
 from pipeline.config.defaults import HARDWARE, left_open
 from pipeline.config.explain import explain_invalid, explain_key, not_read, type_inside, unknown_option
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check, knobs_of, unread_knobs
+from pipeline.config.knob import check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     OF_ALL_STAGES,
@@ -184,7 +184,7 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
     name, *further = path
     if isinstance(tree, list) and name.isdigit() and int(name) < len(tree):
         place: Any = int(name)
-    elif not isinstance(tree, dict) or (is_dataclass(kind) and name not in kind.__dataclass_fields__):
+    elif not isinstance(tree, dict) or (is_dataclass(kind) and name not in names_of(kind)):
         raise PipelineError(explain_key(key, kind, stage))
     elif get_origin(kind) is dict and tree and name not in tree and not new:
         raise PipelineError(f"{key} is new: add it with a plus, +{key}=...")
