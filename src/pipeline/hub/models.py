@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +87,6 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
     except Exception:  # invalid YAML: no metadata
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def bases_named(card: Mapping[str, Any]) -> list[str]:
-    """The base models that the metadata of a card name: base_model, one or several."""
-    names = card.get("base_model") or []
-    return [names] if isinstance(names, str) else list(map(str, names)) if isinstance(names, list) else []
 
 
 def refusal_of_model(name: str, error: Exception) -> PipelineError:
