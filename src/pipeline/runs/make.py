@@ -74,12 +74,11 @@ def make_once(
     stage: Stage,
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
     predicted_seconds: float | None = None,
-    guessed_seconds: float | None = None,
 ) -> Path:
     """The folder of the run, which is computed unless it is finished.
 
     `stage` works in the run's work folder and returns the facts of the manifest; `bytes_needed`: purpose -> bytes that
-    it will write. predicted_seconds: from finished runs; guessed_seconds: from its work alone.
+    it will write.
     Of two processes that request the same run, on one host or two, one takes its lease and computes; the other waits
     and uses the result.
 
@@ -109,7 +108,7 @@ def make_once(
             lease.take_over()
             tracked_state = state.track_state(run.workplace, lease.of, run.name, run.config.stage)
             with tracked_state, naming_a_full_disk(run.runs_dir):
-                _compute_run(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
+                _compute_run(run, lease, stage, next_attempt(run), predicted_seconds)
             state.remove_state(run.workplace)
             return run.folder
         except OSError:
@@ -119,9 +118,7 @@ def make_once(
             run.lease = None
 
 
-def _compute_run(
-    run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[float | None, float | None]
-) -> None:
+def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_seconds: float | None) -> None:
     from pipeline.runs import resume
     from pipeline.runs.tracking import track_run
 
@@ -152,8 +149,7 @@ def _compute_run(
             started=started.isoformat(timespec="seconds"),
             cost={
                 "seconds": round(earlier_seconds + time.perf_counter() - begun, 3),
-                "predicted_seconds": expected[0],
-                "guessed_seconds": expected[1],
+                "predicted_seconds": predicted_seconds,
                 "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             },
         )
