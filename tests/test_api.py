@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,8 @@ import pytest
 from tiny_words import FEW
 
 from pipeline.api import evaluate, merge, report, spelled, table, train
+from pipeline.config.compose import compose
+from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
 
 Call = Callable[..., SimpleNamespace]
@@ -107,3 +111,25 @@ def test_an_option_that_was_changed_between_two_calls_is_read_again(
         (tmp_path / "recipe/mine.yaml").write_text(f"# @package sft\nlearning_rate: {rate}\n")
         train(expert="math", recipe="mine", config_dir=str(tmp_path))
     assert rates == [3e-6, 5e-6]
+
+
+def test_the_job_that_continues_a_table_has_the_keywords_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the arguments of the program that called."""
+    monkeypatch.setattr(sys, "argv", ["notebook", "-f", "kernel.json"])
+    launcher = {"dry_run": True, "gpus": 0, "options": ["--comment=it's"]}
+    with pytest.raises(SystemExit):
+        table(
+            "sandbox", launcher="slurm", runs_dir=tmp_path, every={"seed": 1},
+            **{f"launcher.{key}": value for key, value in launcher.items()},
+        )  # fmt: skip
+    (line,) = [
+        line for file in (tmp_path / ".slurm-dry-run").glob("*.sh") for line in file.read_text().splitlines()
+        if "launcher.retry_failed=false" in line
+    ]  # fmt: skip
+    words = shlex.split(line)
+    command = words[words.index("pipeline") + 1 : words.index("launcher.retry_failed=false")]
+    again: Any = compose([*command, "launcher.dry_run=true"])
+    assert (again.table, again.runs_dir, again.every) == ("sandbox", str(tmp_path), {"seed": 1})
+    assert again.launcher == Launcher(name="slurm", **launcher)

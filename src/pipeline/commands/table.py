@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.commands.clean import free_ranked, missing_snapshots
 from pipeline.commands.plan import not_planned
 from pipeline.commands.report import report_folder, write_results
+from pipeline.config.overrides import override_of
 from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
@@ -51,7 +52,8 @@ def make_table(config: TableStage) -> Path:
     reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    with executor_for(config.launcher, targets, sys.argv[1:], planning.waiting_evaluations) as execute:
+    again = [override_of(key, value) for key, value in config.given.items()]
+    with executor_for(config.launcher, targets, again, planning.waiting_evaluations) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}

@@ -61,7 +61,7 @@ def compose_given(words: Words) -> Stage:
     values = {key.lstrip("+"): value for key, value in words.items()}
     for key, remedy in unread_knobs(stage, values).items():
         raise PipelineError(f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out")
-    return stage
+    return replace(stage, given=dict(words)) if isinstance(stage, TableStage) else stage
 
 
 def stage_of(words: Words) -> Stage:

@@ -214,6 +214,7 @@ class TableStage(Stage):
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, low=1, hashed=False)
+    given: dict[str, Any] = field(default_factory=dict)  # the command's own keys and values: not set itself
 
 
 @dataclass
