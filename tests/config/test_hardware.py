@@ -98,6 +98,8 @@ columns: {math: {run: math}}
     assert Planning.of(config).config.launcher.memory_per_gpu == "48G"
     other: Any = compose(["stage=plan", words[0], words[1], "plan.gpu=h100_80", "plan.gpus=16"])
     assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == ("h100_80", 16)  # type: ignore[attr-defined]
+    default: Any = compose(["stage=plan", words[0], words[1], "plan.gpus=1"])  # typed, as the default is
+    assert Planning.of(default).config.plan.gpus == 1  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------------------------------------------- wrong input

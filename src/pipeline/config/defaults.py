@@ -74,7 +74,8 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
-    """A table's stage with what the hardware of its own `every` says of plans and jobs, where the command does not."""
+    """A table's stage with what the hardware of its own `every` sets of plans and jobs, where neither the command nor
+    its options do."""
     if HARDWARE not in every or HARDWARE in config.every:  # the command's own is among its words
         return config
     for key, value in hardware_for(
@@ -82,7 +83,9 @@ def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
     ).items():
         part, _, name = key.partition(".")
         holder = getattr(config, part)
-        if part != "every" and getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
+        if part == "every" or key in config.given:
+            continue
+        if getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
             config = replace(config, **{part: replace(holder, **{name: value})})
     return config
 
