@@ -59,6 +59,7 @@ from pipeline.tables.table_yaml import (
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
         "best", "each", "by", "columns")  # fmt: skip
+NAME = r"[\w+=@][\w .+=@-]{0,250}"  # of a table, which names folders and files
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
 TRAININGS = ("sft", "cpt")  # stages that train a model
 ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
@@ -161,6 +162,10 @@ def read_table(
     for key in ("name", "runs", "columns"):
         if not raw.get(key):
             raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
+    if not re.fullmatch(NAME, str(raw["name"])):
+        raise table_error(
+            file, "", f"name={raw['name']} is not the name of a folder: use letters, digits, spaces and _.+=@-"
+        )
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
     settings = {**raw["every"], **every}
     pooled = add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
