@@ -60,6 +60,11 @@ def test_a_table_gives_its_page_and_frames(world: Path, base: Path, tmp_path: Pa
     shared = {"runs_dir": tmp_path / "runs", "tracking": {"mode": "disabled"}}
     made = table(tmp_path / "own.yaml", every={"eval.limit": 2}, launcher={"workers": 1}, **shared)
     assert made.page.is_file() and len(made.answers) == 2 and set(made.scores.row) == {"base"}
+    state = made.page.with_name("report.json").read_bytes()
+    jobs = {"launcher": "slurm", "launcher.gpus": 0, "launcher.dry_run": True, "threads": 1}
+    with pytest.raises(SystemExit):  # writes scripts, and no more
+        table(tmp_path / "own.yaml", every={"eval.limit": 3}, **jobs, **shared)
+    assert made.page.with_name("report.json").read_bytes() == state
     shown = report(tmp_path / "own.yaml", every={"eval.limit": 2}, **shared)
     assert shown.page == made.page and shown.scores.equals(made.scores)
 

@@ -49,7 +49,8 @@ def make_table(config: TableStage) -> Path:
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
-    reported.write_state(report_folder(planning))
+    if not config.launcher.dry_run:
+        reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
     again = [override_of(key, value) for key, value in config.given.items()]
