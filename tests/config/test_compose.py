@@ -330,6 +330,27 @@ def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: pyt
     assert "table=min is not a table: did you mean mine" in missing.err
 
 
+def test_the_package_of_an_option_is_below_other_comments_too(own: Path, call: Call) -> None:
+    (own / "recipe/mine.yaml").write_text("# Our recipe.\n\n#\n# @package sft\nlearning_rate: 3.0e-6\n")
+    told = call(f"--config-dir={own}", "stage=sft", "expert=math", "recipe=mine", "--cfg", "job")
+    assert told.status == 0 and "learning_rate: 3.0e-06" in told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("defaults", "told"),
+    [
+        ("[nope]", "sparser.yaml starts from merge=nope, which is not an option: there are layer_swap,"),
+        ("[sparser]", "sparser.yaml starts from itself: leave sparser out of its defaults"),
+        ("ties", "sparser.yaml, defaults: ties is not a list: write defaults: [ties]"),
+    ],
+)
+def test_what_an_option_cannot_start_from(defaults: str, told: str, own: Path, call: Call) -> None:
+    (own / "merge").mkdir()
+    (own / "merge/sparser.yaml").write_text(f"defaults: {defaults}\ndensity: 0.1\n")
+    refused = call(f"--config-dir={own}", "stage=merge", "merge=sparser", "merge.experts=[a,b]")
+    assert refused.status == 1 and told in refused.err and "Traceback" not in refused.err, refused.err
+
+
 def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(own: Path, call: Call) -> None:
     """Whatever its name, and one that starts from another such option."""
     (own / "merge").mkdir()

@@ -155,19 +155,8 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Wo
             continue
         if not conf.is_option(group, str(option)):
             raise PipelineError(unknown_option(group, str(option)))
-        merge(tree, conf.option(group, str(option)))
+        conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in words.items() if key not in groups}
-
-
-def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
-    for key, value in part.items():
-        if isinstance(value, dict):
-            if not isinstance(tree.get(key), dict):
-                tree[key] = {}
-            merge(tree[key], value)
-        else:
-            tree[key] = deepcopy(value) if isinstance(value, list) else value
 
 
 def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str) -> None:
