@@ -41,7 +41,8 @@ def left_open(words: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe_of_paper(words: Mapping[str, Any]) -> dict[str, str]:
     """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
-    plain = {"stage": ("sft",), "model": (None, "llama3.1_8b"), "sft": (None, "full")}
+    base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
+    plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
     other = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & words.keys()
     recipe = f"layer_swapping_{words.get('expert')}_1"
     if other or any(words.get(key) not in values for key, values in plain.items()):
