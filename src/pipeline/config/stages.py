@@ -9,7 +9,7 @@ and a field at its declared default adds nothing, so a new knob leaves old runs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -18,7 +18,7 @@ from pipeline.config.data import Data, Expert
 from pipeline.config.evaluation import Eval, Select
 from pipeline.config.knob import Knobs, knob, part
 from pipeline.config.merging import Analyze, Merge
-from pipeline.config.training import Model, Partition, Sft
+from pipeline.config.training import Model, Partition, Sft, default_rate
 
 MOST_SEED = 2**32 - 1  # numpy's bound
 
@@ -138,6 +138,16 @@ class TrainStage(RunStage):
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
+
+    def settled(self) -> TrainStage:
+        """With the values of knobs whose default depends on others: the learning rate, and the side that partial
+        trains."""
+        sft = self.sft
+        if sft.learning_rate is None:
+            sft = replace(sft, learning_rate=default_rate(sft.adapter))
+        if sft.method == "partial" and sft.side is None and isinstance(self.expert, Expert):
+            sft = replace(sft, side=self.expert.side)
+        return replace(self, sft=sft)
 
 
 @dataclass

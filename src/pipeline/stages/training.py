@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, TrainStage
-from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.files import IDENTIFYING_SUFFIXES
@@ -25,13 +24,10 @@ from pipeline.train.memory import micro_batches
 
 
 def build(config: TrainStage, resolver: Resolver) -> Draft:
-    """Config, label and parents; resolves the side that partial trains and the counts of a partition."""
+    """Config, label and parents; resolves the knobs whose default depends on others, and the counts of a partition."""
     check_method(config)
     parents = parents_of(config, resolver)
-    if config.sft.learning_rate is None:
-        config = replace(config, sft=replace(config.sft, learning_rate=default_rate(config.sft.adapter)))
-    if config.sft.method == "partial" and config.sft.side is None:
-        config = replace(config, sft=replace(config.sft, side=config.expert.side))
+    config = config.settled()
     base = parents.get("model")
     config_is_local = not isinstance(base, External) or base.folder.is_dir()  # the Hub is asked only where necessary
     if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
