@@ -79,6 +79,16 @@ def include(folder: str) -> None:
         if any(name in other.tasks or name in other.groups for other in others):
             raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
     _included[path] = digest, own_index
+    forget_names()
+
+
+def forget_included() -> None:
+    """Forget the tasks of eval.include_path: another command of this process may take their names."""
+    _included.clear()
+    forget_names()
+
+
+def forget_names() -> None:
     for read in (harness_index, members, tags_below):
         read.cache_clear()
 
