@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.api import evaluate
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import forget_included, harness_index, include, members, merge_includes
+from pipeline.config.harness_tasks import forget_files, harness_index, include, members, merge_includes
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
@@ -105,9 +105,9 @@ FAMILIES = {  # family -> its Swahili task or group
 
 @pytest.fixture(autouse=True)
 def nothing_included() -> Iterator[None]:
-    forget_included()
+    forget_files()
     yield
-    forget_included()
+    forget_files()
 
 
 @pytest.fixture

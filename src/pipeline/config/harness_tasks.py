@@ -82,8 +82,10 @@ def include(folder: str) -> None:
     forget_names()
 
 
-def forget_included() -> None:
-    """Forget the tasks of eval.include_path: another command of this process may take their names."""
+def forget_files() -> None:
+    """Read the files of options and tasks again, for another command of this process: they may have changed since, and
+    another eval.include_path may have tasks of the same names."""
+    conf.forget_options()
     _included.clear()
     forget_names()
 

@@ -11,6 +11,7 @@ from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
+from pipeline.hub.models import hub_errors
 from pipeline.models.files import IDENTIFYING_SUFFIXES
 from pipeline.models.load import date_of_templates
 from pipeline.models.partition import resolve_partition
@@ -133,7 +134,7 @@ def hub_file(name: str, revision: str | None) -> str:
 
     try:
         return hf_hub_download(name, "config.json", revision=revision)
-    except Exception as error:
+    except hub_errors() as error:
         raise PipelineError(
             f"partition.scale_to_depth=true needs the depth of {name}, which could not be read from the Hub: "
             "give the counts themselves"
