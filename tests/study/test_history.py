@@ -1,4 +1,4 @@
-"""How long a run is expected to take: by its work, corrected by what finished runs took."""
+"""How long a run is expected to take: by its work, or what finished runs of its kind took."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tiny_words import FEW, TINY, WORLD
 from tokenizers import Tokenizer
 
 from pipeline.config.compose import compose
+from pipeline.config.stages import Launcher
+from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import (
     BASE_ALONE,
@@ -23,10 +25,12 @@ from pipeline.estimate.durations import (
     NEEDS_GPU,
     STEP,
     History,
+    describe_training,
     guess,
     memory_here,
 )
 from pipeline.estimate.flops import LONGEST, training_seconds
+from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
@@ -35,6 +39,8 @@ from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.stages.steps import training_rows, training_steps
 from pipeline.train.memory import LIBRARIES, full_model
+
+SLURM = Launcher(name="slurm")
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +163,20 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(cpu, "memory", lambda: 10**12)
     score = replace(score, config=replace(score.config, threads=64))
     assert History(on_gpu=False).seconds_text(score).startswith("~")
+
+
+def test_what_a_job_takes_is_that_of_a_gpu_and_an_unknown_model_has_a_remedy(
+    training: Callable[..., Run], tmp_path: Path
+) -> None:
+    here, job, on_cpus = (
+        describe_training(training(*words), {})
+        for words in ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
+    )
+    assert "; on this CPU: " in here and "; on a100_80: " in job and "; on this CPU: " in on_cpus
+    unknown = of("stage=sft", "expert=math", "model=hub:who/ever", f"runs_dir={tmp_path}")
+    assert "; on a100_80: ?" in describe_training(replace(unknown, config=replace(unknown.config, launcher=SLURM)), {})
+    with pytest.raises(PipelineError, match="size of the model of math-full-s0 is unknown.*run stage=prefetch first"):
+        shape_for(unknown)
 
 
 def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:

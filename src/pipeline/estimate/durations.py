@@ -182,7 +182,10 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
         rows = f"{count:,} rows in {steps:,} steps, {tokens} tokens"
     recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
     about = f"{run.label}: recipe={recipe} mixture={mixture}, {rows}"
-    if gpu is None and not visible_gpus() and (HARDWARE in options or here is None or here <= cpu.memory()):
+    launcher = run.config.launcher
+    by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
+    fits_here = HARDWARE in options or here is None or here <= cpu.memory()
+    if gpu is None and not by_job and not visible_gpus() and fits_here:
         seconds = guess(run, on_gpu=False)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if here is None else f'{here / 1e9:.1f}'} GB, {time}"
