@@ -73,9 +73,6 @@ STAND_INS = {
     "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"),
     "launch/local_pool.py::Worker.start": StandIn(HERE + "test_a_worker_sees_its_gpu_alone", "CUDA_VISIBLE_DEVICES"),
     "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
-    "runs/run.py::decided_beyond_knobs": StandIn(
-        "tests/runs/test_run.py::test_only_trainings_in_shards_are_others_than_before", '"shards in the dtypes'
-    ),
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
     "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
     "train/trainer.py::trainer_of": StandIn(PROCESSES + "test_shards_in_two_processes_equal_one", ""),

@@ -65,7 +65,7 @@ def table() -> dict[str, Any]:
     run = {**WORDS, "type": ["object", "null"], "properties": {"stage": {"enum": list(RUN_STAGES)}}}
     return {
         "name": {"type": "string"}, "title": {"type": "string"}, "note": {"type": "string"}, "published": {},
-        "axes": NAMES, "every": WORDS, "trials": NAMES, "runs": {"type": "object", "additionalProperties": run},
+        "axes": NAMES, "every": WORDS, "runs": {"type": "object", "additionalProperties": run},
         "score": side, "columns": sides, "rows": sides, "beside": LIST_OR_ONE, "compare": NAMES,
         "primary": {"type": "array"}, "controls": {"type": ["boolean", "array"]}, "defaults": LIST_OR_ONE,
         "free_snapshots": {"type": "boolean"},

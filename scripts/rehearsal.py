@@ -151,7 +151,7 @@ def read_cells(report: Path, plan: str, problems: list[str]) -> dict[str, Any]:
     with open(report / "cells.csv", encoding="utf-8", newline="") as lines:
         cells = list(csv.DictReader(lines))
     published = [cell for cell in cells if cell["published"]]
-    reasons = Counter(re.sub(r"\S+-[0-9a-f]{8}\b", "RUN", cell["missing"]) for cell in cells if not cell["value"])
+    reasons = Counter(re.sub(r"\S+-[0-9a-f]{12}\b", "RUN", cell["missing"]) for cell in cells if not cell["value"])
     for cell in cells:
         place = f"{cell['row']} {cell['column']}"
         if not cell["value"] and not cell["missing"]:

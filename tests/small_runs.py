@@ -33,7 +33,7 @@ def never(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
     raise AssertionError(f"{run.name} was made again")
 
 
-def of_digits(run: Run, digits: str = "0123abcd") -> Run:
+def of_digits(run: Run, digits: str = "0123456789ab") -> Run:
     """The run with a hash that begins with these digits, as chance may give it."""
     run.__dict__["hash"] = digits + run.hash[len(digits) :]
     return run

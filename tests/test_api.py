@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,8 @@ import pytest
 from tiny_words import FEW
 
 from pipeline.api import evaluate, merge, report, spelled, table, train
+from pipeline.config.compose import compose
+from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
 
 Call = Callable[..., SimpleNamespace]
@@ -56,6 +60,11 @@ def test_a_table_gives_its_page_and_frames(world: Path, base: Path, tmp_path: Pa
     shared = {"runs_dir": tmp_path / "runs", "tracking": {"mode": "disabled"}}
     made = table(tmp_path / "own.yaml", every={"eval.limit": 2}, launcher={"workers": 1}, **shared)
     assert made.page.is_file() and len(made.answers) == 2 and set(made.scores.row) == {"base"}
+    state = made.page.with_name("report.json").read_bytes()
+    jobs = {"launcher": "slurm", "launcher.gpus": 0, "launcher.dry_run": True, "threads": 1}
+    with pytest.raises(SystemExit):  # writes scripts, and no more
+        table(tmp_path / "own.yaml", every={"eval.limit": 3}, **jobs, **shared)
+    assert made.page.with_name("report.json").read_bytes() == state
     shown = report(tmp_path / "own.yaml", every={"eval.limit": 2}, **shared)
     assert shown.page == made.page and shown.scores.equals(made.scores)
 
@@ -107,3 +116,25 @@ def test_an_option_that_was_changed_between_two_calls_is_read_again(
         (tmp_path / "recipe/mine.yaml").write_text(f"# @package sft\nlearning_rate: {rate}\n")
         train(expert="math", recipe="mine", config_dir=str(tmp_path))
     assert rates == [3e-6, 5e-6]
+
+
+def test_the_job_that_continues_a_table_has_the_keywords_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the arguments of the program that called."""
+    monkeypatch.setattr(sys, "argv", ["notebook", "-f", "kernel.json"])
+    launcher = {"dry_run": True, "gpus": 0, "options": ["--comment=it's"]}
+    with pytest.raises(SystemExit):
+        table(
+            "sandbox", launcher="slurm", runs_dir=tmp_path, every={"seed": 1},
+            **{f"launcher.{key}": value for key, value in launcher.items()},
+        )  # fmt: skip
+    (line,) = [
+        line for file in (tmp_path / ".slurm-dry-run").glob("*.sh") for line in file.read_text().splitlines()
+        if "launcher.retry_failed=false" in line
+    ]  # fmt: skip
+    words = shlex.split(line)
+    command = words[words.index("pipeline") + 1 : words.index("launcher.retry_failed=false")]
+    again: Any = compose([*command, "launcher.dry_run=true"])
+    assert (again.table, again.runs_dir, again.every) == ("sandbox", str(tmp_path), {"seed": 1})
+    assert again.launcher == Launcher(name="slurm", **launcher)

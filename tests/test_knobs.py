@@ -56,9 +56,6 @@ RANDOM = "model=sandbox_random model.architecture.num_hidden_layers=2"
 TRAINING: dict[str, Change | list[Change]] = {
     "seed": Change("seed=1"),
     "deterministic": Change("deterministic=true", same_because="torch's other kernels, which differ on a GPU alone"),
-    "loss_of_step": Change(
-        "loss_of_step=true", same_because="of a model of text alone the plan sets it back: see test_trainer"
-    ),
     "model.revision": Change("model.revision=v2", same_because="of a folder nothing is fetched, and it is not hashed"),
     "model.init": Change(RANDOM),
     "model.architecture": Change("+model.architecture.hidden_act=gelu", given=RANDOM),

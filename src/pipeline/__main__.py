@@ -182,11 +182,15 @@ def refuse_flags(flags: Namespace, words: Sequence[str]) -> None:
 
 
 def show_values(words: list[str]) -> int:
-    """Exit status of --cfg job, which shows a command's values and runs nothing."""
+    """Exit status of --cfg job, which shows a command's values and runs nothing: those of its run if all of its parents
+    are known."""
+    resolved = None
     try:
         with suppress(Incomplete):
-            compose(split_command(words)[1] or words)
-        return print_text(command_text(words))
+            config = compose(split_command(words)[1] or words)
+            with suppress(PipelineError):
+                resolved = build(config).config if isinstance(config, RunStage) else None
+        return print_text(command_text(words, resolved))
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1

@@ -26,6 +26,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose_given
 from pipeline.config.defaults import left_open
 from pipeline.config.evaluation import Eval
+from pipeline.config.harness_tasks import forget_files
 from pipeline.config.stages import Stage
 from pipeline.files import added_conf
 from pipeline.launch.launchers import stage_output
@@ -92,7 +93,7 @@ def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
     quiet()
     if (folder := words.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
         conf.add_folder(str(folder))
-    conf.forget_options()
+    forget_files()
     given = {"stage": stage, **spelled(stage, group, words)}
     return stage_output(compose_given(given), {**given, **left_open(given)})
 

@@ -126,12 +126,15 @@ REFUSED = {
     EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads merge, partition, eval,",
     "expert=math": "stage=table does not read expert=math: give every.expert=math for the runs of the table, or leave",
     # an unknown key, with + too
-    SFT + "epochs=2": "unknown key epochs: did you mean sft.epochs=...?",
+    SFT + "epochs=2": "unknown key epochs: did you mean sft.epochs?",
     "stage=eval languages=[en, sw]": "quote a value with brackets or spaces, 'languages=[en,sw]'",
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "+sed=1": "unknown key sed: did you mean seed?",
     SFT + "foo=1": "unknown key foo: there are data, data_root,",
-    SFT + "lr=1e-4": "unknown key lr: did you mean sft.learning_rate=...?",
+    SFT + "learning_rate=1e-4": "unknown key learning_rate: did you mean sft.learning_rate?",
+    SFT + "lr=1e-4": "unknown key lr: there are data, data_root, deterministic, expert, group, launcher, model,",
+    "stage=merge merge=ties merge.experts=[a,b] merge.fewest=3": "unknown key merge.fewest: there are base, control,",
+    "stage=data expert=sandbox expert.world.dev_items=3": "expert.world.dev_items: did you mean expert.world.items?",
     SFT + "model=org/name": "or hub:org/name for a model on the Hub",
     SOUP + "merge.experts=[a,b] +merge.density=1": "unknown key merge.density: there are",
     EVAL + "+eval.tasks.0.foo=1": "unknown key eval.tasks.0.foo: there are num_fewshot, task",
@@ -325,6 +328,27 @@ def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: pyt
     assert planned.status == 0 and "3 of 3 runs to compute" in planned.out, planned.err
     missing = call(f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is not a table: did you mean mine" in missing.err
+
+
+def test_the_package_of_an_option_is_below_other_comments_too(own: Path, call: Call) -> None:
+    (own / "recipe/mine.yaml").write_text("# Our recipe.\n\n#\n# @package sft\nlearning_rate: 3.0e-6\n")
+    told = call(f"--config-dir={own}", "stage=sft", "expert=math", "recipe=mine", "--cfg", "job")
+    assert told.status == 0 and "learning_rate: 3.0e-06" in told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("defaults", "told"),
+    [
+        ("[nope]", "sparser.yaml starts from merge=nope, which is not an option: there are layer_swap,"),
+        ("[sparser]", "sparser.yaml starts from itself: leave sparser out of its defaults"),
+        ("ties", "sparser.yaml, defaults: ties is not a list: write defaults: [ties]"),
+    ],
+)
+def test_what_an_option_cannot_start_from(defaults: str, told: str, own: Path, call: Call) -> None:
+    (own / "merge").mkdir()
+    (own / "merge/sparser.yaml").write_text(f"defaults: {defaults}\ndensity: 0.1\n")
+    refused = call(f"--config-dir={own}", "stage=merge", "merge=sparser", "merge.experts=[a,b]")
+    assert refused.status == 1 and told in refused.err and "Traceback" not in refused.err, refused.err
 
 
 def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(own: Path, call: Call) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,8 @@ from pipeline.__main__ import main
     ("words", "sentence"),
     {
         "stage=status =1": "'=1' has no key: write key=value",
-        "language=1": "unknown key language: did you mean languages=[sw]?",
-        "stage=sft language=sw": "unknown key language: did you mean languages=[sw]?",
+        "language=1": "unknown key language: did you mean languages?",
+        "stage=sft language=sw": "unknown key language: did you mean languages?",
         "tables=1": "unknown key tables: did you mean table",
         "--resolve": "--resolve is not a flag of this program; there are --help",
         "--info": "--info is not a flag of this program; there are --help",
@@ -47,3 +48,19 @@ def test_a_reader_that_closes_its_pipe() -> None:
         )
         os.close(writer)
         assert done.returncode == 0 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr, words
+
+
+def test_cfg_shows_what_will_run(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values that a run resolves from others, or from its base; without its data, those that need no file."""
+    partial = "stage=sft expert=math sft=partial partition=B partition.scale_to_depth=true recipe=default"
+    score = f"stage=eval checkpoint=package:data/sandbox_base eval=mgsm_0shot languages=[qac] data_root={world}"
+    rate = "  learning_rate: 1.0e-06"
+    for words, shown in {
+        f"{partial} model=sandbox": [rate, "  side: math", "  bottom_layers: 2", "  top_layers: 1"],
+        f"{partial} model=./none": [rate, "  side: math", "  bottom_layers: 8", "  top_layers: 4"],
+        "stage=sft expert=math recipe=default sft=lora": ["  learning_rate: 6.0e-05"],
+        score: ["  dtype: float32"],
+    }.items():
+        assert main([*words.split(), "--cfg", "job"]) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert set(shown) <= set(told), words

@@ -98,6 +98,8 @@ columns: {math: {run: math}}
     assert Planning.of(config).config.launcher.memory_per_gpu == "48G"
     other: Any = compose(["stage=plan", words[0], words[1], "plan.gpu=h100_80", "plan.gpus=16"])
     assert (Planning.of(other).config.plan.gpu, Planning.of(other).config.plan.gpus) == ("h100_80", 16)  # type: ignore[attr-defined]
+    default: Any = compose(["stage=plan", words[0], words[1], "plan.gpus=1"])  # typed, as the default is
+    assert Planning.of(default).config.plan.gpus == 1  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------------------------------------------- wrong input
@@ -181,6 +183,7 @@ def test_the_first_papers_recipe_is_the_default_of_its_experts() -> None:
         named = hash_of(f"expert={expert}", f"recipe=layer_swapping_{expert}_1", "mixture=layer_swapping")
         assert hash_of(f"expert={expert}") == named == build(stage_of({"stage": "sft", "expert": expert})).hash  # type: ignore[arg-type]
         assert hash_of(f"expert={expert}", "model=llama3.1_8b", "sft=full", "seed=0") == named
+        assert hash_of(f"expert={expert}", "model=hub:meta-llama/Llama-3.1-8B") == named
     plain = hash_of("expert=math", "recipe=default", "mixture=all")
     assert plain == hash_of("expert=math", "recipe=default") == hash_of("expert=math", "mixture=all")
     others = (["model=qwen2.5_7b_instruct"], ["sft=lora"], ["sft=partial", "partition=B"], ["sft.adapter=lora"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from planned import TABLES as TABLE_FILES
 from planned import plan_of
 
 from pipeline.config.compose import compose, stage_of, with_values
+from pipeline.config.overrides import override_of, values_of, written
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.tables.planned_runs import refs_as_names, thaw_value
@@ -31,18 +31,16 @@ def rows(table: str) -> Iterator[dict[str, Any]]:
 
 def typed(line: dict[str, Any]) -> list[str]:
     """As one types it: what is put into a mapping takes a plus."""
-    return [f"{'+' if isinstance(value, dict) else ''}{name}={format_word(value)}" for name, value in line.items()]
+    return [f"{'+' if isinstance(value, dict) else ''}{name}={written(value)}" for name, value in line.items()]
 
 
-def format_word(value: Any) -> str:
-    """A value in Hydra's override grammar."""
-    if isinstance(value, list):
-        return "[" + ",".join(map(format_word, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{format_word(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
-        return "'" + value.replace("'", r"\'") + "'"
-    return "null" if value is None else str(value)
+ODD = ["", " x", "1e-5", "null", "a, b 'c'", 'say "x"', "a\\", "\\'", "[x]", "{a:1}", "a=b", "x:y", "~", "é\n", "x@10"]
+
+
+def test_a_value_written_as_an_override_is_read_as_it_was() -> None:
+    for value in (*ODD, 1, 1.5, True, None, [1, "a b", ["x"]], {"te": 1024, "bn": "x y"}, [{"task": "mgsm"}]):
+        assert values_of([override_of("+a.b", value)]) == {"+a.b": value}
+    assert override_of("table", "sandbox") == "table=sandbox"  # quoted only where it needs to be
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -68,7 +66,7 @@ CHANGED = {  # key -> values, of one training
 def test_a_changed_value_is_what_typing_it_gives(key: str) -> None:
     for value in CHANGED[key]:
         line = {"stage": "sft", "expert": "math", "sft": "lora" if "lora" in key else "full", key: value}
-        words = [f"{name}={format_word(one)}" for name, one in line.items()]
+        words = [f"{name}={written(one)}" for name, one in line.items()]
         assert stage_of(line) == compose(words), value
 
 

@@ -100,10 +100,6 @@ def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
     for split, expected in slices.items():
         found = own(tmp_path, "a.parquet", f"expert.sources.own.split='{split}'")
         assert found == [(f"q{n}", f"a{n}") for n in expected]
-    words = ["stage=data", "expert=own", "expert.sources.own.file=a.parquet", "expert.sources.own.prompt='{q}'"]
-    words += ["expert.sources.own.completion='{a}'", f"data_root={tmp_path}"]
-    decided = build(compose([*words, "expert.sources.own.split='train[:10%]'"])).decided_by  # type: ignore[arg-type]
-    assert decided["read_otherwise"] == ["own"] and "read_otherwise" not in build(compose(words)).decided_by  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

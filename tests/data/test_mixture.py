@@ -181,14 +181,6 @@ def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: P
             read_source("aya", Source(file="aya/train.jsonl", rows="aya", language=code), tmp_path)
 
 
-def test_sets_that_earlier_runs_read_otherwise_are_others():
-    """zho and hin were read in both scripts; the papers' languages are as before."""
-    for code, other in (("zh", True), ("zh_hant", True), ("hi_latn", True), ("bn", False), ("sw", False)):
-        source = Source(file="aya/train.jsonl", rows="aya", language=code)
-        decided = Run(stage(Data(), own=source), "x", version=1).decided_by
-        assert ("read_otherwise" in decided) == other, code
-
-
 @pytest.mark.parametrize("columns", [3, 9])
 def test_english_is_where_the_order_of_codes_puts_it(columns: int, tmp_path: Path):
     """als_Latn-eng_Latn in AllenAI's files, and en-sq in CCMatrix'; eng_Latn-swh_Latn and en-sw."""

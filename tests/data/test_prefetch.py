@@ -284,20 +284,23 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp
     assert "CohereLabs/aya_dataset" in json.loads((tmp_path / "runs/hub.lock.json").read_text())["datasets"]
 
 
-def test_what_comes_late_or_in_part_is_asked_for_again(place: Place, tmp_path: Path) -> None:
-    """Too many requests, and downloads that break off: of the Hub's files, and of one elsewhere, which urllib takes for
-    whole."""
+def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(place: Place, tmp_path: Path) -> None:
+    """Too many requests, and downloads that break off: of the Hub's files, which its client asks for again, and of one
+    elsewhere, which urllib takes for whole."""
     place.hub.gated.clear()
     head = place.hub.heads["models/tiny/base"]
     nllb = "/nllb/eng_Latn-swh_Latn.gz"
-    place.hub.busy = {"/api/datasets/CohereLabs/aya_dataset": 2, f"/tiny/base/resolve/{head}/config.json": 1}
+    place.hub.busy = {"/api/datasets/CohereLabs/aya_dataset": 1}
     place.hub.cut, place.mirror.cut = {f"/tiny/base/resolve/{head}/model.safetensors": 1}, {nllb: 1}
-    place.mirror.busy = {nllb: 1}
     shutil.copytree(place.folder / "conf", tmp_path / "conf")
-    fetched = Place(place.hub, tmp_path, place.mirror).run("stage=prefetch", "table=fetched")
-    asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.busy.values(), *place.mirror.cut.values()]
+    elsewhere = Place(place.hub, tmp_path, place.mirror)
+    told = elsewhere.run("stage=prefetch", "table=fetched")
+    assert told.status == 1 and "could not be fetched, the others are locked in" in told.err, told.err
+    assert "Too Many Requests" in told.err and "broke off after" in told.err
+    asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.cut.values()]
     assert not any(asked)
-    assert fetched.err.count(": again in 1 s") == 4 and "broke off after" in fetched.err
+    fetched = elsewhere.run("stage=prefetch", "table=fetched")
+    assert "Too Many Requests" not in fetched.err and "broke off after" not in fetched.err
     lock = json.loads((tmp_path / "runs/hub.lock.json").read_text())
     whole = place.mirror.files[nllb]
     (entry,) = lock["urls"].values()

@@ -22,10 +22,10 @@ from lm_eval.tasks import TaskManager
 from made_up import Notes, Scripted, asked, choice, run_of, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.api import evaluate
 from pipeline.benchmarks import benchmark_of
-from pipeline.config import harness_tasks
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import harness_index, include, members, merge_includes
+from pipeline.config.harness_tasks import forget_files, harness_index, include, members, merge_includes
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
@@ -105,14 +105,10 @@ FAMILIES = {  # family -> its Swahili task or group
 
 
 @pytest.fixture(autouse=True)
-def nothing_included(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(harness_tasks, "_included", {})
-    caches = (harness_tasks.harness_index, harness_tasks.members, harness_tasks.tags_below)
-    for read in caches:
-        read.cache_clear()
+def nothing_included() -> Iterator[None]:
+    forget_files()
     yield
-    for read in caches:
-        read.cache_clear()
+    forget_files()
 
 
 @pytest.fixture
@@ -459,6 +455,22 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
     assert row["value"] == pytest.approx(stock["results"]["own_vote"]["exact_match,vote"])
     answers = [line["extracted"] for line in read_jsonl(work / "samples/own_vote.en.jsonl")]
     assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
+
+
+def test_commands_of_one_process_may_name_a_task_alike(tmp_path: Path, tiny: Path) -> None:
+    """Two folders of eval.include_path, one after the other; within one command a name is of one of them."""
+    scored = {}
+    for name, text in (("a", "{{text}}"), ("b", "one two three {{text}}")):
+        (tmp_path / name).mkdir()
+        own = write_own(tmp_path / name, "own_alike", doc_to_text=text)
+        words = {"languages": ["en"], "data_root": tmp_path / name / "rows", "runs_dir": tmp_path / "runs"}
+        frame = evaluate(checkpoint=tiny, eval="own_alike", include_path=own, max_gen_toks=3, **words)
+        (file,) = (frame.attrs["folder"] / "samples").glob("*.jsonl")
+        scored[name] = [line["prompt"] for line in read_jsonl(file)]
+    assert scored["b"] == [f"one two three {prompt}" for prompt in scored["a"]]
+    include(str(tmp_path / "b/own"))
+    with pytest.raises(PipelineError, match="the name own_alike is taken: rename the task"):
+        include(str(tmp_path / "a/own"))
 
 
 def test_a_metric_of_some_questions_is_the_mean_over_these(tmp_path: Path, tiny: Path) -> None:

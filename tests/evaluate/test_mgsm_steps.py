@@ -25,13 +25,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.__main__ import main
 from pipeline.benchmarks import BENCHMARKS
-from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.lock import Lock
 from pipeline.languages import MGSM
-from pipeline.runs.run import Run
 
 UNUSABLE = [1, 15, 24, 26, 46, 88, 91, 136, 141, 160, 184, 185, 211, 214, 232]
 EXCLUDED = {  # questions whose operands a translation does not give: clocks, words without a list, changed quantities
@@ -179,19 +177,6 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
         right += max(four) == four[item["label"]]
     assert ours["mgsm_steps", "acc"] == right / len(items)
     assert ours["mgsm_steps", "bits"] == pytest.approx(sum(per_question.values()) / len(per_question), abs=1e-3)
-
-
-def test_a_limit_of_questions_is_another_run_and_no_other_run_changes() -> None:
-    """A finished run with a limit counted steps. `limit_counts` is all that such a hash has more."""
-
-    def decided_by(*words: str) -> dict:
-        return Run(compose(["stage=eval", "checkpoint=hub:a/b", *words]), "x", version=1).decided_by  # type: ignore[arg-type]
-
-    for words, counts in (
-        (["eval=mgsm_steps_4shot", "eval.limit=5"], ["index"]), (["eval=mgsm_steps_4shot"], None),
-        (["eval=mgsm_2shot", "eval.limit=5"], None), (["eval=unreasonable", "eval.limit=5"], None),
-    ):  # fmt: skip
-        assert decided_by(*words).get("limit_counts") == counts
 
 
 TABLE = """

@@ -8,7 +8,13 @@ from typing import Any
 import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
 
 from pipeline.errors import PipelineError
 from pipeline.hub.models import local_folder
@@ -60,7 +66,7 @@ def test_a_name_is_fetched_at_its_revision(
 
 
 def test_without_the_hub_its_cache_serves(hub: dict[str, Any], tmp_path: Path) -> None:
-    hub["answer"] = httpx.ConnectError("no route")
+    hub["answer"] = HTTPError("no route")
     with pytest.raises(
         PipelineError, match="hub:a/b cannot be reached, and is not in its cache here: run stage=prefetch"
     ):
@@ -83,4 +89,19 @@ def test_a_hub_that_serves_nobody_is_no_refusal(hub: dict[str, Any], tmp_path: P
     with pytest.raises(PipelineError, match="hub:a/b cannot be reached, and is not in its cache here"):
         local_folder(Path("a/b"))
     hub["cached"] = True
+    assert local_folder(Path("a/b")) == tmp_path
+
+
+@pytest.mark.parametrize("when", ["answer", "fetch"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), TypeError("a mistake of ours")])
+def test_an_error_of_another_kind_is_itself(hub: dict[str, Any], when: str, error: Exception) -> None:
+    """Not a Hub that cannot be reached, nor a refusal of it."""
+    hub[when] = error
+    with pytest.raises(type(error)) as raised:
+        local_folder(Path("a/b"))
+    assert raised.value is error
+
+
+def test_offline_the_cache_serves(hub: dict[str, Any], tmp_path: Path) -> None:
+    hub |= {"answer": OfflineModeIsEnabled("HF_HUB_OFFLINE=1"), "cached": True}
     assert local_folder(Path("a/b")) == tmp_path

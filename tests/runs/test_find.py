@@ -51,6 +51,13 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     found = find_run("hub:org/name", tmp_path, "model.path")
     assert (found.name, str(found.folder)) == ("name", "org/name")
     assert found.hash != find_run("hub:org/other", tmp_path, "model.path").hash
+    older = find_run("hub:org/name@v1.0", tmp_path, "checkpoint")
+    assert (older.name, str(older.folder), older.hub) == ("name", "org/name@v1.0", "org/name@v1.0")  # type: ignore[attr-defined]
+    assert older.hash not in (found.hash, find_run("hub:org/name@main", tmp_path, "checkpoint").hash)
+    with pytest.raises(PipelineError, match=r"model.path=hub:org/name@v1.0: give .* as model.revision=v1.0"):
+        find_run("hub:org/name@v1.0", tmp_path, "model.path")
+    with pytest.raises(PipelineError, match="write hub:org/name, or hub:org/name@REVISION"):
+        find_run("hub:org/name@", tmp_path, "checkpoint")
     folder = tmp_path / "my model [1]"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -48,9 +48,14 @@ def test_a_run_of_an_earlier_version_and_its_children_stay_finished(finished):
     recorded = content_digest(old)
     assert recorded == read_manifest(old.folder).weights_root and recorded.startswith("sha256:")
     child = finished("child", "blake3", parents={"checkpoint": Ancestor("p", "p", recorded)})
-    assert why_not_finished(SimpleNamespace(folder=child.folder, config=None, parents={"checkpoint": old})) is None
+    assert (
+        why_not_finished(SimpleNamespace(folder=child.folder, hash="child", config=None, parents={"checkpoint": old}))
+        is None
+    )
     again = finished("again", "blake3")
-    said = why_not_finished(SimpleNamespace(folder=child.folder, config=None, parents={"checkpoint": again}))
+    said = why_not_finished(
+        SimpleNamespace(folder=child.folder, hash="child", config=None, parents={"checkpoint": again})
+    )
     assert said == "its checkpoint again was recomputed with other contents"
 
 

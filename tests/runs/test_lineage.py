@@ -20,7 +20,7 @@ SOUP = "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.
 
 
 def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
-    """The base of an expert: not the run that shares eight digits with it and is first by name."""
+    """The base of an expert: not the run that shares twelve digits with it and is first by name."""
     other, base = (of_digits(a_run(tmp_path, label=label, seed=seed)) for label, seed in (("a", 1), ("b", 2)))
     make_once(other, writes(weights="other"))
     make_once(base, writes(weights="base"))

@@ -37,7 +37,7 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
     assert manifest is not None
     assert make_once(a_run(tmp_path), never) == folder
     assert (manifest.name, manifest.attempt, list(manifest.files)) == (folder.name, 1, ["train.jsonl"])
-    assert manifest.hash.startswith(folder.name[-8:])
+    assert manifest.hash.startswith(folder.name[-12:])
     keys = {"decided_by", "config", "parents", "facts", "git", "versions", "machine", "environment", "started", "cost"}
     assert keys <= json.loads((folder / "manifest.json").read_text()).keys()
     assert list((tmp_path / ".work").iterdir()) == []
@@ -132,7 +132,7 @@ def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_
     run = a_run(tmp_path)
     folder = make_once(run, writes())
     (folder / "manifest.json").unlink()
-    with pytest.raises(PipelineError, match=r"has no manifest.json, so no run made it: move it away"):
+    with pytest.raises(PipelineError, match=r"has no manifest.json of this run, so another made it: move it away"):
         make_once(run, never)
     assert (folder / "train.jsonl").is_file()
     with pytest.raises(PipelineError, match=r"has no manifest.json, so it is not a finished run, and no config.json"):

@@ -175,14 +175,6 @@ def test_adapters_without_a_recipe_have_the_rate_of_the_papers_adapters() -> Non
     assert rate_of("sft=lora", "recipe=layer_swapping_math_1") == rate_of("recipe=layer_swapping_math_1")
 
 
-def test_only_trainings_in_shards_are_others_than_before() -> None:
-    """They were trained in accelerate's dtypes."""
-    words = "stage=sft expert=math sft.processes=4 sft.parallel=fsdp2"
-    assert "shards" in build(compose(words.split())).decided_by  # type: ignore[arg-type]
-    for same in (words.replace("fsdp2", "ddp"), words.replace("sft.processes=4", "sft.processes=1")):
-        assert "shards" not in build(compose(same.split())).decided_by  # type: ignore[arg-type]
-
-
 def test_the_tokenizer_of_a_data_root_is_known_by_all_its_files(tmp_path: Path) -> None:
     """transformers reads its chat template from a file of its own."""
     (tmp_path / "d/tokenizer").mkdir(parents=True)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -94,7 +94,7 @@ class Recorded:
     def init(self, **asked: Any) -> Any:
         self.asked, self.argv = asked, sys.argv
         nothing = lambda *_, **__: None  # noqa: E731
-        return SimpleNamespace(finish=self.finish, log=nothing, summary={}, log_artifact=nothing, _log_artifact=nothing)
+        return SimpleNamespace(finish=self.finish, log=nothing, summary={}, log_artifact=nothing)
 
     def finish(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -210,21 +210,6 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
     ]
 
 
-@pytest.fixture
-def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: None) -> Callable[[str], None]:
-    """Puts a script in the place of W&B's service, $CORE."""
-    from wandb.sdk.lib.service import service_process
-
-    def script(lines: str) -> None:
-        tracking.end_service()
-        file = tmp_path / "wandb-core"
-        file.write_text(f"#!/bin/sh\nCORE={service_process.get_core_path()}\n{lines}\n")
-        file.chmod(0o755)
-        monkeypatch.setattr(service_process, "get_core_path", lambda: str(file))
-
-    return script
-
-
 def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:
     def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         stop_service()
@@ -332,8 +317,8 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
     assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
 
 
-def offline_log(folder: Path) -> tuple[Any, dict[tuple[str, str], Any]]:
-    """The run of an offline log, and its artifacts: (name, whether logged or used) -> record."""
+def offline_log(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The run of an offline log, and its artifacts by name."""
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
         found = list(records(file))
@@ -342,7 +327,7 @@ def offline_log(folder: Path) -> tuple[Any, dict[tuple[str, str], Any]]:
         time.sleep(0.1)
     (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     artifacts = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
-    return opened, {(one.name, "used" if one.use_after_commit else "logged"): one for one in artifacts}
+    return opened, {one.name: one for one in artifacts}
 
 
 NO_TENSORS = "\x02" + 7 * "\0" + "{}"  # a safetensors file
@@ -372,47 +357,32 @@ def a_chain(runs_dir: Path, **settings: Any) -> tuple[Run, Run, Run]:
     return data, expert, evaluation
 
 
-def test_artifacts_draw_the_lineage_offline_too(tmp_path: Path) -> None:
-    """Each run logs its manifest and scores, and uses those of its parents; nothing of weights unless requested."""
-    data, expert, evaluation = a_chain(tmp_path)
-    name = expert.name.replace("+", "-")
-    opened, artifacts = offline_log(data.folder)
-    assert set(artifacts) == {(data.name, "logged")} and artifacts[data.name, "logged"].type == "data"
-    opened, artifacts = offline_log(expert.folder)
-    assert set(artifacts) == {(data.name, "used"), (name, "logged")} and artifacts[name, "logged"].type == "expert"
-    produced = artifacts[name, "logged"]
-    opened, artifacts = offline_log(evaluation.folder)
-    assert set(artifacts) == {(name, "used"), (evaluation.name, "logged")}
-    assert artifacts[name, "used"].digest == produced.digest  # so the server knows it as the expert's
-    logged = artifacts[evaluation.name, "logged"]
-    assert logged.type == "evaluation" and json.loads(logged.metadata)["parents"] == {"model": expert.name}
-    files = {entry.path: Path(entry.local_path) for entry in logged.manifest.contents}
-    assert set(files) == {"manifest.json", "scores.json"} and files["scores.json"].read_text() == "[1]"
-    assert items(opened.config.update)["parents"] == {"model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}}
-
-
 def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) -> None:
     """W&B 0.31 deletes each file of an artifact of an offline log, taking it for a temporary one of its own."""
     runs = a_chain(tmp_path, weights=True)
     for run in runs:
         for artifact in offline_log(run.folder)[1].values():
             for entry in artifact.manifest.contents:
-                Path(entry.local_path).unlink(missing_ok=True)  # a parent's is in each log that uses it
+                Path(entry.local_path).unlink()
     for run in runs:
         assert read_manifest(run.folder) is not None
         check_unchanged(run.folder)
     assert (runs[1].folder / "model.safetensors").read_text() == NO_TENSORS
 
 
-def test_weights_are_an_artifact_of_their_own_on_request(tmp_path: Path) -> None:
-    data, expert, evaluation = a_chain(tmp_path, weights=True)
-    name = expert.name.replace("+", "-")
-    artifacts = offline_log(expert.folder)[1]
-    weights = artifacts[f"{name}-weights", "logged"]
-    assert weights.type == "weights"
-    assert {entry.path for entry in weights.manifest.contents} == {"model.safetensors", "config.json"}
-    assert {entry.path for entry in artifacts[name, "logged"].manifest.contents} == {"manifest.json"}
-    assert set(offline_log(evaluation.folder)[1]) == {(name, "used"), (evaluation.name, "logged")}
+def test_weights_are_an_artifact_on_request(tmp_path: Path) -> None:
+    """Of runs that have some; the configuration names the parents' ids, whether anything is an artifact or not."""
+    for weights in (False, True):
+        data, expert, evaluation = a_chain(tmp_path / str(weights), weights=weights)
+        name = f"{expert.name.replace('+', '-')}-weights"
+        found = {run.label: offline_log(run.folder) for run in (data, expert, evaluation)}
+        assert [list(artifacts) for _, artifacts in found.values()] == [[], [name] * weights, []]
+        opened = found[evaluation.label][0]
+        assert items(opened.config.update)["parents"] == {"model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}}
+    logged = found[expert.label][1][name]
+    assert logged.type == "weights"
+    files = {entry.path: Path(entry.local_path) for entry in logged.manifest.contents}
+    assert set(files) == {"model.safetensors", "config.json"} and files["model.safetensors"].read_text() == NO_TENSORS
 
 
 def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None:
@@ -530,5 +500,4 @@ def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(mirror: str, 
 
 def test_a_name_beyond_ascii_is_one_that_wandb_takes(tmp_path: Path) -> None:
     manifest: Any = SimpleNamespace(name="soup-ä-0123", stage="merge", hash="0123", attempt=1, parents={})
-    artifact = build_artifact(tmp_path, manifest, tmp_path / "copies", tmp_path)
-    assert artifact.name.startswith("soup---0123")
+    assert build_artifact(tmp_path, tmp_path, manifest, []).name == "soup---0123-weights"

@@ -100,7 +100,7 @@ class Node:
         side = "language" if "expert=qac" in words else "math"
         manifest = Manifest(
             name=name, hash=name, decided_by={"stage": "sft"}, facts=self.facts[name],
-            config={"expert": {"side": side}}, cost={"seconds": 2.0, "guessed_seconds": 1.0},
+            config={"expert": {"side": side}}, cost={"seconds": 2.0, "predicted_seconds": 1.0},
         )  # fmt: skip
         (self.folder / name).mkdir(exist_ok=True)
         manifest.write(self.folder / name)

@@ -1,4 +1,4 @@
-"""How long a run is expected to take: by its work, corrected by what finished runs took."""
+"""How long a run is expected to take: by its work, or what finished runs of its kind took."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tiny_words import FEW, TINY, WORLD
 from tokenizers import Tokenizer
 
 from pipeline.config.compose import compose
+from pipeline.config.stages import Launcher
+from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import (
     BASE_ALONE,
@@ -23,10 +25,12 @@ from pipeline.estimate.durations import (
     NEEDS_GPU,
     STEP,
     History,
+    describe_training,
     guess,
     memory_here,
 )
 from pipeline.estimate.flops import LONGEST, training_seconds
+from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
@@ -35,6 +39,8 @@ from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.stages.steps import training_rows, training_steps
 from pipeline.train.memory import LIBRARIES, full_model
+
+SLURM = Launcher(name="slurm")
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +64,8 @@ def seconds(run: Run, on_gpu: bool | None = None) -> float:
     return found
 
 
-def manifest(stage: str, name: str, seconds: float, guessed: float | None) -> Manifest:
-    cost = {"seconds": seconds, "guessed_seconds": guessed}
-    return SimpleNamespace(stage=stage, name=name, seconds=seconds, cost=cost)  # type: ignore[return-value]
+def manifest(stage: str, label: str, seconds: float) -> Manifest:
+    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
@@ -160,6 +165,20 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest
     assert History(on_gpu=False).seconds_text(score).startswith("~")
 
 
+def test_what_a_job_takes_is_that_of_a_gpu_and_an_unknown_model_has_a_remedy(
+    training: Callable[..., Run], tmp_path: Path
+) -> None:
+    here, job, on_cpus = (
+        describe_training(training(*words), {})
+        for words in ([], ["launcher=slurm"], ["launcher=slurm", "launcher.gpus=0"])
+    )
+    assert "; on this CPU: " in here and "; on a100_80: " in job and "; on this CPU: " in on_cpus
+    unknown = of("stage=sft", "expert=math", "model=hub:who/ever", f"runs_dir={tmp_path}")
+    assert "; on a100_80: ?" in describe_training(replace(unknown, config=replace(unknown.config, launcher=SLURM)), {})
+    with pytest.raises(PipelineError, match="size of the model of math-full-s0 is unknown.*run stage=prefetch first"):
+        shape_for(unknown)
+
+
 def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     """gsm8k says no size: its file has 100 rows, of which 10 are for validation; 22 steps of 4."""
     (tmp_path / "gsm8k").mkdir()
@@ -229,12 +248,10 @@ def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(world
     assert training_rows(of(*words, "data.allow_fewer=true")) is None  # type: ignore[arg-type]
 
 
-def test_finished_runs_correct_the_guess(training: Callable[..., Run], math_expert: Path) -> None:
+def test_finished_runs_of_its_kind_are_its_estimate(training: Callable[..., Run], math_expert: Path) -> None:
     run = training("sft.steps=50")
-    assert History().predict(run) == guess(run)
-    slower = History([manifest("sft", "qac-full-s0-00000000", 30.0, 10.0)])  # of the stage: three times as slow
-    assert slower.predict(run) == pytest.approx(3 * seconds(run))
-    for took in (5.0, 6.0, 100.0):  # of the same kind: their median
-        slower.add(manifest("sft", "math-full-s1-00000000", took, 4.0))
-    assert slower.predict(run) == pytest.approx(1.5 * seconds(run))
-    assert slower.predict(training("sft.steps=5")) == pytest.approx(1.5 * seconds(training("sft.steps=5")))
+    history = History([manifest("sft", "qac-full-s0", 30.0), manifest("eval", "math-full-s0", 30.0)])
+    assert history.predict(run) == guess(run)
+    for took in (5.0, 6.0, 100.0):
+        history.add(manifest("sft", "math-full-s1", took))
+    assert history.predict(run) == 6.0

@@ -257,42 +257,11 @@ def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
     assert plan(by_row, **{"eval.batch_size": 4}).overriders == {"eval.batch_size": ["scores"]}
 
 
-def test_every_is_below_trials_and_above_a_recipe_alone() -> None:
-    made = plan(TABLE + "trials: {sft.learning_rate: [recipe]}\n", **{"sft.learning_rate": 1e-5})
-    assert made.specs["math m=1"].words["sft.learning_rate"] == 1e-5 and made.overriders == {}
-    with pytest.raises(PipelineError, match="sft.learning_rate reaches no run of math trial, language trial"):
-        plan(TABLE + "trials: {sft.learning_rate: [recipe, 2.0e-5]}\n", **{"sft.learning_rate": 1e-5})
-
-
 def test_an_existing_model_is_a_row() -> None:
     runs = changed("  base: {}", "  base: {}\n  ours: {checkpoint: hub:org/name}\n  again: {checkpoint: math}")
     made = plan(runs.replace("  base: base", "  base: base\n  ours: ours\n  again: again"))
     assert made.specs["ours"].kind == "checkpoint" and made.specs["ours"].words == {"checkpoint": "hub:org/name"}
     assert made.specs["again m=2"].words == {"checkpoint": Ref("math m=2")}
-
-
-def test_trials_stand_behind_a_choice_by_validation_loss() -> None:
-    made = plan(TABLE + "trials: {sft.learning_rate: [recipe, 1.0e-5], sft.seq_length: [512]}\n")
-    chosen = made.specs["math m=1"]
-    assert chosen.words["stage"] == "select" and chosen.words["select"] == "unreasonable"
-    tried = [made.specs[ref.spec].words for ref in chosen.words["checkpoints"]]
-    assert [words.get("sft.learning_rate") for words in tried] == [None, 1.0e-5]  # of the recipe, and tried
-    assert all(words["sft.seq_length"] == 512 and words["recipe"] == "math_1" for words in tried)
-    assert made.specs["swap language=sw m=1 l=1 b=3"].words["merge.math"] == Ref("math m=1")
-
-
-def test_a_selection_of_snapshots_takes_those_of_all_trials() -> None:
-    text = changed(
-        "  unused: {stage: sft, expert: math, seed: 9}", "  picked: {stage: select, select: x, checkpoints: [math]}"
-    )
-    text = text.replace("  math: math\n", "  math: picked\n") + "trials: {sft.learning_rate: [1.0e-5, 1.0e-6]}\n"
-    listed = plan(text).specs["picked m=2"].words["checkpoints"]
-    assert [one.spec for one in listed] == [f"math trial m=2 sft learning_rate={rate}" for rate in (1e-5, 1e-6)]
-
-
-def test_one_trial_is_a_word_like_others() -> None:
-    same, other = plan(TABLE + "trials: {sft.learning_rate: [recipe]}\n"), plan(TABLE)
-    assert same.specs == other.specs
 
 
 def test_facts_and_figures_are_made_and_not_scored() -> None:
@@ -409,9 +378,7 @@ def test_nested_keys_mean_what_dotted_ones_mean() -> None:
     dotted = dotted.replace("eval.dtype: float32}", "eval.dtype: float32, eval.limit: 5, sft.steps: 8}")
     dotted = dotted.replace("merge.language: language,", "merge.language: {run: language, l: 1},")
     dotted = dotted.replace("best: [b]}", "best: [b], by: {eval.split: dev}, eval.exemplars: random}")
-    for text in (nested, nested + "trials: {sft: {learning_rate: [0.1, 0.2]}}\n"):
-        other = dotted + "trials: {sft.learning_rate: [0.1, 0.2]}\n" * ("trials" in text)
-        assert canonical(plan(text)) == canonical(plan(other)) and plan(text).scores == plan(other).scores
+    assert canonical(plan(nested)) == canonical(plan(dotted)) and plan(nested).scores == plan(dotted).scores
     assert plan(nested).specs["math m=1"].words["sft.steps"] == 8
     assert all(("eval.limit", 5) in score.words for score in plan(nested).scores)
 

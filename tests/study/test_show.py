@@ -36,7 +36,7 @@ def test_a_training(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> Non
 def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = shown(capfd, math_expert, "show.rows=2")
     manifest = json.loads((math_expert / "manifest.json").read_text())
-    data = next(math_expert.parent.glob(f"*{manifest['parents']['data']['hash'][:8]}"))
+    data = next(math_expert.parent.glob(f"*{manifest['parents']['data']['hash'][:12]}"))
     rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()[:2]]
     marked = "".join(text.partition("rows (what is trained on is marked):\n")[2].split())
     for row in rows:

@@ -499,7 +499,7 @@ def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[...,
     )  # of a job that was killed, and is not in the queue
     (tools / "queue").write_text("")
     assert task(child, other) == 1
-    assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
+    assert (tmp_path / f"runs/.logs/child-{child.hash[:12]}.log").is_file()
 
 
 def asked_to_stop(number: signal.Signals) -> Any:

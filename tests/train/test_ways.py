@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -74,20 +73,6 @@ def test_depth_of_a_base_that_is_not_made_yet(tmp_path: Path) -> None:
     words = "stage=sft model=trained model.path=row expert=math sft=partial partition=B partition.scale_to_depth=true"
     run = build(compose(words.split()), {"row": base})  # type: ignore[arg-type]
     assert identity(run.config)["partition"] == {"bottom_layers": 2, "top_layers": 1}
-
-
-def test_a_training_of_a_model_that_sees_is_another_than_before_its_loss_was_of_tokens(tmp_path: Path) -> None:
-    """Where a step has several micro-batches; that of other models is the same as it was."""
-    found = {}
-    for name, config in {"text": {}, "sees": {"text_config": {"num_hidden_layers": 2}}}.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2, **config}))
-        (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-        for batch in (8, 2):
-            run = made(f"expert=math model={folder} sft.batch_size={batch}")
-            found[name, batch] = identity(run.config).get("loss_of_step")
-    assert found == {("text", 8): None, ("text", 2): None, ("sees", 8): True, ("sees", 2): None}
 
 
 def test_ways_have_names_of_their_own() -> None:

@@ -340,4 +340,4 @@ def same_bits(whole: Manifest, resumed: Manifest) -> Found:
 
 
 def seconds_of(manifest: Manifest) -> dict[str, Any]:
-    return {"seconds": manifest.seconds, "guessed_seconds": manifest.cost["guessed_seconds"]}
+    return {"seconds": manifest.seconds, "predicted_seconds": manifest.cost["predicted_seconds"]}

@@ -19,7 +19,7 @@ from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.evaluate.selection import compared
 from pipeline.files import move_folder
 from pipeline.runs import resume
-from pipeline.runs.folders import finished_manifests, folders_of_same_digits
+from pipeline.runs.folders import finished_manifests, folder_of
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.lease import Holder, latest_work_folder, live_holder, take_lease
 from pipeline.runs.manifest import read_manifest, snapshot_hash
@@ -100,7 +100,7 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
         for step, entry in training.snapshots.items():
             key = snapshot_hash(training.hash, int(step))
             if not entry.get("freed") and key not in used_hashes:
-                home = folders_of_same_digits(training.hash, runs_dir)[training.hash]
+                home = folder_of(training.hash, runs_dir) or runs_dir / training.name
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
                 reason = "a select run has ranked it" if key in ranked else "no run was made from it"
                 items.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))

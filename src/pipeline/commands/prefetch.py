@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,8 +24,8 @@ from fsspec.utils import glob_translate
 from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
 from pipeline.config.stages import PrefetchStage
-from pipeline.data.load import causes_of, readable_errors
-from pipeline.errors import PipelineError, first_line
+from pipeline.data.load import readable_errors
+from pipeline.errors import PipelineError
 from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
@@ -38,12 +37,7 @@ from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
 
-TRIES, LONGEST_WAIT = 10, 300  # times that a step is taken again; seconds before one: the Hub counts over 5 minutes
 TIMEOUT = 60.0  # seconds without an answer, or without a byte of it, after which a download fails
-
-
-class BrokenOff(OSError):
-    """A download that ended before its last byte."""
 
 
 def prefetch(config: PrefetchStage) -> Path:
@@ -92,7 +86,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         try:
             name, _, address = label.partition(": ")
             with readable_errors(name, inputs.sources.get(label) or Source(hub=address, rows="", file="")):
-                when_allowed(step)
+                step()
         except PipelineError as error:
             print(f"{plain} failed: {error}", file=sys.stderr)
             failed.append(str(error))
@@ -101,36 +95,11 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     if failed:
         count = len(steps) + len(inputs.problems)
         others = f", the others are locked in {path}" if len(failed) < count else ""
-        raise PipelineError(f"{len(failed)} of {count} could not be fetched{others}; first: {failed[0]}")
+        raise PipelineError(
+            f"{len(failed)} of {count} could not be fetched{others}; rerun the command for these; first: {failed[0]}"
+        )
     write_lock(path, lock)
     return path
-
-
-def when_allowed(step: Callable[[], None]) -> None:
-    """Take a step, again where a download broke off, and where there were too many requests, after the seconds that the
-    answer names."""
-    for _ in range(TRIES):
-        try:
-            return step()
-        except Exception as error:
-            seconds = next((wait for cause in causes_of(error) if (wait := seconds_to_wait(cause)) is not None), None)
-            if seconds is None:
-                raise
-            print(f"{first_line(error)}: again in {seconds} s", file=sys.stderr)
-        time.sleep(seconds)
-    step()
-
-
-def seconds_to_wait(error: BaseException) -> int | None:
-    """After which a request may succeed; None where nothing says that it ever may."""
-    if isinstance(error, BrokenOff):
-        return 1
-    answer: Any = getattr(error, "response", error)  # of urllib the error itself
-    if 429 not in (getattr(answer, "status_code", None), getattr(answer, "code", None)):
-        return None
-    # Retry-After: seconds, or the Hub's own RateLimit: "api";r=0;t=seconds
-    seconds = re.search(r"(?:^|t=)(\d+)", answer.headers.get("Retry-After") or answer.headers.get("RateLimit") or "")
-    return min(int(seconds[1]), LONGEST_WAIT) if seconds else 60
 
 
 def write_lock(path: Path, lock: Lock) -> None:
@@ -262,7 +231,7 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
             length = int(response.headers.get("Content-Length") or file.tell())
             if file.tell() != length:  # which urllib does not notice
                 address = without_credentials(source.url)
-                raise BrokenOff(f"{address} broke off after {file.tell()} of {length} bytes")
+                raise PipelineError(f"{address} broke off after {file.tell()} of {length} bytes: rerun the command")
         digest = sha256(temporary)
         if locked and locked["sha256"] != digest:
             raise PipelineError(

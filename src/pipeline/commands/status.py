@@ -22,7 +22,7 @@ from pipeline.launch import plan_files
 from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
 from pipeline.launch.worker import LOGS
 from pipeline.runs import resume, state
-from pipeline.runs.folders import DIGITS, finished_manifests, folder_name, label_in
+from pipeline.runs.folders import finished_manifests, label_in
 from pipeline.runs.lease import latest_work_folder, live_holder
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
@@ -97,10 +97,6 @@ def all_statuses(runs_dir: Path) -> list[RunStatus]:
             status = of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed)
             if status.state != "failed" or not was_rerun(runs_dir / ".work" / run_hash, later.get(key_of(status))):
                 statuses.append(status)
-    names = Counter(status.run for status in statuses)
-    for status in statuses:
-        if names[status.run] > 1 and status.state != "finished":  # whose hashes share eight digits
-            status.run = folder_name(label_in(status.run), status.hash, DIGITS[1])
     return statuses
 
 

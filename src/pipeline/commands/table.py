@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.commands.clean import free_ranked, missing_snapshots
 from pipeline.commands.plan import not_planned
 from pipeline.commands.report import report_folder, write_results
+from pipeline.config.overrides import override_of
 from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
@@ -48,10 +49,12 @@ def make_table(config: TableStage) -> Path:
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
-    reported.write_state(report_folder(planning))
+    if not config.launcher.dry_run:
+        reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    with executor_for(config.launcher, targets, sys.argv[1:], planning.waiting_evaluations) as execute:
+    again = [override_of(key, value) for key, value in config.given.items()]
+    with executor_for(config.launcher, targets, again, planning.waiting_evaluations) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}

@@ -20,7 +20,7 @@ from pipeline.config import conf
 from pipeline.config.defaults import HARDWARE, left_open
 from pipeline.config.explain import explain_invalid, explain_key, not_read, type_inside, unknown_option
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check, knobs_of, unread_knobs
+from pipeline.config.knob import check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     OF_ALL_STAGES,
@@ -61,7 +61,7 @@ def compose_given(words: Words) -> Stage:
     values = {key.lstrip("+"): value for key, value in words.items()}
     for key, remedy in unread_knobs(stage, values).items():
         raise PipelineError(f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out")
-    return stage
+    return replace(stage, given=dict(words)) if isinstance(stage, TableStage) else stage
 
 
 def stage_of(words: Words) -> Stage:
@@ -155,19 +155,8 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Wo
             continue
         if not conf.is_option(group, str(option)):
             raise PipelineError(unknown_option(group, str(option)))
-        merge(tree, conf.option(group, str(option)))
+        conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in words.items() if key not in groups}
-
-
-def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
-    for key, value in part.items():
-        if isinstance(value, dict):
-            if not isinstance(tree.get(key), dict):
-                tree[key] = {}
-            merge(tree[key], value)
-        else:
-            tree[key] = deepcopy(value) if isinstance(value, list) else value
 
 
 def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str) -> None:
@@ -184,7 +173,7 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
     name, *further = path
     if isinstance(tree, list) and name.isdigit() and int(name) < len(tree):
         place: Any = int(name)
-    elif not isinstance(tree, dict) or (is_dataclass(kind) and name not in kind.__dataclass_fields__):
+    elif not isinstance(tree, dict) or (is_dataclass(kind) and name not in names_of(kind)):
         raise PipelineError(explain_key(key, kind, stage))
     elif get_origin(kind) is dict and tree and name not in tree and not new:
         raise PipelineError(f"{key} is new: add it with a plus, +{key}=...")

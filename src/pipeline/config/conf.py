@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from copy import deepcopy
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import languages
@@ -27,6 +25,7 @@ from pipeline.files import add_conf, added_conf, readable_yaml, shipped_conf
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: claims of papers, by table
+PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*# *@package +(\S+)")  # among the comments that a file begins with
 INTERPOLATION = re.compile(r"(?<!\\)\$\{")  # of OmegaConf
 FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of options that are read as files, not Hydra groups
 OWN_STAGES: dict[str, type[Stage]] = {}
@@ -146,7 +145,7 @@ def is_option(group: str, name: str) -> bool:
 
 
 def option(group: str, name: str) -> dict[str, Any]:
-    """What an option sets, by keys of a command, as Hydra resolves its list of defaults and its package.
+    """What an option sets, by keys of a command, by its list of defaults and its package.
 
     Raises:
         PipelineError: its file, or one that it starts from, cannot be read.
@@ -164,38 +163,62 @@ def forget_options() -> None:
 
 @cache
 def _option(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
-    try:
-        with readable_yaml(option_file(group, name) or f"{group}={name}"):
-            return _alone(group, name) or _composed(group, name, searched)
-    except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-        raise PipelineError(f"{group}={name} cannot be read ({reason}): correct its file") from error
+    return read_option(group, name)
 
 
-def _alone(group: str, name: str) -> dict[str, Any] | None:
-    """What an option sets that starts from no other, as most do: a tenth of the time that Hydra takes."""
+def read_option(group: str, name: str, package: str | None = None, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What the file of an option sets: its own keys below its package, after what its list of defaults names: options
+    of its group, or `/GROUP@PLACE: OPTION`, which is put at PLACE of the package.
+
+    package: instead of that of the file's first comment, or its group. above: the files that start from this one.
+
+    Raises:
+        PipelineError: the file cannot be read, or starts from itself, or from what is not an option.
+    """
     path = option_file(group, name)
-    assert path is not None
-    content = OmegaConf.load(path)
-    header = re.match(r"# *@package +(\S+)", path.read_text(encoding="utf-8"))
-    package = header[1] if header else group
-    if not isinstance(content, DictConfig) or "defaults" in content or not package.isidentifier():
-        return None
-    values: Any = OmegaConf.to_container(content)
-    return values if package == "_global_" else {package: values}
-
-
-def _composed(group: str, name: str, searched: tuple[Path, ...]) -> dict[str, Any]:
-    quoted = ",".join("'file://" + str(path).replace("'", r"\'") + "'" for path in searched[1:])
-    instance = GlobalHydra.instance()
-    outer, instance.hydra = instance.hydra, None  # of a program that uses Hydra itself
+    if path is None:
+        raise PipelineError(f"{above[-1]} starts from {group}={name}, which is not an option: there are "
+                            f"{', '.join(options(group))}")  # fmt: skip
+    if path in above:
+        raise PipelineError(f"{path} starts from itself: leave {name} out of its defaults")
     try:
-        with initialize_config_dir(str(searched[0]), version_base="1.3"):
-            composed = compose(overrides=[f"+{group}={name}", *([f"hydra.searchpath=[{quoted}]"] if quoted else [])])
-    finally:
-        instance.hydra = outer
-    values: Any = OmegaConf.to_container(composed)
-    return values
+        with readable_yaml(path):
+            content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, OSError) as error:
+        raise PipelineError(f"{path} cannot be read ({' '.join(str(error).split())}): correct it") from error
+    if not isinstance(content, dict):
+        raise PipelineError(f"{path} is a list: write KEY: VALUE")
+    header = PACKAGE.search(path.read_text(encoding="utf-8"))
+    package = package or (header[1] if header else group)
+    tree: dict[str, Any] = {}
+    listed = content.pop("defaults", [])
+    if not isinstance(listed, list):
+        raise PipelineError(f"{path}, defaults: {listed} is not a list: write defaults: [{listed}]")
+    for entry in listed if "_self_" in listed else [*listed, "_self_"]:
+        if entry == "_self_":
+            merge(tree, reduce(lambda inner, key: {key: inner}, keys_of(package), content))
+            continue
+        ((key, option),) = entry.items() if isinstance(entry, dict) and len(entry) == 1 else [(f"/{group}", entry)]
+        other, _, place = str(key).removeprefix("/").partition("@")
+        inside = ".".join([*keys_of(package)[::-1], place]) if place else None
+        merge(tree, read_option(other, str(option), inside, (*above, path)))
+    return tree
+
+
+def keys_of(package: str) -> list[str]:
+    """The keys of a package, the innermost first; none for the root."""
+    return [] if package == "_global_" else package.split(".")[::-1]
+
+
+def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Put what `part` holds into the tree: mappings are merged, all else is replaced."""
+    for key, value in part.items():
+        if isinstance(value, dict):
+            if not isinstance(tree.get(key), dict):
+                tree[key] = {}
+            merge(tree[key], value)
+        else:
+            tree[key] = deepcopy(value) if isinstance(value, list) else value
 
 
 def stage_class(name: str) -> type[Stage] | None:

@@ -41,7 +41,8 @@ def left_open(words: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe_of_paper(words: Mapping[str, Any]) -> dict[str, str]:
     """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
-    plain = {"stage": ("sft",), "model": (None, "llama3.1_8b"), "sft": (None, "full")}
+    base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
+    plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
     other = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & words.keys()
     recipe = f"layer_swapping_{words.get('expert')}_1"
     if other or any(words.get(key) not in values for key, values in plain.items()):
@@ -74,7 +75,8 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
-    """A table's stage with what the hardware of its own `every` says of plans and jobs, where the command does not."""
+    """A table's stage with what the hardware of its own `every` sets of plans and jobs, where neither the command nor
+    its options do."""
     if HARDWARE not in every or HARDWARE in config.every:  # the command's own is among its words
         return config
     for key, value in hardware_for(
@@ -82,7 +84,9 @@ def with_hardware(config: Any, every: Mapping[str, Any]) -> Any:
     ).items():
         part, _, name = key.partition(".")
         holder = getattr(config, part)
-        if part != "every" and getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
+        if part == "every" or key in config.given:
+            continue
+        if getattr(holder, name) == type(holder).__dataclass_fields__[name].default:
             config = replace(config, **{part: replace(holder, **{name: value})})
     return config
 

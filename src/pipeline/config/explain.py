@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from types import UnionType
@@ -10,40 +10,23 @@ from typing import Any, get_args, get_type_hints
 
 from pipeline.config import conf
 from pipeline.config.harness_tasks import explain_tag, harness_index
+from pipeline.config.knob import names_of
 from pipeline.errors import close_matches
-
-SYNONYMS = {  # another program's name of a knob -> ours
-    **dict.fromkeys(("lr", "learning_rate"), "sft.learning_rate=..."),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "sft.epochs=..."),
-    **dict.fromkeys(("max_steps", "steps", "num_steps"), "sft.steps=..."),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "sft.batch_size=... or eval.batch_size=..."),
-    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "sft.micro_batch_size=..."),
-    **dict.fromkeys(("max_length", "max_seq_length", "seq_length", "cutoff_len"), "sft.seq_length=..."),
-    **dict.fromkeys(("lora_r", "r", "rank"), "sft.lora_rank=..."),
-    **dict.fromkeys(("model_name_or_path", "base_model", "base", "model_path"), "model=hub:org/name or model=./FOLDER"),
-    **dict.fromkeys(("adapter", "lora", "use_peft"), "sft=lora"),
-    **dict.fromkeys(("output_dir", "out", "out_dir", "save_dir"), "runs_dir=FOLDER"),
-    **dict.fromkeys(("task", "tasks", "benchmark", "num_fewshot", "shots"), "eval=TASK_Nshot, such as eval=mgsm_2shot"),
-    **dict.fromkeys(("lang", "language"), "languages=[sw]"),
-    **dict.fromkeys(("density", "scale", "weights", "bottom_layers", "top_layers"), "merge.{}=..."),
-    **dict.fromkeys(("run", "model_run", "ckpt"), "checkpoint=RUN"),
-    **dict.fromkeys(("swap", "merge_method", "method"), "merge=layer_swap"),
-    **dict.fromkeys(("dataset", "data", "train_file"), "expert=... and data_root=FOLDER"),
-}
 
 TYPES = {  # the beginning of pydantic's name of an error -> the expected type
     "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
 }  # fmt: skip
 
 
-def unknown_key(key: str, names: list[str]) -> str:
-    """Message for an unknown key: our name of the knob where it is another program's, else close or all `names`."""
+def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) -> str:
+    """Message for an unknown key: those of the known `names` that are close, else all. inside: keys of the command's
+    parts, such as sft.epochs, which are close if their last names are."""
     parent, dot, last = key.rpartition(".")
-    synonym = SYNONYMS.get(last, "").format(last)
-    if synonym and (not parent or synonym.startswith(f"{parent}.") and not synonym.startswith(f"{key}=")):
-        return f"unknown key {key}: did you mean {synonym}?"
-    if close := close_matches(last, names):
-        return f"unknown key {key}: did you mean {' or '.join(parent + dot + name for name in close)}?"
+    close = close_matches(last, [*names, *(name.rpartition(".")[2] for name in inside)])
+    if close:
+        found = [parent + dot + name for name in names if name in close]
+        found += [name for name in inside if name.rpartition(".")[2] in close]
+        return f"unknown key {key}: did you mean {' or '.join(found)}?"
     return f"unknown key {key}: there are {', '.join(names)}"
 
 
@@ -69,11 +52,13 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     """Message for a key that does not exist. holder: the type in which its last name was looked up."""
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
-    of_stage = getattr(kind, "__dataclass_fields__", ())
-    if group in conf.groups() and group not in (*conf.groups_read(stage), *of_stage):
+    if group in conf.groups() and group not in (*conf.groups_read(stage), *names_of(kind)):
         return not_read(key, stage)
-    if is_dataclass(holder) and (holder is not kind or "." not in key):
-        return unknown_key(key, sorted(holder.__dataclass_fields__))
+    if holder is kind and "." not in key:
+        own = names_of(kind)
+        return unknown_key(key, own, [f"{part}.{name}" for part in own for name in names_of(type_inside(kind, part))])
+    if holder is not kind and is_dataclass(holder):
+        return unknown_key(key, names_of(holder))
     return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
 
 
@@ -84,7 +69,7 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
         holder = type_inside(holder, str(name))
     key, value = prefix + ".".join(map(str, error["loc"])), error["input"]
     if error["type"] == "unexpected_keyword_argument":
-        return unknown_key(key, sorted(holder.__dataclass_fields__))
+        return unknown_key(key, names_of(holder))
     if value is None:
         return f"{key}=null: give a value, null is not allowed"
     if expected := TYPES.get(error["type"].partition("_")[0]):

@@ -84,6 +84,18 @@ def include(folder: str) -> None:
         if any(name in other.tasks or name in other.groups for other in others):
             raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
     _included[path] = digest, own_index
+    forget_names()
+
+
+def forget_files() -> None:
+    """Read the files of options and tasks again, for another command of this process: they may have changed since, and
+    another eval.include_path may have tasks of the same names."""
+    conf.forget_options()
+    _included.clear()
+    forget_names()
+
+
+def forget_names() -> None:
     for read in (harness_index, members, tags_below):
         read.cache_clear()
 

@@ -80,6 +80,11 @@ def check(config: Any, prefix: str = "") -> None:
 fields_of: Any = cache(fields)  # of a class
 
 
+def names_of(kind: Any) -> list[str]:
+    """The names of a dataclass's knobs, sorted; none of another type."""
+    return sorted(item.name for item in fields_of(kind)) if is_dataclass(kind) else []
+
+
 def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(key, value, field) of each knob of a dataclass, and of the dataclasses inside it."""
     for item in fields_of(type(config)):

@@ -22,7 +22,6 @@ from pipeline.config.explain import type_inside
 from pipeline.config.knob import BOUNDS, format_value
 from pipeline.config.overrides import chosen_options, split_command, typed_in, values_of
 from pipeline.config.stages import Stage, TrainStage
-from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 
 WIDTH = 118
@@ -89,11 +88,12 @@ def usage_text() -> str:
     return "\n".join([first, "", *lines, "", last])
 
 
-def command_text(words: list[str]) -> str:
-    """A command's values as YAML, for --cfg job; what is missing is ???."""
+def command_text(words: list[str], resolved: Stage | None = None) -> str:
+    """A command's values as YAML, for --cfg job; what is missing is ???. resolved: the stage that it builds."""
     own, command = split_command(words)
     config, missing = partial_stage(values_of(command or own))
-    tree = asdict(config)
+    config = config.settled() if isinstance(config, TrainStage) else config
+    tree = asdict(resolved or config)
     for key in missing:
         *path, last = key.split(".")
         holder = reduce(lambda part, name: part[int(name) if isinstance(part, list) else name], path, tree)
@@ -112,9 +112,7 @@ def values_in_effect(words: list[str], kind: type[Stage]) -> tuple[Stage, list[s
     unnamed = [group for group, option in groups.items() if option == MISSING and group not in typed]
     defaults = {group: option for group, option in groups.items() if option not in (MISSING, None)}
     config, _ = partial_stage({**defaults, **typed, **{group: conf.options(group)[0] for group in unnamed}})
-    if isinstance(config, TrainStage) and config.sft.learning_rate is None:
-        config.sft.learning_rate = default_rate(config.sft.adapter)
-    return config, unnamed
+    return config.settled() if isinstance(config, TrainStage) else config, unnamed
 
 
 def class_summary(kind: type) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from pipeline.config import conf
@@ -35,6 +37,25 @@ def with_line_feeds(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(with_line_feeds, value))
     return value.replace("\\n", "\n") if isinstance(value, str) else value
+
+
+def override_of(key: str, value: Any) -> str:
+    """The override that gives a key, with its plus, this value."""
+    return f"{key}={written(value)}"
+
+
+def written(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{written(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    with suppress(PipelineError):
+        if values_of([f"x={value}"]) == {"x": value}:
+            return value
+    return QuotedString(value, Quote.single).with_quotes()
 
 
 def typed_in(words: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ and a field at its declared default adds nothing, so a new knob leaves old runs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -18,7 +18,7 @@ from pipeline.config.data import Data, Expert
 from pipeline.config.evaluation import Eval, Select
 from pipeline.config.knob import Knobs, knob, part
 from pipeline.config.merging import Analyze, Merge
-from pipeline.config.training import Model, Partition, Sft
+from pipeline.config.training import Model, Partition, Sft, default_rate
 
 MOST_SEED = 2**32 - 1  # numpy's bound
 
@@ -33,7 +33,7 @@ class Tracking(Knobs):
     project: str = "cross-lingual-merging"  # in which runs are listed
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
-    weights: bool = False  # whether the weights of each model are logged, as a second artifact
+    weights: bool = False  # whether the weights of each model are logged, as an artifact
     timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 
@@ -138,8 +138,16 @@ class TrainStage(RunStage):
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
-    # set for a model that also sees, in steps of several micro-batches: the loss of earlier runs was the mean of theirs
-    loss_of_step: bool = False
+
+    def settled(self) -> TrainStage:
+        """With the values of knobs whose default depends on others: the learning rate, and the side that partial
+        trains."""
+        sft = self.sft
+        if sft.learning_rate is None:
+            sft = replace(sft, learning_rate=default_rate(sft.adapter))
+        if sft.method == "partial" and sft.side is None and isinstance(self.expert, Expert):
+            sft = replace(sft, side=self.expert.side)
+        return replace(self, sft=sft)
 
 
 @dataclass
@@ -216,6 +224,7 @@ class TableStage(Stage):
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, low=1, hashed=False)
+    given: dict[str, Any] = field(default_factory=dict)  # the command's own keys and values: not set itself
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """How long a run takes on this machine: by its work, and by what finished runs took for theirs.
 
 A run's work in rows, tokens, steps and questions becomes seconds by the formulas of estimate/flops.py on a GPU, and of
-estimate/cpu.py on a CPU. Finished runs correct them: what they took over what was guessed of them. What is not known is
+estimate/cpu.py on a CPU; where runs of its kind are finished, it is the median of what they took. What is not known is
 None, shown as "?" and left out of sums.
 """
 
@@ -28,6 +28,7 @@ from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import WORLD_ROW, row_tokens
 from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
+from pipeline.runs.folders import label_in
 from pipeline.runs.graph import longest_paths
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, parent_runs
@@ -51,38 +52,33 @@ Kind = tuple[str, ...]
 
 
 class History:
-    """What finished runs took, by stage, and by stage and the first two words of their names.
+    """What finished runs took, by kind: their stage and the first two words of their labels.
 
     on_gpu: whether what is still to be made will run on a GPU; null: where this machine has one.
     """
 
     def __init__(self, manifests: Iterable[Manifest] = (), on_gpu: bool | None = None) -> None:
         self.on_gpu = on_gpu
-        self.ratios: dict[Kind, list[float]] = defaultdict(list)  # seconds over those guessed
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
-        self.medians: dict[int, dict[Kind, float]] = {}
+        self.medians: dict[Kind, float] = {}
         self.guesses: dict[str, float | None] = {}
         self.too_large: dict[str, bool] = {}  # for this machine's memory
         for manifest in manifests:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        guessed = manifest.cost.get("guessed_seconds")
-        for kind in ((manifest.stage,), (manifest.stage, *manifest.name.split("-")[:2])):
-            self.seconds[kind].append(manifest.seconds)
-            if guessed:
-                self.ratios[kind].append(manifest.seconds / guessed)
-        self.medians.clear()
+        kind = (manifest.stage, *label_in(manifest.name).split("-")[:2])
+        self.seconds[kind].append(manifest.seconds)
+        self.medians.pop(kind, None)
 
     def predict(self, run: Run) -> float | None:
-        """Seconds: what is guessed of its work, times what finished runs like it took over theirs, else those of its
-        stage; where nothing was guessed of them, what they took. None where neither is known."""
-        kinds = ((run.config.stage, *run.label.split("-")[:2]), (run.config.stage,))
-        guess = self.guess(run)
-        for values, times in ((self.ratios, guess), (self.seconds, 1.0)):
-            if times is not None and (kind := next((kind for kind in kinds if kind in values), None)):
-                return times * self.median(values, kind)
-        return guess
+        """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""
+        kind = (run.config.stage, *run.label.split("-")[:2])
+        if kind not in self.seconds:
+            return self.guess(run)
+        if kind not in self.medians:
+            self.medians[kind] = statistics.median(self.seconds[kind])
+        return self.medians[kind]
 
     def seconds_text(self, run: Run) -> str:
         """The seconds of a run as a plan shows them."""
@@ -114,12 +110,6 @@ class History:
             return "?", " and ".join(omitted)
         shared = max([total / workers, *longest_paths(runs, dict(predictions)).values()]) if workers > 1 else total
         return f"about {format_duration(shared)}", " and ".join(omitted)
-
-    def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
-        medians = self.medians.setdefault(id(values), {})
-        if kind not in medians:
-            medians[kind] = statistics.median(values[kind])
-        return medians[kind]
 
     def guess(self, run: Run) -> float | None:
         """Once its parents are made, more is known of it."""
@@ -192,7 +182,10 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
         rows = f"{count:,} rows in {steps:,} steps, {tokens} tokens"
     recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
     about = f"{run.label}: recipe={recipe} mixture={mixture}, {rows}"
-    if gpu is None and not visible_gpus() and (HARDWARE in options or here is None or here <= cpu.memory()):
+    launcher = run.config.launcher
+    by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
+    fits_here = HARDWARE in options or here is None or here <= cpu.memory()
+    if gpu is None and not by_job and not visible_gpus() and fits_here:
         seconds = guess(run, on_gpu=False)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if here is None else f'{here / 1e9:.1f}'} GB, {time}"

@@ -18,7 +18,10 @@ def shape_for(run: Run) -> Shape:
     changed = run.runs_dir.stat().st_mtime_ns if run.runs_dir.is_dir() else 0
     if shape := shape_of_parent(run, _known(run.runs_dir, changed)):
         return shape
-    raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
+    raise PipelineError(
+        f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch first, or name a "
+        "folder with its config.json"
+    )
 
 
 @lru_cache(maxsize=8)

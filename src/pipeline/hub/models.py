@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
         reached = error.response.status_code != 429 and error.response.status_code < 500
         if reached:
             raise refusal_of_model(name, error) from error
-    except Exception:  # whatever the network does, or HF_HUB_OFFLINE
+    except hub_errors():
         reached = False
     if reached and not fetch:
         return folder
@@ -52,13 +51,21 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
                 local_files_only=not reached,
             )
         )
-    except Exception as error:
+    except hub_errors() as error:
         if reached:
             raise refusal_of_model(name, error) from error
         raise PipelineError(
             f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node that "
             "reaches the Hub, or name a folder that holds it"
         ) from error
+
+
+def hub_errors() -> tuple[type[Exception], ...]:
+    """What requests to the Hub and its cache raise: the network's errors, HF_HUB_OFFLINE, the Hub's refusals, and what
+    is in neither. Others, such as a full disk, are errors of their own."""
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError, OfflineModeIsEnabled
+
+    return HTTPError, OfflineModeIsEnabled, EntryNotFoundError, HFValidationError
 
 
 def of_hub(folder: Path) -> bool:
@@ -79,27 +86,22 @@ def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
         try:
             if ask:
                 HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
-        except Exception:  # whatever the network does, HF_HUB_OFFLINE, or denied access: the cache may have it
+        except hub_errors():  # the cache may have it
             ask = False
         try:
             file = Path(hf_hub_download(name, "README.md", revision=revision or None, local_files_only=not ask))
-        except Exception:  # a model without a card, or one that is not in the cache
+        except hub_errors():  # a model without a card, or one that is not in the cache
             return {}
     if not file.is_file():
         return {}
     from huggingface_hub import metadata_load
+    from yaml import YAMLError
 
     try:
         content = metadata_load(file)
-    except Exception:  # invalid YAML: no metadata
+    except (YAMLError, ValueError):  # no metadata
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def bases_named(card: Mapping[str, Any]) -> list[str]:
-    """The base models that the metadata of a card name: base_model, one or several."""
-    names = card.get("base_model") or []
-    return [names] if isinstance(names, str) else list(map(str, names)) if isinstance(names, list) else []
 
 
 def refusal_of_model(name: str, error: Exception) -> PipelineError:

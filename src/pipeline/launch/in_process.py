@@ -93,7 +93,7 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
         if of_training and why_not_finished(run):
             refuse_too_large([run])  # its base is here now, whose shape may not have been known before
         with settings_of(run):
-            return make_once(run, make, bytes_needed, predicted_seconds, guess(run))
+            return make_once(run, make, bytes_needed, predicted_seconds or guess(run))
 
 
 def gpus_requested(run: Run) -> int:

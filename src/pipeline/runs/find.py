@@ -21,8 +21,9 @@ from pipeline.runs.state import read_state
 def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
     """The run or model that RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix.
 
-    hub:org/name is a model on the Hub, package:folder one that is shipped with this package, RUN@STEP a snapshot. A
-    model that stage=prefetch locked is identified by its revision, and is its folder in the Hub's cache.
+    hub:org/name is a model on the Hub, hub:org/name@REVISION one of its revisions, package:folder one that is shipped
+    with this package, RUN@STEP a snapshot. A model that stage=prefetch locked is identified by its revision, and is its
+    folder in the Hub's cache.
 
     Raises:
         PipelineError: no match or several, or the folder is neither a finished run nor a model.
@@ -30,13 +31,17 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     if not reference:
         raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
     if reference.startswith("hub:"):
-        name = reference.removeprefix("hub:")
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-            raise PipelineError(f"{knob}={reference} is not a model on the Hub: write hub:org/name")
-        hub = pinned_as(name, revision)
+        given, _, named = reference.removeprefix("hub:").partition("@")
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", reference.removeprefix("hub:")):
+            raise PipelineError(
+                f"{knob}={reference} is not a model on the Hub: write hub:org/name, or hub:org/name@REVISION"
+            )
+        if named and knob == "model.path":
+            raise PipelineError(f"{knob}={reference}: give the revision of a base as model.revision={named}")
+        name, hub = pinned_as(given, named), pinned_as(given, named or revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
-        identity = f"{reference}@{pinned}" if pinned else reference
-        return External(Path(name).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
+        identity = f"hub:{given}@{pinned}" if pinned else reference
+        return External(Path(given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
     name, at, step = reference.rpartition("@")

@@ -16,13 +16,13 @@ from pathlib import Path
 from pipeline.files import SETTLED_NS
 from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file, read_manifest
 
-DIGITS = (8, 12, 64)  # digits of the hash in a folder's name: more where another run has the same
-_FOLDER_NAME = re.compile(r"(.*)-([0-9a-f]{8})([0-9a-f]{4}|[0-9a-f]{56})?")
+DIGITS = 12  # of the hash in a folder's name: two of 10,000 runs share them with probability 2e-7
+_FOLDER_NAME = re.compile(rf"(.*)-([0-9a-f]{{{DIGITS}}})")
 
 
 @dataclass
 class Scan:
-    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the eight digits they end in.
+    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the digits they end in.
 
     `places`: (label, full hash) -> folder of those that were looked up.
     """
@@ -53,7 +53,7 @@ def scan_folders(runs_dir: Path) -> Scan:
 
 
 def by_digits(names: list[str]) -> dict[str, list[str]]:
-    """The eight digits that names of runs end in -> these names."""
+    """The digits that names of runs end in -> these names."""
     grouped: dict[str, list[str]] = {}
     for name in names:
         if match := _FOLDER_NAME.fullmatch(name):
@@ -61,9 +61,9 @@ def by_digits(names: list[str]) -> dict[str, list[str]]:
     return grouped
 
 
-def folder_name(label: str, run_hash: str, digits: int = DIGITS[0]) -> str:
+def folder_name(label: str, run_hash: str) -> str:
     """The name of a run's folder."""
-    return f"{label}-{run_hash[:digits]}"
+    return f"{label}-{run_hash[:DIGITS]}"
 
 
 def label_in(name: str) -> str:
@@ -72,21 +72,13 @@ def label_in(name: str) -> str:
     return match[1] if match else name
 
 
-def folders_of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
-    """Full hash -> folder of the finished runs whose hash begins with the same eight digits: rarely more than one."""
-    folders = {}
-    for name in reversed(
-        scan_folders(runs_dir).by_digits.get(run_hash[: DIGITS[0]], [])
-    ):  # the first of several copies counts
-        with suppress(Malformed):  # an error where it is read
-            if manifest := read_manifest(runs_dir / name):
-                folders[manifest.hash] = runs_dir / name
-    return folders
-
-
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
     """The folder where the run of this hash was published; None if it is not finished."""
-    return folders_of_same_digits(run_hash, runs_dir).get(run_hash)
+    for name in scan_folders(runs_dir).by_digits.get(run_hash[:DIGITS], []):  # the first of several copies
+        with suppress(Malformed):  # an error where it is read
+            if (manifest := read_manifest(runs_dir / name)) and manifest.hash == run_hash:
+                return runs_dir / name
+    return None
 
 
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
@@ -94,10 +86,7 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     listing = scan_folders(runs_dir)
     if place := listing.places.get((label, run_hash)):
         return place
-    published = folders_of_same_digits(run_hash, runs_dir)
-    used_digits = {folder.name.rpartition("-")[2] for folder in published.values()}
-    digits = next(count for count in DIGITS if run_hash[:count] not in used_digits)
-    place = published.get(run_hash) or runs_dir / folder_name(label, run_hash, digits)
+    place = folder_of(run_hash, runs_dir) or runs_dir / folder_name(label, run_hash)
     if listing.settled:  # else it is listed again next time
         listing.places[label, run_hash] = place
     return place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from pipeline.config.stages import MergeStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.hub.models import bases_named, read_metadata
 from pipeline.models.checkpoint import is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
@@ -65,8 +63,8 @@ def gives_adapter(expert: Parent) -> bool:
 
 
 def base_of(expert: Parent, runs_dir: Path, key: str = "merge.experts") -> Parent:
-    """The base that an expert was trained from: by its plan or its manifest; for an external model, the base that its
-    adapter_config.json or the base_model of its model card names. key: of the expert, for errors."""
+    """The base that an expert was trained from: by its plan or its manifest; for an external adapter, the base that
+    its adapter_config.json names. key: of the expert, for errors."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
@@ -113,27 +111,16 @@ def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "
 
 
 def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remedy: str) -> tuple[str, str | None]:
-    """(RUN, revision on the Hub) of the base that the adapter_config.json or the model card of an expert names."""
+    """(RUN, revision on the Hub) of the base that the adapter_config.json of an expert names."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:
         raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
-    is_run = read_manifest(expert.folder) is not None  # a merge's card names the bases of its experts
-    bases = [] if is_run else bases_named(read_metadata(expert.folder))
-    if len(bases) > 1:
-        raise PipelineError(f"{owner}: its model card names several bases ({', '.join(bases)}): give {remedy}")
-    if not bases:
-        raise PipelineError(
-            f"{owner}: its base is unknown, as it has no manifest and no base_model on a model card: "
-            f"name an sft run, or give {remedy}"
-        )
-    for folder in (Path(bases[0]), expert.folder / bases[0]):
-        if (folder / "config.json").is_file():
-            return str(folder.resolve()), None
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", bases[0]):
-        raise PipelineError(f"{owner}: base_model {bases[0]} of its model card is not here: give {remedy}")
-    return f"hub:{bases[0]}", None
+    raise PipelineError(
+        f"{owner}: its base is unknown, as it has no manifest and no {ADAPTER_CONFIG} (model cards are not read): "
+        f"name an sft run, or give {remedy}"
+    )
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:

@@ -31,6 +31,8 @@ def why_not_finished(run: Run) -> str | None:
     PipelineError for a training whose manifest says another side: it is no input of it, and merges and maps read it."""
     try:
         manifest = read_manifest(run.folder)
+        if manifest and manifest.hash != run.hash:  # of a run whose label and digits are the same
+            manifest = None
         recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
         contents = {role: content_digest(run.parents[role]) for role in recorded}
     except Malformed as error:
@@ -72,12 +74,11 @@ def make_once(
     stage: Stage,
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
     predicted_seconds: float | None = None,
-    guessed_seconds: float | None = None,
 ) -> Path:
     """The folder of the run, which is computed unless it is finished.
 
     `stage` works in the run's work folder and returns the facts of the manifest; `bytes_needed`: purpose -> bytes that
-    it will write. predicted_seconds: from finished runs; guessed_seconds: from its work alone.
+    it will write.
     Of two processes that request the same run, on one host or two, one takes its lease and computes; the other waits
     and uses the result.
 
@@ -94,9 +95,10 @@ def make_once(
                 check_unchanged(run.folder)
                 state.remove_state(run.workplace)
                 return run.folder
-            if run.folder.exists() and read_manifest(run.folder) is None:
+            if run.folder.exists() and getattr(read_manifest(run.folder), "hash", None) != run.hash:
                 raise PipelineError(
-                    f"{run.folder} has no {MANIFEST}, so no run made it: move it away, as this run needs its name"
+                    f"{run.folder} has no {MANIFEST} of this run, so another made it: move it away, as this run needs "
+                    "its name"
                 )
             for parent in run.parents.values():
                 check_unchanged(parent.folder)
@@ -106,7 +108,7 @@ def make_once(
             lease.take_over()
             tracked_state = state.track_state(run.workplace, lease.of, run.name, run.config.stage)
             with tracked_state, naming_a_full_disk(run.runs_dir):
-                _compute_run(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
+                _compute_run(run, lease, stage, next_attempt(run), predicted_seconds)
             state.remove_state(run.workplace)
             return run.folder
         except OSError:
@@ -116,9 +118,7 @@ def make_once(
             run.lease = None
 
 
-def _compute_run(
-    run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[float | None, float | None]
-) -> None:
+def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_seconds: float | None) -> None:
     from pipeline.runs import resume
     from pipeline.runs.tracking import track_run
 
@@ -149,13 +149,13 @@ def _compute_run(
             started=started.isoformat(timespec="seconds"),
             cost={
                 "seconds": round(earlier_seconds + time.perf_counter() - begun, 3),
-                "predicted_seconds": expected[0],
-                "guessed_seconds": expected[1],
+                "predicted_seconds": predicted_seconds,
                 "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             },
         )
         manifest.write(run.work)
-        tracker.finished(run, manifest, run.config.tracking.weights)
+        if run.config.tracking.weights and manifest.weights:
+            tracker.weights(run, manifest)
     publish_run(lease, run.folder)
 
 

@@ -38,7 +38,7 @@ class Manifest:
     """Inputs, contents and cost of a finished run (design: identity).
 
     `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports about its results, `cost`
-    {seconds, predicted_seconds, guessed_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
+    {seconds, predicted_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
     weights whose tensors all have digests of their own have no sha256.
     """
 

@@ -1,7 +1,7 @@
 """The model card written next to weights: a model's bases and data sets, as the Hub's metadata and as text.
 
-Everything comes from manifests and from the cards of external models, so that a card is the same wherever and whenever
-it is written. It holds names, never paths.
+Everything comes from manifests and the licences on the cards of external models, so that a card is the same wherever
+and whenever it is written. It holds names, never paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import REPOSITORY
-from pipeline.hub.models import bases_named, read_metadata
+from pipeline.hub.models import read_metadata
 from pipeline.languages import language
 from pipeline.runs.find import find_run
 from pipeline.runs.folders import folder_of
@@ -81,13 +81,11 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def origin_from_card(model: Parent, ask: bool) -> Origin:
-    """The origin of an external model: itself if it is on the Hub, else the bases and licence of its card."""
-    card_data = read_metadata(model.folder, ask=ask)
-    hub = getattr(model, "hub", None)
-    bases = [hub.partition("@")[0]] if hub else bases_named(card_data)
-    licence = card_data.get("license")
+    """The origin of an external model: itself if it is on the Hub, with the licence of its card."""
+    licence = read_metadata(model.folder, ask=ask).get("license")
+    hub = (getattr(model, "hub", None) or "").partition("@")[0]
     return Origin(
-        bases=tuple(base for base in bases if re.fullmatch(REPOSITORY, base)),
+        bases=(hub,) if re.fullmatch(REPOSITORY, hub) else (),
         licences={model.name: str(licence)} if licence else {},
     )
 

@@ -1,8 +1,8 @@
 """What a run is: its configuration and its parents, the hash of both, and what differs between two.
 
-Its folder is `runs_dir/<label>-<hash>` with eight digits of the hash (twelve where another run has the same eight; the
-manifest has all). Its manifest is written last, so that a folder with a manifest is finished. Work happens in
-`runs_dir/.work/<hash>/<lease>`, and one atomic rename publishes it (runs/make.py).
+Its folder is `runs_dir/<label>-<hash>` with twelve digits of the hash; the manifest has all. Its manifest is written
+last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>/<lease>`, and one atomic
+rename publishes it (runs/make.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.benchmarks import find_benchmark
-from pipeline.config.evaluation import is_sampled
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
-from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, RunStage
 from pipeline.files import content_hash
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.files import DECIDING, IDENTIFYING_SUFFIXES
@@ -162,43 +161,15 @@ class Run(Generic[Config]):
 
 def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     """What affects the hash next to knobs and parents: `packages`, name and version of the other packages that a method
-    or tasks are from, and what the method adds; `shards` of trainings under FSDP2; the order of sources that is kept.
-    Else empty."""
+    or tasks are from, and what the method adds; the order of sources that is kept. Else empty."""
     if isinstance(config, DataStage):
-        expert, local = config.expert, config.data_root is not None
-        names = [*expert.sources, *expert.union] if not config.data.shuffle else []
-        changed = [  # read otherwise in earlier runs: slices of files whole, als_Latn as English, codes in two scripts
-            name
-            for name, source in expert.sources.items()
-            if ("[" in source.split and (local or source.url or source.files))
-            or (source.rows, source.language) in (("nllb", "sq"), ("aya", "zh"), ("aya", "zh_hant"))
-            or (source.rows == "aya" and str(source.language).endswith("_latn"))
-        ]
-        order: dict[str, Any] = {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
-        if not config.data.shuffle and (config.data.validation or config.data.size or expert.size):
-            order["drawn"] = "of all rows"  # not the first ones, as in earlier runs
-        return order | ({"read_otherwise": sorted(changed)} if changed else {})
-    if isinstance(config, TrainStage):
-        sft, model, expert = config.sft, config.model, config.expert
-        changed_in = {  # otherwise in earlier runs: dtypes that accelerate chose, of the rows' sides too, TF32
-            "shards in the dtypes of the recipe": sft.processes > 1 and sft.parallel == "fsdp2",
-            "bpe of texts alone": model.tokenizer == "bpe" and expert.side == "both",
-            "products in float32": sft.compile and sft.precision == "fp32",
-        }
-        return dict(word.split(" ", 1) for word, applies in changed_in.items() if applies)
-    merge, decided = getattr(config, "merge", None), dict[str, Any]()
-    if isinstance(merge, Merge):
-        decided |= merge.beyond_knobs()
-        # before, where the others had rows of padding, the mean with these
-        decided |= {"union": "rows of its own"} if merge.vocabulary == "union" else {}
+        names = [*config.expert.sources, *config.expert.union] if not config.data.shuffle else []
+        return {"order": names} if len(names) > 1 else {}  # of keys, which their JSON is sorted by
+    merge = getattr(config, "merge", None)
+    decided = merge.beyond_knobs() if isinstance(merge, Merge) else dict[str, Any]()
     if isinstance(config, EvalStage):
-        items = {task.task: item for task in config.eval.tasks if (item := find_benchmark(task.task))}
-        columns = {item.question_column for item in items.values()} - {""}
-        if config.eval.limit is not None and columns:
-            decided["limit_counts"] = sorted(columns)  # before, it counted their parts
-        if is_sampled(config.eval) and config.eval.answers > 1:
-            decided["votes"] = "by number"  # before, 1800 and 1,800 were two answers
-        if packages := {task: item.package for task, item in items.items() if item.package}:
+        items = {task.task: find_benchmark(task.task) for task in config.eval.tasks}
+        if packages := {task: item.package for task, item in items.items() if item and item.package}:
             decided["packages"] = decided.get("packages", {}) | packages
     return decided
 

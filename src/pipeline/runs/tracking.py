@@ -1,10 +1,9 @@
-"""W&B: opens, tags and finishes a run, and logs its artifact; no other module uses W&B.
+"""W&B: opens, tags and finishes a run; no other module uses W&B.
 
 The W&B id is run hash + attempt, so that a requeued job resumes its own run; the group is the table, the job type
-the stage. The configuration names the parents' ids. The artifact of a finished run holds its manifest and scores, and
-has those of its parents as inputs, from which W&B draws the lineage. Online where a key is configured, offline
-otherwise; it never prompts. Each call of W&B runs in a daemon thread with a deadline: neither its service nor its
-server can keep a run or the process from ending.
+the stage. The configuration names the parents' ids. Online where a key is configured, offline otherwise; it never
+prompts. W&B's service is killed if a call takes longer than tracking.timeout, which W&B's own timeouts do not bound:
+neither this process nor the server can keep a run from ending.
 """
 
 from __future__ import annotations
@@ -15,35 +14,32 @@ import hashlib
 import netrc
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import PipelineError
 from pipeline.files import link_or_copy
 from pipeline.progress import redirected, say
-from pipeline.runs.manifest import MANIFEST, SNAPSHOTS, Malformed, Manifest, read_manifest
+from pipeline.runs.manifest import SNAPSHOTS, Malformed, Manifest, read_manifest
 
 if TYPE_CHECKING:
     from pipeline.config.stages import Tracking
     from pipeline.runs.run import Parent, Run
 
-T = TypeVar("T")
 MODES = ("online", "offline", "disabled")
-ARTIFACT_TYPES = {"cpt": "expert", "sft": "expert", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
-RESULTS = (MANIFEST, "scores.json", "choice.json", "facts.json", "delta.csv", "pairs.csv")  # files of a run's artifact
 UPLOAD_SPEED = 1e7  # bytes a second: at least this is expected when weights are hashed and uploaded
+GRACE = 3.0  # seconds that W&B's service has to end when requested
 
 
 class Tracker:
-    """Logs numbers over steps, a summary, tables, plots and artifacts of a run.
+    """Logs numbers over steps, a summary, tables, plots and weights of a run.
 
     W&B works in a process of its own, which may die, stop responding, or wait for a server. Each call has a deadline of
     `seconds`, and a failure ends no run: one line reports it, and the rest of the run is not logged.
@@ -82,36 +78,12 @@ class Tracker:
 
         self._call(log_figure)
 
-    def finished(self, run: Run, manifest: Manifest, weights: bool) -> None:
-        """Log the artifact of a run that has its manifest, its parents' as inputs, and on request its weights.
-
-        Offline, use_artifact is an error; the call that it makes online stores the input for `wandb sync`, too.
-        """
-        if self._run is None:
-            return
-        inputs = [described for parent in run.parents.values() if (described := parent_manifest(parent))]
+    def weights(self, run: Run, manifest: Manifest) -> None:
+        """Log the weights of a run that has its manifest as an artifact."""
         files = sorted(name for name in manifest.files if not name.startswith(f"{SNAPSHOTS}/"))
-        files = files if weights and manifest.weights else []
         self._seconds += sum(manifest.files[name]["bytes"] for name in files) / UPLOAD_SPEED
-        offline = self._mode == "offline"
-        copies = run.work / "wandb" / "artifacts"
-        published = (run.folder if offline else run.work) / "wandb" / "artifacts"
-
-        def log_artifacts(wandb_run: Any) -> None:
-            try:
-                for folder, parent in inputs:
-                    artifact = build_artifact(folder, parent, copies, published)
-                    if offline:
-                        wandb_run._log_artifact(artifact, use_after_commit=True)
-                    else:
-                        wandb_run.use_artifact(artifact)
-                wandb_run.log_artifact(build_artifact(run.work, manifest, copies, published))
-                if files:
-                    wandb_run.log_artifact(build_artifact(run.work, manifest, copies, published, files))
-            except Exception as error:
-                say(f"warning: W&B has no artifact of {run.name}: {describe_error(error)}")
-
-        self._call(log_artifacts)
+        home = run.folder if self._mode == "offline" else run.work  # where they are when W&B reads them
+        self._call(lambda wandb_run: wandb_run.log_artifact(build_artifact(run.work, home, manifest, files)))
 
     def finish(self, exit_code: int) -> None:
         self._call(lambda run: run.finish(exit_code=exit_code))
@@ -119,41 +91,27 @@ class Tracker:
     def _call(self, request: Callable[[Any], None]) -> None:
         if self._run is None:
             return
-        run = self._run
         try:
-            call_with_deadline(self._seconds, lambda: request(run))
+            with time_limit(self._seconds):
+                request(self._run)
         except Exception as error:
             self._run = None
             say(f"warning: {give_up(error, self._mode, self._seconds)}")
 
 
-def build_artifact(folder: Path, manifest: Manifest, copies: Path, published: Path, weights: Iterable[str] = ()) -> Any:
-    """The artifact of the run in `folder`: copies of its files, for `wandb sync` deletes what it has uploaded.
-
-    It is named by the run, and depends on the files alone: W&B makes no second version of equal ones, whichever run
-    logs it. copies: where they are written; published: where they will be when W&B reads them; weights: files of an
-    artifact of type weights instead, which are linked.
-    """
-    name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)
-    kind = ARTIFACT_TYPES.get(manifest.stage, manifest.stage)
-    if weights:
-        name, kind = f"{name[-120:]}-weights", "weights"
-    artifact = wandb_module().Artifact(
-        name,
-        type=kind,
-        metadata={
-            "run": wandb_id(manifest),
-            "hash": manifest.hash,
-            "parents": {role: parent.name for role, parent in manifest.parents.items()},
-        },
-    )
-    for file in weights or (file for file in RESULTS if (folder / file).is_file()):
-        copy = copies / name / file
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.unlink(missing_ok=True)  # of an interrupted attempt
-        (link_or_copy if weights else shutil.copyfile)(folder / file, copy)
-        entry = artifact.add_file(str(copy), name=file, policy="immutable", skip_cache=True)
-        entry.local_path = str((published / name / file).absolute())
+def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[str]) -> Any:
+    """The artifact of a run's weights: links to its files in `work`, for `wandb sync` deletes what it has uploaded.
+    home: the folder in whose place `work` is when W&B reads them."""
+    name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)[-120:] + "-weights"
+    described = {"run": wandb_id(manifest), "hash": manifest.hash}
+    artifact = wandb_module().Artifact(name, type="weights", metadata=described)
+    for file in files:
+        link = Path("wandb", "artifacts", file)
+        (work / link).parent.mkdir(parents=True, exist_ok=True)
+        (work / link).unlink(missing_ok=True)  # of an interrupted attempt
+        link_or_copy(work / file, work / link)
+        entry = artifact.add_file(str(work / link), name=file, policy="immutable", skip_cache=True)
+        entry.local_path = str((home / link).absolute())
     return artifact
 
 
@@ -161,19 +119,13 @@ def wandb_id(manifest: Manifest) -> str:
     return f"{manifest.hash[:32]}-{manifest.attempt}"
 
 
-def parent_manifest(parent: Parent) -> tuple[Path, Manifest] | None:
-    """Folder and manifest of a parent that is a run; of a snapshot, those of its training; else None."""
+def parent_id(parent: Parent) -> str:
+    """The W&B id of a parent, of a snapshot that of its training; its hash if it has no W&B run."""
     folder = parent.folder.parents[1] if parent.folder.parent.name == SNAPSHOTS else parent.folder
     with suppress(Malformed):  # a file of this name in the folder of an external model
-        if manifest := read_manifest(folder):
-            return folder, manifest
-    return None
-
-
-def parent_id(parent: Parent) -> str:
-    """The W&B id of a parent, or its hash if it has no W&B run."""
-    folder, manifest = parent_manifest(parent) or (parent.folder, None)
-    return wandb_id(manifest) if manifest and (folder / "wandb").is_dir() else parent.hash
+        if (manifest := read_manifest(folder)) and (folder / "wandb").is_dir():
+            return wandb_id(manifest)
+    return parent.hash
 
 
 _mode_after_failure: str | None = None  # for the rest of this process, once W&B failed online or did not respond
@@ -193,12 +145,9 @@ def give_up(error: Exception, mode: str, seconds: float) -> str:
         consequence = "; later runs of this process are offline (wandb sync uploads them)"
     elif late:
         _mode_after_failure, consequence = "disabled", ", as do later runs of this process"
-    problem = f"did not respond within tracking.timeout={seconds:g} s" if late else f"failed ({describe_error(error)})"
+    failure = f"failed ({f'{type(error).__name__}: {error}'.rstrip(': ')})"
+    problem = f"did not respond within tracking.timeout={seconds:g} s" if late else failure
     return f"W&B {problem}; the run continues without it{consequence}"
-
-
-def describe_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def wandb_module() -> Any:
@@ -207,51 +156,42 @@ def wandb_module() -> Any:
     return wandb
 
 
-GRACE = 3.0  # seconds that W&B's service has to end when requested
-
-
-def call_in_thread(call: Callable[[], T]) -> Future[T]:
-    """Outcome of a call in a daemon thread, which does not keep the process from ending."""
-    outcome: Future[T] = Future()
-
-    def run_call() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run_call, name="W&B", daemon=True).start()
-    return outcome
-
-
-def call_with_deadline(seconds: float, call: Callable[[], T]) -> T:
-    """The result of a call.
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Kill W&B's service after `seconds`, so that calls which wait for it end.
 
     Raises:
-        TimeoutError: it did not return within `seconds`; its thread continues.
+        TimeoutError: in place of the error of the call that waited.
     """
-    return call_in_thread(call).result(seconds)
+    timer, begun = threading.Timer(seconds, kill_service), time.monotonic()
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if time.monotonic() - begun >= seconds:
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def end_service(grace: float = GRACE) -> None:
-    """Ask W&B's service to end, and kill it after `grace` seconds, so that no exit hook of W&B waits for it."""
+    """End W&B's service, which is killed after `grace` seconds, so that no exit hook of W&B waits for it."""
     if "wandb" not in sys.modules:
         return
     import wandb
 
-    def teardown_service() -> None:
-        with suppress(BaseException):  # it exits with the status of a service that was killed
-            wandb.teardown()
+    with suppress(Exception, SystemExit), time_limit(grace):  # it exits with the status of a service that was killed
+        wandb.teardown()
+    kill_service()  # also one that stopped while starting, which W&B does not know of
+    os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
-    ending = call_in_thread(teardown_service)
-    with suppress(TimeoutError):
-        ending.result(grace)
-    for pid in service_pids():  # also one that stopped while starting, which W&B does not know of
+
+def kill_service() -> None:
+    for pid in service_pids():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    with suppress(TimeoutError):
-        ending.result(1.0)
-    os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
 
 def service_pids() -> list[int]:
@@ -314,18 +254,15 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
 
     from pipeline.hub.addresses import without_credentials
 
-    def init_run() -> Any:
-        return wandb.init(
-            dir=str(folder), project=tracking.project, entity=tracking.entity, mode=mode,
-            settings=wandb.Settings(console="off", silent=True), resume="allow", reinit="finish_previous", **described,
-        )  # fmt: skip
-
     arguments = sys.argv
     try:
         sys.argv = without_credentials(arguments)  # which W&B records
         # without standard error, where W&B's service prints hundreds of lines if memory is short
-        with open(os.devnull, "w") as nothing, redirected(nothing.fileno(), 2):
-            return call_with_deadline(tracking.timeout, init_run)
+        with open(os.devnull, "w") as nothing, redirected(nothing.fileno(), 2), time_limit(tracking.timeout):
+            return wandb.init(
+                dir=str(folder), project=tracking.project, entity=tracking.entity, mode=mode, resume="allow",
+                settings=wandb.Settings(console="off", silent=True), reinit="finish_previous", **described,
+            )  # fmt: skip
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
         return None

@@ -99,11 +99,11 @@ class MergeSweepStage(SweepStage):
 
 
 RUN_STAGES = {
-    "data": RunRow(DataStage, 5, "pipeline.data.stage", data.build, torch=False),
-    "cpt": RunRow(TrainStage, 3, "pipeline.train.stage", training.build),
-    "sft": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
-    "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
-    "eval": RunRow(EvalStage, 7, "pipeline.evaluate.stage", evaluation.build),
+    "data": RunRow(DataStage, 6, "pipeline.data.stage", data.build, torch=False),
+    "cpt": RunRow(TrainStage, 4, "pipeline.train.stage", training.build),
+    "sft": RunRow(TrainStage, 5, "pipeline.train.stage", training.build),
+    "merge": RunRow(MergeStage, 2, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
+    "eval": RunRow(EvalStage, 8, "pipeline.evaluate.stage", evaluation.build),
     "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
     "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, torch=False),
 }

@@ -9,9 +9,9 @@ from typing import Any
 
 from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, TrainStage
-from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
+from pipeline.hub.models import hub_errors
 from pipeline.models.files import IDENTIFYING_SUFFIXES
 from pipeline.models.load import date_of_templates
 from pipeline.models.partition import resolve_partition
@@ -25,13 +25,10 @@ from pipeline.train.memory import micro_batches
 
 
 def build(config: TrainStage, resolver: Resolver) -> Draft:
-    """Config, label and parents; resolves the side that partial trains and the counts of a partition."""
+    """Config, label and parents; resolves the knobs whose default depends on others, and the counts of a partition."""
     check_method(config)
     parents = parents_of(config, resolver)
-    if config.sft.learning_rate is None:
-        config = replace(config, sft=replace(config.sft, learning_rate=default_rate(config.sft.adapter)))
-    if config.sft.method == "partial" and config.sft.side is None:
-        config = replace(config, sft=replace(config.sft, side=config.expert.side))
+    config = config.settled()
     base = parents.get("model")
     config_is_local = not isinstance(base, External) or base.folder.is_dir()  # the Hub is asked only where necessary
     if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
@@ -39,8 +36,6 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
         config = replace(config, partition=partition)
     if config_is_local:
         check_length(config, parents)
-        several = config.sft.batch_size > micro_batches(config.sft)[0]
-        config = replace(config, loss_of_step=several and "text_config" in read_architecture(config, parents))
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
     way += f"-{config.partition.name}" if config.partition else ""
     return config, f"{config.expert.name}-{way}-s{config.seed}", parents
@@ -139,7 +134,7 @@ def hub_file(name: str, revision: str | None) -> str:
 
     try:
         return hf_hub_download(name, "config.json", revision=revision)
-    except Exception as error:
+    except hub_errors() as error:
         raise PipelineError(
             f"partition.scale_to_depth=true needs the depth of {name}, which could not be read from the Hub: "
             "give the counts themselves"

@@ -39,7 +39,7 @@ from pipeline.tables.schema import Table, read_table
 from pipeline.tables.table_yaml import merge_inherited
 
 SHARED = (  # not a row's to say
-    "stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored", "loss_of_step",
+    "stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored",
 )  # fmt: skip
 
 

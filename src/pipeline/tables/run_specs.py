@@ -1,4 +1,4 @@
-"""The runs of a table: `every` and `trials` given to them, their axes, their words filled at one value of each."""
+"""The runs of a table: `every` given to them, their axes, their words filled at one value of each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.tables.schema import PLACEHOLDER, TRAININGS, Names, Reference, Table, TableRun
+from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun
 from pipeline.tables.table_yaml import Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
-
-TRIAL_CHOICE = {"stage": "select", "select": "unreasonable"}  # the lowest validation loss
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,11 @@ class Specs:
         self.overriding_runs: dict[str, list[str]] = {key: [] for key in table.every}
         for row in table.runs.values():
             self.refuse_unread(row)
-        self.runs = self._with_every(self._with_trials(table.runs))
+        self.runs = self._with_every(table.runs)
         for name in self.runs:
             self.axes_of(name)
 
-    # ------------------------------------------------------------------------------------------ every and trials
+    # ------------------------------------------------------------------------------------------ every
 
     def _with_every(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """The words of `every` given to the runs whose stage reads them, where these do not say otherwise.
@@ -122,40 +120,6 @@ class Specs:
         keys = self.reads("eval")
         set_elsewhere = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
         return group not in set_elsewhere and (key in keys or group in keys)
-
-    def _with_trials(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
-        """A training that reads a key of `trials` becomes one for each of its values, and a run that chooses of them.
-
-        A single value is a word like others; "recipe" keeps the value of the recipe.
-        """
-        specs, tried = dict(runs), {}
-        for name, row in runs.items():
-            trains = row.kind == "stage" and row.stage in TRAININGS
-            own_trials = {
-                key: values for key, values in self.table.trials.items() if trains and self.reads_key(row, key)
-            }
-            axis_of_key = {
-                key: key.replace(".", " ") for key, values in own_trials.items() if len(values) > 1
-            }  # key -> its axis
-            words = {**row.words, **{key: values[0] for key, values in own_trials.items() if values != ["recipe"]}}
-            words |= {key: f"{{{axis}}}" for key, axis in axis_of_key.items()}
-            specs[name] = TableRun(name, row.kind, words)
-            if axis_of_key:
-                self.axes |= {axis: {value: {} for value in own_trials[key]} for key, axis in axis_of_key.items()}
-                tried[name] = Reference(f"{name} trial", (), tuple(axis_of_key.values()))
-                specs[f"{name} trial"] = TableRun(f"{name} trial", row.kind, words)
-                specs[name] = TableRun(name, "stage", {**TRIAL_CHOICE, "checkpoints": Names((tried[name],), True)})
-        for name, row in runs.items():  # what chooses of a training's snapshots chooses of those of all trials
-            listed = row.words.get("checkpoints")
-            if isinstance(listed, Names):
-                items = tuple(
-                    Reference(tried[item.run].run, item.at, (*item.over, *tried[item.run].over))
-                    if isinstance(item, Reference) and item.run in tried
-                    else item
-                    for item in listed.items
-                )
-                specs[name] = TableRun(name, row.kind, {**row.words, "checkpoints": Names(items, True)})
-        return specs
 
     # ------------------------------------------------------------------------------------------ axes
 
@@ -237,12 +201,8 @@ class Specs:
         key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
         if key not in self.made:
             filled = {name: self.fill_placeholders(value, own_values) for name, value in self.runs[run].words.items()}
-            values = {name: value for name, value in filled.items() if not self._left_to_recipe(name, value)}
-            self.made[key] = Spec(key, run, self.runs[run].kind, own_values, values)
+            self.made[key] = Spec(key, run, self.runs[run].kind, own_values, filled)
         return key
-
-    def _left_to_recipe(self, key: str, value: Any) -> bool:
-        return key in self.table.trials and value == "recipe"
 
 
 def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:

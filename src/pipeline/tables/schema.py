@@ -3,7 +3,6 @@
     axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
     every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
              trainings that set none, and each cell is the mean over it
-    trials   key -> values tried in each training, "recipe" for the recipe's own; the lowest validation loss counts
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
     score    what is said of every cell: eval, in, and anything that a row or a column may say
     columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
@@ -13,8 +12,8 @@
              table names its own
     controls true, or the runs of language experts: each merge of them again with the base in their place, compared
              with the merge (tables/controls.py)
-    defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
-             the rest whole
+    defaults tables that this one starts from: their axes, every and runs entry by entry (null takes one away), the rest
+             whole
 
 A file with `experts` is a study (tables/study.py), which is written out as a table.
 
@@ -60,6 +59,7 @@ from pipeline.tables.table_yaml import (
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
         "best", "each", "by", "columns")  # fmt: skip
+NAME = r"[\w+=@][\w .+=@-]{0,250}"  # of a table, which names folders and files
 PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
 TRAININGS = ("sft", "cpt")  # stages that train a model
 ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
@@ -125,7 +125,6 @@ class Table:
     published: str | None
     axes: dict[str, dict[Any, Words]]  # axis -> value -> its words
     every: Words
-    trials: dict[str, list[Any]]
     runs: dict[str, TableRun]
     score: Side
     columns: list[Side]
@@ -163,6 +162,10 @@ def read_table(
     for key in ("name", "runs", "columns"):
         if not raw.get(key):
             raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
+    if not re.fullmatch(NAME, str(raw["name"])):
+        raise table_error(
+            file, "", f"name={raw['name']} is not the name of a folder: use letters, digits, spaces and _.+=@-"
+        )
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
     settings = {**raw["every"], **every}
     pooled = add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
@@ -204,10 +207,6 @@ class Reader:
         return Table(
             self.file, str(raw["name"]), str(raw.get("title") or raw["name"]), str(raw.get("note") or ""),
             raw.get("published"), self.axes, self.read_words("every", every),
-            {
-                key: self.read_values(f"trials.{key}", "[recipe], or more", values)
-                for key, values in raw["trials"].items()
-            },
             {name: self.read_run(name, value) for name, value in raw["runs"].items()},
             self.read_side("score", "", raw["score"]),
             [self.read_side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],

@@ -14,10 +14,10 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.files import readable_yaml
 from pipeline.tables.study import expand_study
 
-KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
+KEYS = ("name", "title", "note", "published", "axes", "every", "runs", "score", "columns", "rows", "beside",
         "compare", "primary", "controls", "defaults", "free_snapshots")  # fmt: skip
-SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
-INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
+SECTIONS = ("axes", "every", "runs", "score", "columns", "rows", "compare")
+INHERITED = ("axes", "every", "runs")  # entry by entry; the rest whole
 RUN_KEYS = frozenset(
     {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
      "merge.base", "base", "eval.base", "data_root", "data.benchmarks"}
@@ -74,7 +74,7 @@ def parsed_yaml(text: str, file: str) -> Words:
     words = {str(key): value for key, value in content.items()}
     if "experts" in words:
         words = expand_study(words, file)
-    for key in ("every", "trials", "score"):
+    for key in ("every", "score"):
         words |= {key: dotted(words[key], file, key)} if isinstance(words.get(key), dict) else {}
     for key in ("runs", "columns", "rows"):
         if isinstance(words.get(key), dict):

@@ -27,10 +27,10 @@ from pipeline.files import added_conf, replacing
 from pipeline.report.load.contents import Results
 from pipeline.report.private import without_private
 from pipeline.report.write import write_report
+from pipeline.tables.schema import NAME
 
 FORMAT = 3
 SUMS = "SHA256SUMS"
-NAME = r"[\w+=@][\w.+=@-]{0,250}"
 MEMBER = re.compile(
     rf"{SUMS}|(archive|choices)\.json|table\.yaml|index\.html|summary\.txt|answers\.parquet|cells\.md|\w+\.csv|plots/\w+\.svg"
     rf"|conf/{NAME}/{NAME}\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
