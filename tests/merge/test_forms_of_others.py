@@ -49,6 +49,29 @@ def test_rotary_embeddings_by_layer_type_are_those_of_transformers_4() -> None:
     assert arithmetic_settings(hub) == arithmetic_settings(json.loads(json.dumps(saved)))
 
 
+HUB_CONFIGS = json.loads((Path(__file__).parent / "hub_configs.json").read_text())  # config.json of models there
+
+
+@pytest.mark.parametrize("name", HUB_CONFIGS)
+def test_a_config_of_the_hub_is_the_one_that_transformers_saves_of_it(name: str, tmp_path: Path) -> None:
+    """Of a base and the experts trained from it; with another rotary base, they are not one."""
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text(json.dumps(HUB_CONFIGS[name]))
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    before, after = arithmetic_settings(HUB_CONFIGS[name]), arithmetic_settings(saved)
+    assert {key: after[key] for key in before.keys() & after.keys()} == {
+        key: before[key] for key in before.keys() & after.keys()
+    }
+    assert len(before.keys() & after.keys()) > 6
+    wider = {
+        **HUB_CONFIGS[name],
+        **{key: 12345.0 for key in ("rope_theta", "rotary_emb_base") if key in HUB_CONFIGS[name]},
+    }
+    assert wider == HUB_CONFIGS[name] or arithmetic_settings(wider) != before
+
+
 def cast(source: Path, folder: Path, dtype: torch.dtype) -> Path:
     shutil.copytree(source, folder)
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}

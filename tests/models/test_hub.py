@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 
 from pipeline.errors import PipelineError
 from pipeline.hub.models import local_folder
-from pipeline.models.files import HUB_PATTERNS
+from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
 
 
 @pytest.fixture
@@ -31,8 +31,10 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         if state["answer"]:
             raise state["answer"]
 
-    def snapshot_download(name: str, *, revision: Any, allow_patterns: Any, local_files_only: bool) -> str:
-        assert allow_patterns == HUB_PATTERNS
+    def snapshot_download(
+        name: str, *, revision: Any, allow_patterns: Any, ignore_patterns: Any, local_files_only: bool
+    ) -> str:
+        assert (allow_patterns, ignore_patterns) == (HUB_PATTERNS, HUB_COPIES)
         state["calls"].append((name, revision, local_files_only))
         if local_files_only and not state["cached"]:
             raise LocalEntryNotFoundError("no such folder")
@@ -105,3 +107,16 @@ def test_an_error_of_another_kind_is_itself(hub: dict[str, Any], when: str, erro
 def test_offline_the_cache_serves(hub: dict[str, Any], tmp_path: Path) -> None:
     hub |= {"answer": OfflineModeIsEnabled("HF_HUB_OFFLINE=1"), "cached": True}
     assert local_folder(Path("a/b")) == tmp_path
+
+
+def test_copies_of_the_weights_are_left_on_the_hub() -> None:
+    """Files of Mistral 7B, Llama 3.1 8B, OPT and a training's own repository, as huggingface_hub filters them."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
+              "tokenizer.model", "chat_template.jinja", "adapter_model.safetensors", "adapter_config.json"]  # fmt: skip
+    left = ["consolidated.safetensors", "consolidated.00.pth", "original/params.json", "original/consolidated.00.pth",
+            "model.fp16.safetensors", "model.safetensors.index.fp16.json", "checkpoint-500/model.safetensors",
+            "checkpoint-500/config.json", "pytorch_model.bin", "README.md", "onnx/model.onnx"]  # fmt: skip
+    found = filter_repo_objects([*wanted, *left], allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_COPIES)
+    assert list(found) == wanted
