@@ -16,6 +16,7 @@ to standard error, and raise PipelineError, one sentence, where the command woul
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -94,7 +95,8 @@ def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
         conf.add_folder(str(folder))
     conf.forget_options()
     given = {"stage": stage, **spelled(stage, group, words)}
-    return stage_output(compose_given(given), {**given, **left_open(given)})
+    command = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    return stage_output(compose_given(given), {**given, **left_open(given)}, command)
 
 
 def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +15,19 @@ from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
 from pipeline.launch.preflight import evaluation_problems
+from pipeline.launch.slurm import CONTINUES
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable
 from pipeline.runs.graph import order_runs
-from pipeline.runs.lease import slurm_job
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
 
-def make_table(config: TableStage) -> Path:
+def make_table(config: TableStage, words: Sequence[str] | None = None) -> Path:
     """Compute the runs of a table, then those that its selections add, until none is left. Returns the report's page.
+
+    words: the command, which the last job of launcher=slurm runs again; null: no such job.
 
     Raises:
         PipelineError: the plan has problems (before anything is computed), or runs failed (after the report, which
@@ -41,17 +45,18 @@ def make_table(config: TableStage) -> Path:
         raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
     waiting = planning.waiting_evaluations()
     # the job that continues a table leaves prompts to the evaluations, which check them, too
-    prompts = config.launcher.retry_failed or slurm_job() is None
+    prompts = CONTINUES not in os.environ
     if causes := not_planned(planning) or evaluation_problems(runs, reasons, prompts, waiting):
         raise PipelineError("\nerror: ".join(causes))
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
-    reported.write_state(report_folder(planning))
+    if not config.launcher.dry_run:
+        reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    with executor_for(config.launcher, targets, sys.argv[1:], planning.waiting_evaluations) as execute:
+    with executor_for(config.launcher, targets, words, planning.waiting_evaluations) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}

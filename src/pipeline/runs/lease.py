@@ -73,6 +73,14 @@ def process_start(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def parent_process(pid: int) -> int | None:
+    """The parent of a process; None where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def slurm_job() -> str | None:
     """The Slurm job of this process, ARRAY_TASK in an array; None outside of Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
@@ -246,15 +254,15 @@ def should_wait() -> bool:
 
 
 @contextmanager
-def hold_lease(workplace: Path, name: str) -> Iterator[Lease]:
-    """The lease of a run, as soon as no other process holds it.
+def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
+    """The lease of a run, as soon as no other process holds it. wait: whether to wait for that; null: as should_wait.
 
     Raises:
         Held: another process holds it, and this one should not wait.
     """
     reported = False
     while isinstance(lease := take_lease(workplace), Holder):
-        if not should_wait():
+        if not (should_wait() if wait is None else wait):
             raise Held(f"{name} is held by {lease}: rerun the same command to resume when that has ended")
         if not reported:
             print(f"{name}: held by {lease}; waiting", file=sys.stderr, flush=True)
