@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +14,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import forked
 import pytest
 import yaml
 from lm_eval import simple_evaluate
@@ -530,9 +531,14 @@ def own_with_rows(folder: Path) -> Path:
 def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
     """What a fresh worker says of tasks: one of this machine, or one of a Slurm array."""
     session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
-    words = ["task", str(session.folder), "0", ""] if in_job else [str(folder), "[]", "0"]
-    told = forked.python("-m", "pipeline.launch.worker", *words, given=f"{session.folder}\n", env=dict(os.environ))
-    return told.stdout + told.stderr + "".join(path.read_text() for path in session.folder.glob("*.failed"))
+    words = [sys.executable, "-m", "pipeline.launch.worker"]
+    words += ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
+    worker = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while session.left and worker.poll() is None:
+        time.sleep(0.1)
+        session.look()
+    worker.terminate()
+    return worker.communicate()[0] + "".join(session.failed.values())
 
 
 @pytest.mark.parametrize(("in_job", "beside"), [(False, True), (True, False)])

@@ -119,9 +119,9 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     assert set(failed) == {bad.name, child.name} and failed[child.name] == f"its parent {bad.name} failed"
     assert "is on no hub" in failed[bad.name] and f"{bad.name} failed: {failed[bad.name]}" in capfd.readouterr().err
     assert all(read_manifest(run.folder) for run in good)
-    processes = [worker.pid for worker in two.workers]
+    processes = [worker.pid for worker in two.workers.values()]
     assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
-    assert [worker.pid for worker in two.workers] == processes
+    assert [worker.pid for worker in two.workers.values()] == processes
 
 
 class Predicted(History):
@@ -141,8 +141,9 @@ def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) ->
     scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
     unknown = [a_run(tmp_path, label="eval-later", seed=9 + number) for number in range(later)]
     runs = [math, language, *scores]
-    session = Session(tmp_path / "session", [Task.of(run) for run in runs])
-    found = Watch(session, runs, Predicted(seconds), Local(2, later=lambda: unknown), len(runs))
+    local = Local(2, later=lambda: unknown)
+    local.session = Session(tmp_path / "session", [Task.of(run) for run in runs])
+    found = Watch(local, runs, Predicted(seconds), len(runs))
     found.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
     return found
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,12 +27,13 @@ from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import PLANS, Task, plan_name, write_plan
-from pipeline.launch.work import BLOCKED, LOOK, Session, work
+from pipeline.launch.work import BLOCKED, LOOK, Session, held_by, work
 from pipeline.progress import LOG_SECONDS, say
 from pipeline.runs import state, stop
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
+from pipeline.runs.lease import live_holder, should_wait
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
@@ -43,7 +42,7 @@ Failures = dict[str, str]  # run name -> reason
 
 
 class Local:
-    """Computes runs by `count` processes, which are kept between calls; one: this process.
+    """Computes runs by `count` processes, which stay between calls; one: this process.
 
     cards: the GPUs that they share. later: runs of later calls, as far as known now, for the time left. aloud: whether
     failures are printed, where the caller does not. planned: whether stage=status is to know of the runs.
@@ -53,28 +52,24 @@ class Local:
         self, count: int = 1, cards: Sequence[str] = (), later: Callable[[], Sequence[Run]] = tuple, aloud: bool = True,
         planned: bool = False,
     ) -> None:  # fmt: skip
-        self.count, self.later, self.aloud = count, later, aloud
+        self.count, self.later, self.aloud, self.planned = count, later, aloud, planned
         self.places = places_of(cards, count) if cards and count > 1 else []
-        self.planned: dict[str, Task] | None = {} if planned else None
-        self.workers: list[subprocess.Popen[str]] = []
-        self.rounds = 0
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
 
     def __enter__(self) -> Local:
         self.folder = TemporaryDirectory(prefix="pipeline-", ignore_cleanup_errors=True)
+        self.session = Session(Path(self.folder.name))
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Close the workers' input, which ends idle ones; after an error, send SIGTERM, and the others checkpoint."""
-        for worker in self.workers:
-            with suppress(BrokenPipeError):
-                worker.stdin.close()  # type: ignore[union-attr]
-            if error:
-                worker.send_signal(signal.SIGTERM)
+    def __exit__(self, *_: object) -> None:
+        """Send SIGTERM to the workers: idle ones end, others checkpoint."""
         try:
-            for worker in self.workers:
+            for worker in self.workers.values():
+                worker.terminate()
+            for worker in self.workers.values():
                 worker.wait()
         except BaseException:  # interrupted a second time
-            for worker in self.workers:
+            for worker in self.workers.values():
                 worker.kill()
             raise
         finally:
@@ -107,76 +102,70 @@ class Local:
         history = History(finished_manifests(runs[0].runs_dir) if runs else ())
         remaining = [run for run in unfinished if run.name not in failed]
         tasks = tasks_of(remaining, history, by_length=self.count > 1)
-        if self.planned is not None and tasks:
-            self.planned |= {task.hash: task for task in tasks}
-            write_plan(runs[0].runs_dir / PLANS / f"{plan_name(targets)}.jsonl", list(self.planned.values()))
-        self.rounds += 1
-        session = Session(Path(self.folder.name, str(self.rounds)), tasks)
-        watch = Watch(session, remaining, history, self, len(runs))
-        held = self._work(session, watch) if self.count > 1 else work(session, watch.compute, tell=watch.tell)
-        failed |= {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
-        if session.left:
-            error = Held(next(iter(held.values()), "its workers were stopped: rerun the same command to resume"))
+        self.session.add(tasks)
+        if self.planned and tasks:
+            write_plan(runs[0].runs_dir / PLANS / f"{plan_name(targets)}.jsonl", self.session.tasks)
+        watch = Watch(self, remaining, history, len(runs))
+        held = self._watch_workers(watch) if self.count > 1 else work(self.session, watch.compute, tell=watch.tell)
+        failed |= {task.name: self.session.failed[task.hash] for task in tasks if task.hash in self.session.failed}
+        if held:
+            error = Held(next(iter(held.values())))
             error.failed = failed
             raise error
         return failed
 
-    def _work(self, session: Session, watch: Watch) -> dict[str, str]:
-        """Have workers make the runs of a session. Returns those that another process holds: hash -> why."""
-        held: dict[str, str] = {}
-        busy = selectors.DefaultSelector()
-
-        def hand_out(worker: subprocess.Popen[str]) -> None:
-            busy.register(worker.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-            with suppress(BrokenPipeError):  # it died while idle: noticed when its answer is read
-                print(session.folder, file=worker.stdin, flush=True)
-
-        needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.tasks)
-        for _ in range(min(self.count, needed) - len(self.workers)):
-            self._start(len(self.workers))
-        line = tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty())
-        with busy, line:
-            for worker in self.workers:
-                hand_out(worker)
-            while busy.get_map():
-                for key, _ in busy.select(LOOK):
-                    worker, answer = key.data, key.data.stdout.readline()
-                    busy.unregister(worker.stdout)
-                    if answer:
-                        held |= json.loads(answer)
-                    elif another := self._replace(worker, session):
-                        hand_out(another)
+    def _watch_workers(self, watch: Watch) -> dict[str, str]:
+        """Have workers make the runs of the session. Returns those that cannot be made now: hash -> why."""
+        session = self.session
+        needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
+        for number in set(range(min(self.count, needed))) - self.workers.keys():
+            self._start(number)
+        with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
+            while session.left:
+                time.sleep(LOOK)
+                for number, worker in list(self.workers.items()):
+                    if worker.poll() is not None:
+                        self._replace(number)
                 session.look()
                 watch.tell()
                 watch.show(line)
-        return held
+                pids = {worker.pid for worker in self.workers.values()}
+                holders = {task.hash: live_holder(task.workplace) for task in session.ready([])}
+                if session.left and not pids:
+                    return {task.hash: "its workers were stopped: rerun the same command" for task in session.left}
+                if not should_wait() and all(holder and holder.pid not in pids for holder in holders.values()):
+                    return {key: held_by(session.names[key], holder) for key, holder in holders.items() if holder}
+        return {}
 
-    def _start(self, number: int) -> subprocess.Popen[str]:
-        places = json.dumps(self.places)
+    def _start(self, number: int) -> None:
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, places, str(number)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-            env={**os.environ, **visible},
-        )  # fmt: skip
-        self.workers.insert(number, worker)
-        return worker
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.launch.worker",
+            self.folder.name,
+            json.dumps(self.places),
+            str(number),
+        ]
+        self.workers[number] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, env={**os.environ, **visible}
+        )
 
-    def _replace(self, dead: subprocess.Popen[str], session: Session) -> subprocess.Popen[str] | None:
-        """A worker in the place of one that died of a run; None after a signal to it alone, or if it had begun none.
+    def _replace(self, number: int) -> None:
+        """Start a worker in the place of one that died of a run; not after a signal to it alone.
 
         Raises:
-            PipelineError: it was the last one, and no run had begun.
+            PipelineError: it was the last, and had begun none.
         """
-        number, status = self.workers.index(dead), dead.wait()
-        self.workers.remove(dead)
+        dead = self.workers.pop(number)
+        status = dead.wait()
         death = f"ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
-        runs = [task for task in session.left if dead.pid in session.begins(task)]
-        for task in runs:
-            say(f"{task.name}: its worker {death}; another begins it again")
-        if not runs and status != stop.UNFINISHED and not self.workers:
+        for task in self.session.left:
+            if dead.pid in self.session.begins(task):
+                say(f"{task.name}: its worker {death}; another begins it again")
+                self._start(number)
+        if not self.workers and status != stop.UNFINISHED:
             raise PipelineError(f"a worker {death} before it began a run: its output above says why")
-        return self._start(number) if runs else None
 
 
 def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
@@ -211,8 +200,8 @@ def tasks_of(runs: Sequence[Run], history: History, by_length: bool) -> list[Tas
 class Watch:
     """Prints what becomes of the runs of a session, and the time left. total: of finished runs too."""
 
-    def __init__(self, session: Session, runs: Sequence[Run], history: History, local: Local, total: int) -> None:
-        self.session, self.history, self.local, self.total = session, history, local, total
+    def __init__(self, local: Local, runs: Sequence[Run], history: History, total: int) -> None:
+        self.local, self.session, self.history, self.total = local, local.session, history, total
         self.runs = {run.hash: run for run in runs}
         self.later = local.later() if runs else ()
         self.started: dict[str, float] = {}  # when each run that is being made was begun
@@ -229,7 +218,7 @@ class Watch:
         self.started = {key: begun for key, begun in self.started.items() if key in session.begun}
         for task in session.tasks:
             key = task.hash
-            if key in self.ended:
+            if key not in self.runs or key in self.ended:
                 continue
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
@@ -252,7 +241,7 @@ class Watch:
             self.ended.add(key)
 
     def head(self) -> str:
-        begun = self.total - len(self.session.tasks) + len(self.ended | self.started.keys())
+        begun = self.total - len(self.runs) + len(self.ended | self.started.keys())
         return f"[{begun}/{self.total}]"
 
     def show(self, line: Any) -> None:
@@ -275,7 +264,7 @@ class Watch:
                 if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
                     seconds = max(0.0, expected - (asked - begun))
                 left |= {} if seconds is None else {key: seconds}
-            remaining = [self.runs[task.hash] for task in self.session.left]
+            remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
             total, unknown = self.history.sum([*remaining, *self.later], self.local.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""
             self.told_until = asked + 20 * (time.monotonic() - asked)

@@ -162,27 +162,12 @@ class Submission:
         self.before = sorted(before)
         self.jobs: dict[str, int] = {}  # id -> number of tasks
 
-    def tell(self, text: str) -> None:
-        if not self.launcher.dry_run:
-            print(text, file=sys.stderr)
-
     def submit(self, again: Sequence[str] | None) -> str:
         """Submit the arrays and the last job. Returns a summary as text. All or nothing: after an error or a signal,
         what was submitted is cancelled."""
-        classes = Counter((task.level, task.kind) for task in self.session.left)
-        largest = LARGEST_ARRAY if self.launcher.dry_run else largest_array()
-        submitted, within = 0, list[str]()
-        level = -1
         try:
-            for (of_level, kind), count in classes.items():
-                if of_level != level:
-                    self.before, within, level = within or self.before, [], of_level
-                job = self.submit_array(of_level, kind, count, min(count, self.launcher.workers or WORKERS, largest))
-                if job is None:
-                    break
-                within.append(job)
-                submitted += count
-            goes_on = again is not None and self.submit_again(again)
+            submitted = self.submit_arrays()
+            arrays, goes_on = len(self.jobs), again is not None and self.submit_again(again)
         except Held:  # Slurm does not respond: what it took shows in the queue
             raise
         except (Exception, KeyboardInterrupt, SystemExit):
@@ -194,67 +179,70 @@ class Submission:
         remaining = len(self.session.left) - submitted
         who = "the last job" if goes_on else "the same command"
         then = f", {remaining} more by {who} when these are done" if remaining else ""
-        arrays = len(self.jobs) - goes_on
         return f"{pluralize(submitted, 'run')} submitted as {pluralize(arrays, 'array')}{then}"
 
-    def submit_array(self, level: int, kind: str, runs: int, workers: int) -> str | None:
-        """Submit workers for runs, half as many as long as the site's limit of jobs is exceeded. Returns the job id;
-        None if the limit is reached by the arrays before."""
-        resources, file = self.resources[kind], self.session.folder / f"{level}-{kind}.sh"
-        command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
-        script = script_of(self.launcher, command)
-        while True:
-            options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
-            try:
-                with delay_signals():
-                    job = self.submit_job(file, script, resources, options + dependency_on(self.before), "%A_%a")
-                    self.jobs[job] = workers
-                break
-            except PipelineError as error:
-                if not SUBMIT_LIMIT.search(str(error)):
-                    raise
-                if workers == 1 and self.jobs:
-                    return None
-                if workers == 1:
-                    raise
-            workers //= 2
-        self.tell(
-            f"job {job}: level {level}, {pluralize(workers, 'task')} for {pluralize(runs, 'run')}, "
-            f"{pluralize(resources.gpus, 'GPU')} each"
-        )
-        return job
+    def submit_arrays(self) -> int:
+        """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
+        jobs there are fewer workers, then none for the runs of later levels."""
+        largest = LARGEST_ARRAY if self.launcher.dry_run else largest_array()
+        submitted, level, within = 0, -1, list[str]()
+        for (next_level, kind), runs in Counter((task.level, task.kind) for task in self.session.left).items():
+            if next_level != level:
+                self.before, within, level = within or self.before, [], next_level
+            command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
+            workers, job = min(runs, self.launcher.workers or WORKERS, largest), None
+            while not job and workers:
+                options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
+                options += dependency_on(self.before)
+                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, "%A_%a", workers)
+                workers //= 1 if job else 2
+            if not job:
+                return submitted
+            within.append(job)
+            submitted += runs
+            tasks, gpus = pluralize(workers, "task"), pluralize(self.resources[kind].gpus, "GPU")
+            self.tell(f"job {job}: level {level}, {tasks} for {pluralize(runs, 'run')}, {gpus} each")
+        return submitted
 
     def submit_again(self, again: Sequence[str]) -> bool:
         """Submit the same command as a job that runs after all others. At the site's limit of jobs it takes the place
-        of a task, whose runs others make. False: there is no place for it."""
+        of tasks, whose runs others make. False: there is no place for it."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
-        words += [f"--config-dir={path}" for path in added_conf()]
-        script = script_of(self.launcher, ["-m", "pipeline", *words], COMPLETED, {CONTINUES: "1"})
-        file, nothing = self.session.folder / f"{AGAIN_JOB}.sh", Resources(0, None, int(EARLY))
-        while True:
+        command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
+        job, nothing = None, Resources(0, None, int(EARLY))
+        while not job:
             options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
-            try:
-                with delay_signals():
-                    job = self.submit_job(file, script, nothing, options, AGAIN_JOB)
-                    break
-            except PipelineError as error:
-                last, tasks = list(self.jobs.items())[-1]
-                if not SUBMIT_LIMIT.search(str(error)):
-                    raise
-                if sum(self.jobs.values()) == 1:
-                    return False
-            run_slurm("scancel", f"{last}_{tasks - 1}")
-            self.jobs[last] -= 1
-            if tasks == 1:
-                del self.jobs[last]
-        self.jobs[job] = 1
+            job = self.submit_job(AGAIN_JOB, command, nothing, options, AGAIN_JOB, 1)
+            if not job and sum(self.jobs.values()) == 1:
+                return False
+            if not job:
+                last, tasks = self.jobs.popitem()
+                run_slurm("scancel", f"{last}_{tasks - 1}")
+                self.jobs |= {last: tasks - 1} if tasks > 1 else {}
         self.tell(f"job {job}: the same command, when these are done")
         return True
 
-    def submit_job(self, file: Path, script: str, resources: Resources, options: Sequence[str], log: str) -> str:
-        job = submit_script(self.launcher, self.session.tasks[0].runs_dir, file, script, resources, options, log)
+    def submit_job(
+        self, name: str, command: Sequence[str], resources: Resources, options: Sequence[str], log: str, tasks: int
+    ) -> str | None:
+        """Submit a job. Returns its id; None if the jobs before reach the site's limit."""
+        file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
+        last = name == AGAIN_JOB
+        script = script_of(self.launcher, command, *((COMPLETED, {CONTINUES: "1"}) if last else ()))
+        try:
+            with delay_signals():
+                job = submit_script(self.launcher, runs_dir, file, script, resources, options, log)
+                self.jobs[job] = tasks
+        except PipelineError as error:
+            if SUBMIT_LIMIT.search(str(error)) and (self.jobs or tasks > 1):
+                return None
+            raise
         file.with_suffix(".job").write_text(job)
         return job
+
+    def tell(self, text: str) -> None:
+        if not self.launcher.dry_run:
+            print(text, file=sys.stderr)
 
 
 def dependency_on(jobs: Iterable[str]) -> list[str]:

@@ -24,7 +24,7 @@ from pipeline.launch.in_process import reason_of
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
-from pipeline.runs.lease import Holder, live_holder, parent_process, should_wait, slurm_job, this_boot
+from pipeline.runs.lease import Holder, live_holder, should_wait, slurm_job
 
 PLAN = "plan.jsonl"
 LOOK = 0.2  # seconds between two looks of a worker that waits for others
@@ -35,18 +35,40 @@ BLOCKED = "its parent "  # begins the reason of a run that failed by another
 class Session:
     """The tasks of a session and what became of them. left: neither done nor failed; failed: hash -> reason."""
 
-    def __init__(self, folder: Path, tasks: Sequence[Task] | None = None) -> None:
-        if tasks is not None:
-            write_plan(folder / PLAN, tasks)
-        self.folder, self.tasks = folder, read_plan(folder / PLAN) if tasks is None else tasks
-        self.names = {task.hash: task.name for task in self.tasks}
+    def __init__(self, folder: Path, tasks: Sequence[Task] = ()) -> None:
+        self.folder, self.read = folder, 0
+        self.tasks: list[Task] = []
+        self.left: list[Task] = []
+        self.names: dict[str, str] = {}
         self.begun: set[str] = set()
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
-        self.left = list(self.tasks)
+        if tasks:
+            write_plan(folder / PLAN, tasks)
+        self._read_plan()
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Add tasks to the plan, which its workers see when they look; one that was made before is made again."""
+        for task in tasks:
+            for kind in ("begun", "done", "failed"):
+                self._file(task, kind).unlink(missing_ok=True)
+        if tasks:
+            write_plan(self.folder / PLAN, [*self.tasks, *tasks])
+        self._read_plan()
+
+    def _read_plan(self) -> None:
+        file = self.folder / PLAN
+        if not file.is_file() or (size := file.stat().st_size) == self.read:
+            return
+        self.read = size
+        new = read_plan(file)[len(self.tasks) :]
+        self.tasks += new
+        self.left += new
+        self.names |= {task.hash: task.name for task in new}
 
     def look(self) -> None:
         """Read what the processes of the session have written."""
+        self._read_plan()
         files = [name.partition(".") for name in os.listdir(self.folder)]
         self.begun, self.done, failed = (
             {key for key, _, kind in files if kind == wanted} for wanted in ("begun", "done", "failed")
@@ -110,7 +132,8 @@ def work(
     compute: Callable[[Task, Callable[[], None]], Any],
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
-    waits_for: Callable[[Holder], bool] = lambda holder: should_wait() or is_sibling(holder),
+    wait: Callable[[], bool] = should_wait,
+    stay: bool = False,
     tell: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
     """Make runs of a session until none is left to this worker. Returns those that another process holds: hash -> why.
@@ -119,7 +142,8 @@ def work(
         compute: makes the run of a task, or raises why not; calls its second argument once it has its lease.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
-        waits_for: whether it waits for what the holder of a lease computes.
+        wait: whether it waits for what other processes compute.
+        stay: whether it waits for more tasks where none is left, until a signal ends it.
         tell: called whenever something may have changed.
     """
     models: list[str] = []
@@ -129,10 +153,10 @@ def work(
         stop.raise_if_signalled()
         session.look()
         tell()
-        waits = cards is not None and cards.give_way()
+        again = stay
         ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
         holders: dict[str, Holder] = {}
-        for task in () if waits else ready:
+        for task in () if cards and cards.give_way() else ready:
             if holder := live_holder(task.workplace):
                 holders[task.hash] = holder
                 continue
@@ -143,16 +167,18 @@ def work(
             if made:
                 models = task.models
                 break
-            waits = True  # something has changed meanwhile: look again
+            again = True  # something has changed meanwhile
         else:
-            if not waits and not any(map(waits_for, holders.values())):
-                again = "rerun the same command to resume when that has ended"
-                names = {task.hash: task.name for task in ready}
-                return held | {key: f"{names[key]} is held by {holder}: {again}" for key, holder in holders.items()}
-            if holders and not waits and not told and not any(map(is_sibling, holders.values())):
+            if not again and not (holders and wait()):
+                return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
+            if holders and not again and not told:
                 say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
                 told = True
             time.sleep(LOOK)
+
+
+def held_by(name: str, holder: Holder) -> str:
+    return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
 
 
 def is_free(session: Session, task: Task) -> bool:
@@ -189,8 +215,3 @@ def make(
     else:
         session.finish(task)
     return True
-
-
-def is_sibling(holder: Holder) -> bool:
-    """Whether the holder of a lease is a worker of the same command, which ends its runs or dies with it."""
-    return holder.machine == this_boot() and parent_process(holder.pid) == os.getppid() != 1

@@ -1,8 +1,8 @@
 """A process that computes runs one after the other and keeps libraries and models in memory between them.
 
-`python -m pipeline.launch.worker LOCKS PLACES NUMBER` works on the sessions whose folders it reads from standard input,
-a line each, and answers each with a line, the runs that another process holds. `... worker task FOLDER LEVEL KIND`
-works on one session as a task of a Slurm array. Output of a run is written to its log.
+`python -m pipeline.launch.worker FOLDER PLACES NUMBER` works on the session in a folder until a signal ends it, at one
+of some places, lists of cards; `... worker task FOLDER LEVEL KIND` as a task of a Slurm array. Output of a run is in
+its log.
 """
 
 from __future__ import annotations
@@ -76,16 +76,13 @@ def end_with_the_parent() -> None:
         raise SystemExit(UNFINISHED)
 
 
-def work_here(locks: str, places: str, number: str) -> int:
-    """Work for the process that has started this one. Returns the exit status."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+def work_here(folder: str, places: str, number: str) -> int:
+    """Work for the process that has started this one, until that ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
-    cards = Cards(Path(locks), found, int(number)) if (found := json.loads(places)) else None
+    cards = Cards(Path(folder), found, int(number)) if (found := json.loads(places)) else None
     with handle_signals(), keep_models_resident():
-        for folder in iter(sys.stdin.readline, ""):
-            answers.write(json.dumps(work(Session(Path(folder.strip())), compute, cards)) + "\n")
+        work(Session(Path(folder)), compute, cards, stay=True)
     return 0
 
 
@@ -111,7 +108,7 @@ def work_in_job(folder: str, level: str, kind: str) -> int:
             if stop_signal_name() and (task := next(filter(fits, session.left), None)):
                 with count_attempt(task.run()):  # the signal came before any was begun, and ends this here
                     pass
-            work(session, compute_in_job, fits=fits, waits_for=lambda holder: False)
+            work(session, compute_in_job, fits=fits, wait=lambda: False)
     finally:
         session.look()
         failed = [task for task in made if task.hash in session.failed]

@@ -73,14 +73,6 @@ def process_start(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def parent_process(pid: int) -> int | None:
-    """The parent of a process; None where there is no such process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
-
-
 def slurm_job() -> str | None:
     """The Slurm job of this process, ARRAY_TASK in an array; None outside of Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
