@@ -47,7 +47,7 @@ STAND_INS = {
     ),
     "commands/check_lines.py::check_sum": StandIn(CHECK + "test_two_processes_on_one_gpu", "sharing = ["),
     "estimate/durations.py::visible_gpus": StandIn(
-        "tests/study/test_pool.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
+        "tests/study/test_local.py::test_as_many_workers_as_cores_have_threads_for", "listed.split"
     ),
     "evaluate/decode.py::decode": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "on_gpu = "),
     "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
@@ -71,7 +71,9 @@ STAND_INS = {
         "tests/study/test_gpus_asked.py::test_more_processes_than_gpus", "raise PipelineError"
     ),
     "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"),
-    "launch/local_pool.py::Worker.start": StandIn(HERE + "test_a_worker_sees_its_gpu_alone", "CUDA_VISIBLE_DEVICES"),
+    "launch/cards.py::Cards._give_back": StandIn(
+        HERE + "test_a_worker_gives_back_what_torch_keeps_of_its_gpu", "empty_cache()"
+    ),
     "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
     "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
@@ -103,6 +105,7 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
+    "launch/cards.py::Cards._give_back": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 7,
     "train/trainer.py::trainer_arguments": 3,

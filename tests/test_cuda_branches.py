@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import score, torch_backend
 from pipeline.evaluate.shared_cache import ATTENTION as PREFIX_READ_ONCE
 from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
-from pipeline.launch import local_pool
+from pipeline.launch import cards, local
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
 from pipeline.train import load, processes, trainer
@@ -250,9 +250,19 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     started: list[dict[str, str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append(env))
-    for gpu in ("6", None):
-        local_pool.Worker.start(gpu)
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["6", "4,6"]
+    for gpus in (["4", "6"], []):
+        with local.Local(2, gpus) as workers:
+            workers._start(0), workers._start(1)
+            workers.workers.clear()
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["4", "6", "4,6", "4,6"]
+
+
+def test_a_worker_gives_back_what_torch_keeps_of_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    cards.Cards(tmp_path, [["0"]], 0)._give_back()
+    assert emptied == [True]
 
 
 def test_manifests_name_the_card(cuda: list[str]) -> None:

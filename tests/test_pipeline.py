@@ -19,7 +19,7 @@ from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.launch import in_process
 from pipeline.launch.launchers import what_failed
-from pipeline.launch.local_pool import execute_here
+from pipeline.launch.local import execute_here
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 

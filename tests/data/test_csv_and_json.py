@@ -15,7 +15,7 @@ from small_runs import writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import DataStage
 from pipeline.errors import PipelineError
-from pipeline.launch.run_json import element_of, run_of
+from pipeline.launch.plan_file import Task
 from pipeline.runs.make import make_once
 from pipeline.stages.rows import build
 
@@ -83,7 +83,7 @@ def test_data_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
         file.write_text("q,a\n0,five\n1,six\n")
         config: Any = compose([*words, *place])
         planned = build(config)
-        worker = run_of(json.loads(json.dumps(element_of(planned))))
+        worker = Task(**json.loads(json.dumps(vars(Task.of(planned))))).run()
         assert planned.hash == build(config).hash == worker.hash
         file.write_text("q,a\n0,five\n1,ten\n")
         assert planned.hash != build(config).hash

@@ -22,7 +22,7 @@ from pipeline.__main__ import main
 from pipeline.config import extensions
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.launch.run_json import element_of, run_of
+from pipeline.launch.plan_file import Task
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import describe_changes
 from pipeline.stages.rows import build
@@ -101,7 +101,7 @@ def test_a_method_with_a_knob(
     for name in merge.names:
         changes = [(expert[name].float() - base[name].float()).clamp(-0.02, 0.02) for expert in (math, language)]
         assert torch.equal(as_torch(merge, name), (base[name].float() + 0.5 * (changes[0] + changes[1])).bfloat16())
-    assert run_of(json.loads(json.dumps(element_of(run)))).hash == run.hash  # as another process reads it
+    assert Task(**json.loads(json.dumps(vars(Task.of(run))))).run().hash == run.hash  # as another process reads it
     assert build(compose(merge_words(models, "merge=clipped"))).hash != run.hash  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="merge.most must be above 0, got -1"):
         compose(merge_words(models, "merge=clipped", "merge.most=-1"))

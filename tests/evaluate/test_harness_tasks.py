@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +14,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import forked
 import lm_eval.tasks
 import pytest
 import yaml
@@ -34,7 +35,8 @@ from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub.lock import Lock
-from pipeline.launch.run_json import element_of
+from pipeline.launch.plan_file import Task
+from pipeline.launch.work import Session
 from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
 
@@ -632,20 +634,22 @@ def own_with_rows(folder: Path) -> Path:
     return own
 
 
-def run_elements(elements: list[str], as_task: bool, folder: Path) -> str:
-    """What a fresh worker says of elements: one of this machine, or the task of a Slurm array that has these."""
-    words, environment, given = ["-m", "pipeline.launch.worker"], dict(os.environ), "\n".join(elements)
-    if as_task:
-        (folder / "tasks.jsonl").write_text(f'{{"requeues": 0, "elements": [{", ".join(elements)}]}}\n')
-        words.append(str(folder / "tasks.jsonl"))
-        environment["SLURM_ARRAY_TASK_ID"], given = "0", ""
-    told = forked.python(*words, given=given + "\n", env=environment)
-    return told.stdout + told.stderr
+def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
+    """What a fresh worker says of tasks: one of this machine, or one of a Slurm array."""
+    session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
+    words = [sys.executable, "-m", "pipeline.launch.worker"]
+    words += ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
+    worker = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while session.left and worker.poll() is None:
+        time.sleep(0.1)
+        session.look()
+    worker.terminate()
+    return worker.communicate()[0] + "".join(session.failed.values())
 
 
-@pytest.mark.parametrize(("as_task", "beside"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("in_job", "beside"), [(False, True), (True, False)])
 def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
-    as_task: bool, beside: bool, tmp_path: Path, tiny: Path
+    in_job: bool, beside: bool, tmp_path: Path, tiny: Path
 ) -> None:
     """A worker has read no configuration: it is handed runs. Alone, and beside MGSM of data_root in one command."""
     own, root = own_with_rows(tmp_path), tmp_path / "root"
@@ -657,10 +661,11 @@ def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
     runs = order_runs([run])
     labels = [one.label.partition("-tiny")[0] for one in runs[:2]]
     assert labels == ["eval-own_counting_0shot", "eval-mgsm_0shot"][: 1 + beside]
-    told = run_elements([json.dumps(element_of(one)) for one in runs], as_task, tmp_path)
+    told = run_tasks([Task.of(one) for one in runs], in_job, tmp_path)
     assert "unknown task" not in told, told
     rows = json.loads((run.folder / "scores.json").read_text())["rows"]
     counts = {row["task"]: row["n"] for row in rows if row["metric"] == "exact_match"}
     assert counts == {"own_counting": 3, **({"mgsm": 1} if beside else {})}
+    task = Task.of(runs[0])
     (own / "counting.yaml").write_text((own / "counting.yaml").read_text() + "# changed\n")
-    assert "was changed after eval-own_counting" in run_elements([json.dumps(element_of(runs[0]))], False, tmp_path)
+    assert "was changed after eval-own_counting" in run_tasks([task], False, tmp_path)

@@ -25,7 +25,7 @@ from pipeline.errors import PipelineError
 from pipeline.extras import mergekit
 from pipeline.extras.mergekit import Mergekit
 from pipeline.launch.launchers import make_single_run
-from pipeline.launch.run_json import element_of, run_of
+from pipeline.launch.plan_file import Task
 from pipeline.merge.live import model_of
 from pipeline.merge.merge import open_merge
 from pipeline.merge.stage import merge_of
@@ -205,7 +205,7 @@ def test_the_hash_covers_content_and_version_but_no_paths(
     file = write(tmp_path / "a.yaml", config_of("ties", ROLES))
     run = built(file, models)
     assert run.label == "mergekit-ties-math-language" and list(run.parents) == ["0", "1", "base"]
-    assert run_of(json.loads(json.dumps(element_of(run)))).hash == run.hash
+    assert Task(**json.loads(json.dumps(vars(Task.of(run))))).run().hash == run.hash
     spaced = write(tmp_path / "b.yaml", "# a comment\n" + file.read_text())
     assert built(spaced, models, "merge.mergekit_python=python").hash == run.hash
     folders = dict(zip(("base", "0", "1"), map(str, models["llama"]), strict=True))

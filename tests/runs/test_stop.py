@@ -17,7 +17,7 @@ import pytest
 from small_runs import a_run, writes
 
 from pipeline.launch import in_process
-from pipeline.launch.local_pool import execute_here
+from pipeline.launch.local import execute_here
 from pipeline.runs.make import make_once
 from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, handle_signals, heard_by, raise_if_signalled
 

@@ -323,7 +323,7 @@ def test_one_job_of_slurm(node: Node, call: Call, tmp_path: Path, monkeypatch: p
     submitted: list[Any] = []
     queue = {"3": "/elsewhere/runs/.slurm/check.sh", "4": f"{tmp_path}/.slurm/mine-1.sh"}
 
-    def submit_script(launcher: Any, file: Path, script: str, resources: Any, options: Any, log: str) -> str:
+    def submit_script(launcher: Any, runs_dir: Path, file: Path, script: str, resources: Any, *_: Any) -> str:
         submitted.append((file, script, resources))
         queue["7"] = str(file.resolve())
         return "7"

@@ -13,9 +13,9 @@ from tiny_words import FEW, last_of
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
-from pipeline.errors import PipelineError
 from pipeline.launch import launchers
 from pipeline.launch.in_process import refuse_without_gpus
+from pipeline.launch.plan_file import Task
 from pipeline.stages.rows import build
 
 Call = Callable[..., SimpleNamespace]
@@ -56,32 +56,13 @@ def test_without_gpus_processes_share_the_cpu(
     refuse_without_gpus([training(world, base, tmp_path, 3)])
 
 
-def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path, tmp_path: Path) -> None:
-    run = training(world, base, tmp_path, 2)
-    with pytest.raises(PipelineError, match="launcher.workers=2 gives a run 1 GPU: give launcher.workers=1"):
-        with launchers.executor_for(Launcher(workers=2), [run]):
-            pass
-
-
-def test_workers_share_the_gpus_by_what_a_run_asks(
+def test_workers_are_one_a_gpu_and_trainings_count_theirs(
     monkeypatch: pytest.MonkeyPatch, world: Path, base: Path, tmp_path: Path
 ) -> None:
-    """Eight GPUs: trainings of four are two at a time, each with GPUs of its own; those of one are eight."""
+    """Eight GPUs: as many workers, whatever runs ask for; tests/study/test_cards.py has them compute."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    monkeypatch.setattr(launchers, "refuse_too_large", lambda runs: None)
-    halves = ["0,1,2,3", "4,5,6,7"]
-    for processes, shares in ((4, halves), (3, halves), (1, list("01234567"))):
-        run = training(world, base, tmp_path, processes)
-        seen: list[list[str]] = []
-        monkeypatch.setattr(launchers, "Pool", lambda gpus, later, seen=seen: seen.append(list(gpus)) or Silent())
-        with launchers.executor_for(Launcher(), [run]):
-            pass
-        assert seen == [shares]
-
-
-class Silent:
-    """A pool that starts no worker."""
-
-    execute = None
-
-    def close(self, gently: bool) -> None: ...
+    run = training(world, base, tmp_path, 4)
+    assert Task.of(run).gpus == 4 and launchers.workers_of(Launcher(), [run]) == 8
+    assert launchers.workers_of(Launcher(workers=2), [run]) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert launchers.workers_of(Launcher(), [run]) == 1

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher, TrainStage
-from pipeline.launch.slurm_arrays import script_of
+from pipeline.launch.slurm import script_of
 
 FOLDER = Path(__file__).parents[2] / "slurm"
 FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))

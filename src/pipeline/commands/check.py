@@ -24,9 +24,9 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import driver_version
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
-from pipeline.launch.slurm_arrays import DRY_RUN, FOLDER, script_of, show_dry_run, submit_script
+from pipeline.launch.slurm import DRY_RUN, FOLDER, script_of, show_dry_run, submit_script
 from pipeline.launch.slurm_commands import submitted_as
-from pipeline.launch.slurm_tasks import Resources
+from pipeline.launch.slurm_resources import Resources
 from pipeline.progress import say
 from pipeline.runs.disk import check_writable
 from pipeline.runs.lease import hold_lease
@@ -108,7 +108,7 @@ def submit(config: CheckStage, plan: Checking, words: list[str]) -> None:
         resources = Resources(gpus, threads * processes if threads else None, 60)
         folders = [f"--config-dir={path}" for path in added_conf()]
         text = script_of(launcher, ["-m", "pipeline", *own, *words, *folders], "")
-        job = submit_script(launcher, script, text, resources, ["--job-name", "check"], "%j")
+        job = submit_script(launcher, Path(config.runs_dir), script, text, resources, ["--job-name", "check"], "%j")
     if launcher.dry_run:
         show_dry_run(script.parent)
     record, log = Path(config.runs_dir) / RECORD, f"{config.runs_dir}/.logs/slurm-{job}.log"

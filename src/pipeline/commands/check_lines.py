@@ -25,7 +25,7 @@ from pipeline.estimate.durations import cores, driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu, training_seconds
 from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
 from pipeline.launch.in_process import reason_of
-from pipeline.launch.slurm_tasks import write_speed
+from pipeline.launch.slurm_resources import write_speed
 from pipeline.models.shape import shape_in, shape_of
 from pipeline.progress import say
 from pipeline.runs.manifest import Manifest, read_manifest

@@ -18,15 +18,15 @@ from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.launch import plan_files
+from pipeline.launch.plan_file import LOGS, Task, read_plans
+from pipeline.launch.slurm import AGAIN_JOB, FOLDER, log_of
 from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
-from pipeline.launch.worker import LOGS
 from pipeline.runs import resume, state
 from pipeline.runs.folders import finished_manifests, label_in
 from pipeline.runs.lease import latest_work_folder, live_holder
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
-from pipeline.text import align_columns
+from pipeline.text import align_columns, pluralize
 
 
 @dataclass
@@ -87,14 +87,15 @@ def all_statuses(runs_dir: Path) -> list[RunStatus]:
     """Finished runs, oldest first, then the others in the order of their plans."""
     manifests = {entry.hash: entry for entry in sorted(finished_manifests(runs_dir), key=lambda entry: entry.started)}
     statuses = [of_finished(manifest) for manifest in manifests.values()]
-    planned = {run_hash: run for plan in plan_files.read_plans(runs_dir) for run_hash, run in plan["runs"].items()}
+    planned = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
-    queue = queued_job_ids()
+    queue = jobs_of_scripts()
     failed: dict[str, str] = {}
     later = {(label_in(entry.name), entry.stage): entry.started for entry in manifests.values()}
     for run_hash in [*planned, *(key for key in work if key not in planned)]:
         if run_hash not in manifests:
-            status = of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed)
+            plan, task = planned.get(run_hash, ("", None))
+            status = of_unfinished(run_hash, plan, task, runs_dir, queue, failed)
             if status.state != "failed" or not was_rerun(runs_dir / ".work" / run_hash, later.get(key_of(status))):
                 statuses.append(status)
     return statuses
@@ -136,55 +137,66 @@ def main_score(scores: Mapping[str, float]) -> str | None:
     return None
 
 
-def queued_job_ids() -> set[str] | None:
-    """Ids of this user's jobs in Slurm's queue; None if squeue does not respond."""
+def jobs_of_scripts() -> dict[Path, list[str]] | None:
+    """Script -> ids of this user's jobs in Slurm's queue; None if squeue does not respond."""
+    scripts: dict[Path, list[str]] = {}
     try:
-        return set(queued_jobs())
+        for job, script in queued_jobs().items():
+            scripts.setdefault(Path(script), []).append(job)
     except PipelineError:
         return None
+    return scripts
 
 
 def of_unfinished(
-    run_hash: str, plan: dict[str, Any], runs_dir: Path, queue: set[str] | None, failed: dict[str, str]
-) -> RunStatus:
-    """Status of an unfinished run. failed: run hash -> name of the failed runs so far, updated here."""
+    run_hash: str, plan: str, task: Task | None, runs_dir: Path, queue: dict[Path, list[str]] | None,
+    failed: dict[str, str],
+) -> RunStatus:  # fmt: skip
+    """Status of an unfinished run. plan: name of the plan that it is in as `task`; failed: run hash -> name of the
+    failed runs so far, updated here."""
     workplace = runs_dir / ".work" / run_hash
     record = state.read_state(workplace)
-    name = plan.get("name") or record.get("name") or run_hash[:12]
-    stage, log = plan.get("stage") or record.get("stage") or "", runs_dir / LOGS / f"{name}.log"
+    name = task.name if task else record.get("name") or run_hash[:12]
+    stage, log = task.stage if task else record.get("stage") or "", runs_dir / LOGS / f"{name}.log"
     status = RunStatus(name, stage, "", "", run_hash, step=record.get("step"), steps=record.get("steps"))
     status.log = str(log) if log.is_file() else None
-    blocked = next((failed[parent] for parent in plan.get("parents", ()) if parent in failed), None)
-    job = plan.get("job") or record.get("job")
+    blocked = next((failed[parent] for parent in (task.needs if task else ()) if parent in failed), None)
     if owner := live_holder(workplace):
         status.state, status.detail = "running", f"{owner}{step_progress(status, record)}"
     elif blocked:
         status.state, status.detail = "blocked", f"by {blocked}"
+    elif record.get("state") == "failed":
+        status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
     else:
-        status.state, status.detail = ended_as(workplace, record, job, queue, status.log)
+        folder = (runs_dir / FOLDER / plan).resolve()
+        waiting = waits_in_queue(task, folder, queue) if task and folder.is_dir() else None
+        status.state, status.detail = waiting or (
+            ("stopped", unpublished_reason(workplace, record)) if workplace.is_dir() else ("planned", "")
+        )
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
-    if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):
-        status.detail = f"planned for version {plan['version']} of the stage, now {row.version}; {status.detail}"
+    if task and (row := RUN_STAGES.get(stage)) and task.version != row.version:
+        status.detail = f"planned for version {task.version} of the stage, now {row.version}; {status.detail}"
     return status
 
 
-def ended_as(
-    workplace: Path, record: dict[str, Any], job: str | None, queue: set[str] | None, log: str | None
-) -> tuple[str, str]:
-    """(state, detail) of a run that no process holds and no parent blocks."""
-    last, now = record.get("last_line"), record.get("state")
-    if now in ("blocked", "failed"):
-        return now, f"{last}{f'; {log}' if log and now == 'failed' else ''}"
-    if queue and job in queue:
-        return "waiting", f"job {job}"
-    if now != "waiting":
-        return ("stopped", unpublished_reason(workplace, record)) if workplace.is_dir() else ("planned", "")
+def waits_in_queue(task: Task, folder: Path, queue: dict[Path, list[str]] | None) -> tuple[str, str] | None:
+    """(state, detail) of a run that no process holds, by the jobs of its level and kind, whose scripts are in `folder`;
+    None where these do not say it."""
+    job, log = log_of(task, folder)
     if queue is None:
-        return "waiting", f"job {job} as submitted; squeue does not respond here"
-    job_log = workplace.parents[1] / LOGS / f"slurm-{job}.log"
-    if words := last_log_line(job_log):
-        return "failed", f"job {job} ended before it began: {words}; {job_log}"
+        return ("waiting", f"job {job} as submitted; squeue does not respond here") if job else None
+    if jobs := queue.get(folder / f"{task.level}-{task.kind}.sh"):
+        return (
+            "waiting",
+            f"{pluralize(len(jobs), 'job')} in the queue: {', '.join(jobs[:3])}{', ...' * (len(jobs) > 3)}",
+        )
+    if job is None or task.workplace.is_dir():
+        return None
+    if words := last_log_line(log) if log else None:
+        return "failed", f"job {job} ended before it began: {words}; {log}"
+    if again := queue.get(folder / f"{AGAIN_JOB}.sh"):
+        return "waiting", f"job {again[0]} submits it again"
     return "stopped", f"{JOB_LOST} (job {job}); rerun the same command to submit it again"
 
 

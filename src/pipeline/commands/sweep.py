@@ -30,7 +30,7 @@ def make_sweep(config: SweepStage) -> Path:
         PipelineError: a point is not a valid merge (before any is evaluated), or points failed (after the page is
             written).
     """
-    from pipeline.launch.local_pool import execute_here
+    from pipeline.launch.local import execute_here
     from pipeline.merge.stage import merge_of
     from pipeline.report.sweep import write_page
     from pipeline.runs.tracking import track_report

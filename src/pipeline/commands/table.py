@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,11 @@ from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
 from pipeline.launch.preflight import evaluation_problems
+from pipeline.launch.slurm import CONTINUES
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable
 from pipeline.runs.graph import order_runs
-from pipeline.runs.lease import slurm_job
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
@@ -42,7 +43,7 @@ def make_table(config: TableStage) -> Path:
         raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
     waiting = planning.waiting_evaluations()
     # the job that continues a table leaves prompts to the evaluations, which check them, too
-    prompts = config.launcher.retry_failed or slurm_job() is None
+    prompts = CONTINUES not in os.environ
     if causes := not_planned(planning) or evaluation_problems(runs, reasons, prompts, waiting):
         raise PipelineError("\nerror: ".join(causes))
     reported = Reported.of(config)
@@ -54,7 +55,7 @@ def make_table(config: TableStage) -> Path:
     failed: dict[str, str] = {}
     executed: set[str] = set()
     again = [override_of(key, value) for key, value in config.given.items()]
-    with executor_for(config.launcher, targets, again, planning.waiting_evaluations) as execute:
+    with executor_for(config.launcher, targets, again or None, planning.waiting_evaluations) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}

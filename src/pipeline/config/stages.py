@@ -45,7 +45,8 @@ class Launcher(Knobs):
     """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
-    workers: int | None = knob(None, low=1)  # processes; null: cores // threads, or one per GPU
+    # processes; null: one a GPU, else cores // threads. Of Slurm tasks of an array, at most; null: 64
+    workers: int | None = knob(None, low=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
@@ -64,9 +65,6 @@ class Launcher(Knobs):
     scratch: str | None = knob(None, read=BY_SLURM)  # TMPDIR of a job, on the node: $SLURM_TMPDIR
     hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: where the Hub's files are cached
     options: list[str] | None = knob(None, read=BY_SLURM)  # further options of sbatch: '["--constraint=a100"]'
-    batch_minutes: float = knob(60.0, low=0, read=BY_SLURM)  # runs of a class share a job up to this expected duration
-    requeues: int = knob(20, low=0, read=BY_SLURM)  # per job, at most
-    retry_failed: bool = knob(True, read=BY_SLURM)  # whether failed runs are submitted again
     dry_run: bool = knob(False, read=BY_SLURM)  # write the jobs' scripts and print how they would be submitted, no more
 
 

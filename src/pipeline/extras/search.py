@@ -94,7 +94,7 @@ class Points:
 
     def scores_of(self, run: Run) -> list[Scores]:
         """The scores of a run's questions by objective; it is computed unless it is finished."""
-        from pipeline.launch.local_pool import execute_here
+        from pipeline.launch.local import execute_here
 
         for name, reason in execute_here([run]).items():
             hint = "" if self.config.search.split == "test" else "; without development questions: search.split=test"

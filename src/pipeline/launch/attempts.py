@@ -6,14 +6,11 @@ progress. An attempt starts before its libraries are imported. SIGTERM does not 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from pipeline.config.stages import TrainStage
-from pipeline.errors import PipelineError
-from pipeline.launch.slurm_commands import seconds_left
 from pipeline.runs import resume, state, stop
 from pipeline.runs.lease import slurm_job
 from pipeline.runs.run import Run
@@ -23,6 +20,10 @@ MAX_ATTEMPTS = 3  # attempts at the same step
 
 class NoProgress(SystemExit):
     """Ends a job that would make no progress if it were requeued: exit status 1."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(1)
+        self.reason = reason
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def add_attempt(run: Run, start_step: int | None) -> None:
     stops = [*(state.read_state(run.workplace).get("stops", []) if step == start_step else []), step][-MAX_ATTEMPTS:]
     reason = None
     if training and step is None and stop.stop_signal_name() == "SIGUSR1":
-        reason = f"its first resume point was not reached{time_before_limit()}"
+        reason = "its first resume point was not reached when the job was asked to stop"
     elif len(stops) == MAX_ATTEMPTS and step == start_step:
         place = f"after step {step}" if step else "before its end"
         reason = f"{MAX_ATTEMPTS} attempts ended {place} without getting further"
@@ -67,12 +68,4 @@ def add_attempt(run: Run, start_step: int | None) -> None:
     text = f"{reason}: give a longer time limit (launcher.time, sbatch --time); it is not requeued"
     state.update_state(run.workplace, stops=[], state="failed", last_line=text, job=slurm_job())
     print(f"{run.name}: {text}", file=sys.stderr)
-    raise NoProgress(1)
-
-
-def time_before_limit() -> str:
-    """Text for how long before the time limit the signal came; empty if squeue does not report the limit."""
-    seconds = None
-    with suppress(PipelineError):
-        seconds = seconds_left(os.environ.get("SLURM_JOB_ID", ""))
-    return "" if seconds is None else f" when the job was asked to stop, {seconds:.0f} s before its time limit"
+    raise NoProgress(text)

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -16,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TrainStage
-from pipeline.errors import Held, PipelineError, shorten_words
+from pipeline.errors import PipelineError, shorten_words
 from pipeline.estimate.durations import driver_version, guess, visible_gpus
 from pipeline.estimate.gpu_budget import bytes_of_training
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
+from pipeline.launch.plan_file import gpus_requested
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.progress import say
 from pipeline.runs.disk import disk_full_reason
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.run import Run
+from pipeline.runs.stop import convert_errors_after_signal
 from pipeline.stages.rows import RUN_STAGES
 from pipeline.train.processes import launched_count
 
@@ -84,21 +85,16 @@ def settings_of(run: Run) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
-    """The run's folder; the run is computed unless it is finished."""
+def make_run(run: Run, predicted_seconds: float | None = None, begin: Callable[[], None] | None = None) -> Path:
+    """The run's folder; the run is computed unless it is finished. begin: as of make_once."""
     of_training = isinstance(run.config, TrainStage)
     bytes_needed: Any = bytes_of_training if of_training else RUN_STAGES[run.config.stage].bytes_needed
     with count_attempt(run):
         make = stage_function(run)  # imports, before the run's time is taken
         if of_training and why_not_finished(run):
             refuse_too_large([run])  # its base is here now, whose shape may not have been known before
-        with settings_of(run):
-            return make_once(run, make, bytes_needed, predicted_seconds or guess(run))
-
-
-def gpus_requested(run: Run) -> int:
-    """The number of processes that use one GPU each."""
-    return run.config.sft.processes if isinstance(run.config, TrainStage) else 1
+        with settings_of(run), convert_errors_after_signal():
+            return make_once(run, make, bytes_needed, predicted_seconds or guess(run), begin)
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
@@ -131,20 +127,6 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
                 f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here: install a torch with "
                 "it, or give sft.processes=1"
             )
-
-
-def outcome(make: Callable[[], Path]) -> dict[str, Any]:
-    """How computing a run ended, {ended, reason, seconds}; ended: finished, failed or held. Its traceback is printed
-    where the error is unexpected."""
-    begun = time.perf_counter()
-    ended, reason = "finished", None
-    try:
-        make()
-    except Held as error:
-        ended, reason = "held", str(error)
-    except Exception as error:
-        ended, reason = "failed", reason_of(error)
-    return {"ended": ended, "reason": reason, "seconds": time.perf_counter() - begun}
 
 
 def reason_of(error: Exception) -> str:

@@ -13,9 +13,9 @@ from pipeline.config.stages import EvalStage, Launcher, RunStage, SelectStage, S
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import cores, describe_training, visible_gpus
 from pipeline.evaluate.shown_scores import score_lines
-from pipeline.launch import plan_files
-from pipeline.launch.in_process import gpus_requested, settings_of, stage_function
-from pipeline.launch.local_pool import Pool, execute_here
+from pipeline.launch.in_process import settings_of, stage_function
+from pipeline.launch.local import Local, execute_here
+from pipeline.launch.plan_file import gpus_requested
 from pipeline.launch.preflight import refuse_too_large, training_problems
 from pipeline.merge.resident import keep_models_resident
 from pipeline.progress import say
@@ -44,54 +44,26 @@ def executor_for(
     later: runs that a later call will compute, as far as known now; they count for the remaining time shown here.
     """
     if launcher.name == "slurm":
-        from pipeline.launch.slurm_arrays import execute
+        from pipeline.launch.slurm import execute
 
         yield partial(execute, launcher, again)
         return
     runs = order_runs(list(targets))
     reasons = reasons_unfinished(runs, targets)
-    remaining = [run for run in runs if run.hash in reasons]
-    refuse_too_large(remaining)
-    plan_files.write_plan(plan_files.plan_name(targets), runs, {})
-    gpus = visible_gpus()
+    refuse_too_large([run for run in runs if run.hash in reasons])
     count = workers_of(launcher, runs)
-    if count == 1:
-        with keep_models_resident():
-            yield Pool(later=later).execute
-        return
-    gpus_each = max(1, len(gpus) // count)  # GPUs that a worker has
-    if gpus:
-        refuse_several_gpus(remaining, count, gpus_each)
-    shares = [",".join(gpus[index * gpus_each % len(gpus) :][:gpus_each]) if gpus else None for index in range(count)]
-    pool = Pool(shares, later=later)
-    gently = False
-    try:
-        yield pool.execute
-        gently = True
-    finally:
-        pool.close(gently)
-
-
-def refuse_several_gpus(remaining: Sequence[Run], workers: int, gpus_each: int) -> None:
-    """Raise PipelineError if an unfinished run needs more GPUs than each of several workers has."""
-    for run in remaining:
-        gpus = gpus_requested(run)
-        if gpus > gpus_each:
-            raise PipelineError(
-                f"sft.processes={gpus} ({run.name}), but launcher.workers={workers} gives a run "
-                f"{pluralize(gpus_each, 'GPU')}: give launcher.workers=1"
-            )
+    with keep_models_resident() if count == 1 else nullcontext():
+        with Local(count, visible_gpus(), later, planned=True) as local:
+            yield local.execute
 
 
 def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
-    """Number of processes of this machine that compute a plan's runs: launcher.workers, else as many as GPUs can have a
-    run of most processes each; without GPUs cores // threads of a run, and one if a run uses several processes."""
-    if launcher.workers:
-        return launcher.workers
-    gpus = len(visible_gpus())
-    processes = max((gpus_requested(run) for run in runs), default=1)
-    if gpus or processes > 1:
-        return max(1, gpus // processes)
+    """Number of processes of this machine that compute a plan's runs: launcher.workers, else one a GPU; without GPUs
+    cores // threads of a run, and one if a run uses several processes."""
+    if count := launcher.workers or len(visible_gpus()):
+        return count
+    if any(gpus_requested(run) > 1 for run in runs):
+        return 1
     heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]
     return max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))
 

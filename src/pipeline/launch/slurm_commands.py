@@ -37,13 +37,6 @@ def queued_jobs() -> dict[str, str]:
     return dict(re.findall(rf"^{PREFIX}(\d+(?:_\d+)?)\|(.*)$", text, re.MULTILINE))
 
 
-def seconds_left(job: str) -> float | None:
-    """Seconds until a job's time limit; before it starts, its whole limit. None if squeue reports no limit."""
-    text = run_slurm("squeue", "--noheader", f"--jobs={job}", f"--format={PREFIX}%L")
-    match = re.search(rf"^{PREFIX}([\d:-]+)\s*$", text, re.MULTILINE)
-    return parse_time_limit(match[1]) if match else None
-
-
 def submitted_as(script: Path) -> str | None:
     """Id of the queued job of a script; None if there is none."""
     return next((job.partition("_")[0] for job, command in queued_jobs().items() if command == str(script)), None)

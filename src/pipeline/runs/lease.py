@@ -246,15 +246,15 @@ def should_wait() -> bool:
 
 
 @contextmanager
-def hold_lease(workplace: Path, name: str) -> Iterator[Lease]:
-    """The lease of a run, as soon as no other process holds it.
+def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
+    """The lease of a run, as soon as no other process holds it. wait: whether to wait for that; null: as should_wait.
 
     Raises:
         Held: another process holds it, and this one should not wait.
     """
     reported = False
     while isinstance(lease := take_lease(workplace), Holder):
-        if not should_wait():
+        if not (should_wait() if wait is None else wait):
             raise Held(f"{name} is held by {lease}: rerun the same command to resume when that has ended")
         if not reported:
             print(f"{name}: held by {lease}; waiting", file=sys.stderr, flush=True)

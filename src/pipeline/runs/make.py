@@ -74,20 +74,26 @@ def make_once(
     stage: Stage,
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
     predicted_seconds: float | None = None,
+    begin: Callable[[], None] | None = None,
 ) -> Path:
     """The folder of the run, which is computed unless it is finished.
 
     `stage` works in the run's work folder and returns the facts of the manifest; `bytes_needed`: purpose -> bytes that
-    it will write.
+    it will write. begin: called once the lease is taken, which is then not waited for.
     Of two processes that request the same run, on one host or two, one takes its lease and computes; the other waits
     and uses the result.
 
     Raises:
         Held: another process computes it, and this one is in an allocation, where it does not wait.
     """
-    with naming_a_full_disk(run.runs_dir), hold_lease(run.workplace, run.name) as lease:
+    with (
+        naming_a_full_disk(run.runs_dir),
+        hold_lease(run.workplace, run.name, None if begin is None else False) as lease,
+    ):
         run.lease = lease.of.id
         try:
+            if begin is not None:
+                begin()
             if (latest_work_folder(run.workplace) / MANIFEST).is_file():
                 lease.take_over()
                 publish_run(lease, run.folder)  # killed between its manifest and its rename

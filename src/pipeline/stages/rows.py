@@ -83,9 +83,9 @@ class Row:
     config: type[Stage]
     call: str
 
-    def answer(self, config: Stage) -> str:
+    def answer(self, config: Stage, *more: Any) -> str:
         module, _, function = self.call.partition(":")
-        return str(getattr(import_module(module), function)(config))
+        return str(getattr(import_module(module), function)(config, *more))
 
 
 Sweep: Any = sweep_of(METHODS)

@@ -1,4 +1,4 @@
-"""launcher=local: elements, failures, dead workers, and how it ends; tests/test_pipeline.py has a whole table."""
+"""launcher=local: lines of a plan, failures, dead workers, how it ends; tests/test_pipeline.py has a whole table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History
-from pipeline.launch import launchers, local_pool
+from pipeline.launch import launchers
 from pipeline.launch.launchers import executor_for, workers_of
-from pipeline.launch.local_pool import Pool
-from pipeline.launch.run_json import element_of, run_of
+from pipeline.launch.local import Local, Watch
+from pipeline.launch.plan_file import Task
+from pipeline.launch.work import TRIES, Session
 from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -31,10 +32,15 @@ from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
-# ---------------------------------------------------------------------------------------------------- elements
+# ---------------------------------------------------------------------------------------------------- lines
 
 
-def test_an_element_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
+def again(run: Run) -> Run:
+    """The run of its line in a plan."""
+    return Task(**json.loads(json.dumps(vars(Task.of(run))))).run()
+
+
+def test_a_line_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
     """Of every stage and merge of the table: as JSON and back, with parents that stand for finished ones."""
     planning = Planning.of(compose(["stage=table", *tiny_table]))  # type: ignore[arg-type]
     runs = order_runs(planning.targets())
@@ -43,9 +49,9 @@ def test_an_element_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> N
         for parent in run.parents.values():
             if isinstance(parent, Run):
                 finished(parent)
-        again = run_of(json.loads(json.dumps(element_of(run))))
-        assert (again.hash, again.label, again.config) == (run.hash, run.label, run.config)
-        assert {role: (one.hash, one.folder) for role, one in again.parents.items()} == {
+        other = again(run)
+        assert (other.hash, other.label, other.config) == (run.hash, run.label, run.config)
+        assert {role: (one.hash, one.folder) for role, one in other.parents.items()} == {
             role: (one.hash, one.folder) for role, one in run.parents.items()
         }
 
@@ -57,16 +63,16 @@ def finished(run: Run) -> None:
         Manifest(run.name, run.hash, run.decided_by, {}).write(run.folder)
 
 
-def test_an_element_of_another_version_or_with_an_unfinished_parent_is_refused(tmp_path: Path) -> None:
+def test_a_line_of_another_version_or_with_an_unfinished_parent_is_refused(tmp_path: Path) -> None:
     parent = a_run(tmp_path, label="parent", seed=1)
     run = a_run(tmp_path, {"data_root": parent})
-    element = element_of(run)
+    task = Task.of(run)
     with pytest.raises(PipelineError, match=f"^its data_root {parent.name} is not finished$"):
-        run_of(element)
+        task.run()
     make_once(parent, writes())
-    assert run_of(element).hash == run.hash
+    assert task.run().hash == run.hash
     with pytest.raises(PipelineError, match="was planned by another version of this program"):
-        run_of({**element, "hash": "0" * 64})
+        dataclasses.replace(task, hash="0" * 64).run()
 
 
 def test_snapshots_models_of_the_hub_and_plain_folders_are_parents_too(
@@ -76,8 +82,8 @@ def test_snapshots_models_of_the_hub_and_plain_folders_are_parents_too(
     for more in (["model=llama3.1_8b"], ["model=trained", f"model.path={models['llama'][0]}"]):
         run = build(compose([*start, *more]))  # type: ignore[arg-type]
         finished(run.parents["data"])  # type: ignore[arg-type]
-        again = run_of(json.loads(json.dumps(element_of(run))))
-        assert (again.hash, again.parents["model"]) == (run.hash, run.parents["model"])
+        other = again(run)
+        assert (other.hash, other.parents["model"]) == (run.hash, run.parents["model"])
 
 
 # ---------------------------------------------------------------------------------------------------- workers
@@ -99,13 +105,12 @@ def broken(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Any:
-    made = Pool([None, None])
-    yield made
-    made.close(gently=True)
+    with Local(2) as made:
+        yield made
 
 
 def test_a_failure_costs_what_depends_on_it_and_nothing_else(
-    two: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    two: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = broken(tmp_path)
     child = a_run(tmp_path, {"data_root": bad}, label="child")
@@ -114,9 +119,9 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     assert set(failed) == {bad.name, child.name} and failed[child.name] == f"its parent {bad.name} failed"
     assert "is on no hub" in failed[bad.name] and f"{bad.name} failed: {failed[bad.name]}" in capfd.readouterr().err
     assert all(read_manifest(run.folder) for run in good)
-    processes = [worker.process.pid for worker in two.workers]
+    processes = [worker.pid for worker in two.workers.values()]
     assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
-    assert [worker.process.pid for worker in two.workers] == processes
+    assert [worker.pid for worker in two.workers.values()] == processes
 
 
 class Predicted(History):
@@ -130,21 +135,16 @@ class Predicted(History):
         return self.by_label[run.label]
 
 
-def busy(run: Run, seconds: float) -> local_pool.Worker:
-    """A worker that has computed a run for some seconds."""
-    return local_pool.Worker(run, time.monotonic() - seconds)
-
-
-def round_of(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> local_pool.Round:
-    """Two trainings that run, an evaluation of each that waits; `later` evaluations of a later call."""
+def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Watch:
+    """Two trainings that have run for 20 s, an evaluation of each that waits; `later` evaluations of a later call."""
     math, language = (a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language")))
     scores = [a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}") for parent in (math, language)]
     unknown = [a_run(tmp_path, label="eval-later", seed=9 + number) for number in range(later)]
-    found = local_pool.Round(Pool([None, None], later=lambda: unknown), scores, {})
-    for run in (math, language):
-        del found.waiting[run.hash]
-    found.pool.workers = [busy(math, 20.0), busy(language, 20.0)]
-    found.history = Predicted(seconds)
+    runs = [math, language, *scores]
+    local = Local(2, later=lambda: unknown)
+    local.session = Session(tmp_path / "session", [Task.of(run) for run in runs])
+    found = Watch(local, runs, Predicted(seconds), len(runs))
+    found.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
     return found
 
 
@@ -155,9 +155,9 @@ SECONDS: dict[str, float | None] = {
 
 def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(tmp_path: Path) -> None:
     """The path of math is 30 + 10 s; shared by two, all is (30 + 20 + 20) / 2, and with four scores more 51."""
-    assert round_of(tmp_path, SECONDS).time_left() == ("about 40 s", "")
-    assert round_of(tmp_path, SECONDS, later=4).time_left() == ("about 51 s", "")
-    found = round_of(tmp_path, {**SECONDS, "eval-math": None})
+    assert watched(tmp_path, SECONDS).time_left() == ("about 40 s", "")
+    assert watched(tmp_path, SECONDS, later=4).time_left() == ("about 51 s", "")
+    found = watched(tmp_path, {**SECONDS, "eval-math": None})
     assert found.progress_line().startswith(
         "4 runs and about 30 s left, not including 1 run that cannot be estimated | math"
     )
@@ -165,34 +165,55 @@ def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(
 
 def test_a_training_is_measured_by_its_steps(tmp_path: Path) -> None:
     """20 s for 10 of 30 steps at 1.8 s: 36 s left, where 30 s were expected."""
-    found = round_of(tmp_path, SECONDS)
-    math = found.pool.workers[0].run
+    found = watched(tmp_path, SECONDS)
+    math = next(iter(found.runs.values()))
     math.workplace.mkdir(parents=True)
     update_state(math.workplace, state="running", step=10, steps=30, seconds_a_step=1.8)
     assert found.time_left() == ("about 46 s", "")
 
 
+SUICIDAL = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.launch import in_process, worker
+real = in_process.stage_function
+
+def stage_function(run):
+    def stage(*given):
+        tries = Path(sys.argv[1], f"tries-{run.config.seed}")
+        tries.open("a").write("x")
+        if run.config.seed == 2 or run.config.seed == 1 and tries.read_text() == "x":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(run)(*given)
+
+    return stage
+
+in_process.stage_function = stage_function
+sys.exit(worker.main(*sys.argv[1:]))
+"""
+
+
 def test_a_dead_worker_is_started_again_and_its_run_with_it(
-    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    two: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    give, killed = local_pool.Worker.start_run, []
+    """By kill -9 while it computes: one run once, another whenever it is begun."""
+    start = subprocess.Popen
 
-    def and_kill(worker: local_pool.Worker, run: Run, seconds: float | None) -> None:
-        give(worker, run, seconds)
-        if run.config.seed == 1 and len(killed) < 1 or run.config.seed == 2:
-            killed.append(run.config.seed)
-            worker.process.kill()
+    def suicidal(command: list[str], **more: Any) -> Any:
+        return start([command[0], "-c", SUICIDAL, *command[3:]], **more)
 
-    monkeypatch.setattr(local_pool.Worker, "start_run", and_kill)
+    monkeypatch.setattr(subprocess, "Popen", suicidal)
     once, always, never = (small(tmp_path, seed) for seed in (1, 2, 3))
     failed = two.execute([once, always, never])
-    assert set(failed) == {always.name} and "its worker ended with SIGKILL, 2 times: see " in failed[always.name]
-    assert read_manifest(once.folder) and read_manifest(never.folder) and killed.count(2) == 2
-    assert "ended with SIGKILL; another begins it again" in capfd.readouterr().err
+    told = f"its worker ended without a word, {TRIES} times: see "
+    assert set(failed) == {always.name} and failed[always.name].startswith(told)
+    assert read_manifest(once.folder) and read_manifest(never.folder)
+    assert Path(two.folder.name, "tries-2").read_text() == "x" * TRIES
+    assert f"{once.name}: its worker ended with SIGKILL; another begins it again" in capfd.readouterr().err
 
 
 def test_a_run_that_another_process_makes_is_waited_for(
-    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = small(tmp_path, 1)
     code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take_lease; "
@@ -253,6 +274,5 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
     assert workers_of(Launcher(), [run]) == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert launchers.visible_gpus() == ["4", "7"]
-    monkeypatch.setattr(Pool, "close", lambda self, gently: None)
     with executor_for(Launcher(workers=3), []) as execute:
-        assert execute.__self__.gpus == ["4", "7", "4"]
+        assert execute.__self__.places == [["4"], ["7"]]

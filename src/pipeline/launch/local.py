@@ -1,0 +1,289 @@
+"""Computes runs on this machine: the loop of work.py in this process, or in several that it starts and watches.
+
+Workers are in a session of their own, so that Ctrl-C reaches this process alone, which shuts them down. One that dies
+is replaced, and its run begun again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.config.stages import trains
+from pipeline.errors import Held, PipelineError
+from pipeline.estimate.durations import History
+from pipeline.launch.attempts import count_attempt
+from pipeline.launch.cards import VISIBLE, places_of
+from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
+from pipeline.launch.plan_file import PLANS, Task, plan_name, write_plan
+from pipeline.launch.work import BLOCKED, LOOK, Session, held_by, work
+from pipeline.progress import LOG_SECONDS, say
+from pipeline.runs import state, stop
+from pipeline.runs.disk import check_writable
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
+from pipeline.runs.lease import live_holder, should_wait
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.unchanged import check_unchanged
+
+Failures = dict[str, str]  # run name -> reason
+
+
+class Local:
+    """Computes runs by `count` processes, which stay between calls; one: this process.
+
+    cards: the GPUs that they share. later: runs of later calls, as far as known now, for the time left. aloud: whether
+    failures are printed, where the caller does not. planned: whether stage=status is to know of the runs.
+    """
+
+    def __init__(
+        self, count: int = 1, cards: Sequence[str] = (), later: Callable[[], Sequence[Run]] = tuple, aloud: bool = True,
+        planned: bool = False,
+    ) -> None:  # fmt: skip
+        self.count, self.later, self.aloud, self.planned = count, later, aloud, planned
+        self.places = places_of(cards, count) if cards and count > 1 else []
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
+
+    def __enter__(self) -> Local:
+        self.folder = TemporaryDirectory(prefix="pipeline-", ignore_cleanup_errors=True)
+        self.session = Session(Path(self.folder.name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send SIGTERM to the workers: idle ones end, others checkpoint."""
+        try:
+            for worker in self.workers.values():
+                worker.terminate()
+            for worker in self.workers.values():
+                worker.wait()
+        except BaseException:  # interrupted a second time
+            for worker in self.workers.values():
+                worker.kill()
+            raise
+        finally:
+            self.folder.cleanup()
+
+    def execute(self, targets: list[Run], earlier: Mapping[str, str] | None = None) -> Failures:
+        """Compute the unfinished runs among some targets and their parents; after a failure, continue with those that
+        do not depend on it. Returns the failures. An unexpected exception is a failure too, after its traceback.
+
+        earlier: failures of an earlier call, which are not retried.
+
+        Raises:
+            Held: when all else is done, for a run that another process holds.
+        """
+        runs, failed = order_runs(targets), dict(earlier or {})
+        reasons = reasons_unfinished(runs, targets)
+        unfinished = [run for run in runs if run.hash in reasons and run.name not in failed]
+        if unfinished:
+            check_writable(runs[0].runs_dir)
+            refuse_without_gpus(unfinished)
+            if stop.stop_signal_name():
+                # before the first run: the attempt is counted for the training, which takes longest
+                with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
+                    pass
+        for run in runs:
+            if run.name not in failed and (reason := why_failed(run, failed, finished=run.hash not in reasons)):
+                failed[run.name] = reason
+                if self.aloud and not reason.startswith(BLOCKED):
+                    say(f"{run.name} failed: {reason}")
+        history = History(finished_manifests(runs[0].runs_dir) if runs else ())
+        remaining = [run for run in unfinished if run.name not in failed]
+        tasks = tasks_of(remaining, history, by_length=self.count > 1)
+        self.session.add(tasks)
+        if self.planned and tasks:
+            write_plan(runs[0].runs_dir / PLANS / f"{plan_name(targets)}.jsonl", self.session.tasks)
+        watch = Watch(self, remaining, history, len(runs))
+        held = self._watch_workers(watch) if self.count > 1 else work(self.session, watch.compute, tell=watch.tell)
+        failed |= {task.name: self.session.failed[task.hash] for task in tasks if task.hash in self.session.failed}
+        if held:
+            error = Held(next(iter(held.values())))
+            error.failed = failed
+            raise error
+        return failed
+
+    def _watch_workers(self, watch: Watch) -> dict[str, str]:
+        """Have workers make the runs of the session. Returns those that cannot be made now: hash -> why."""
+        session = self.session
+        needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
+        for number in set(range(min(self.count, needed))) - self.workers.keys():
+            self._start(number)
+        with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
+            while session.left:
+                time.sleep(LOOK)
+                for number, worker in list(self.workers.items()):
+                    if worker.poll() is not None:
+                        self._replace(number)
+                session.look()
+                watch.tell()
+                watch.show(line)
+                pids = {worker.pid for worker in self.workers.values()}
+                holders = {task.hash: live_holder(task.workplace) for task in session.ready([])}
+                if session.left and not pids:
+                    return {task.hash: "its workers were stopped: rerun the same command" for task in session.left}
+                if not should_wait() and all(holder and holder.pid not in pids for holder in holders.values()):
+                    return {key: held_by(session.names[key], holder) for key, holder in holders.items() if holder}
+        return {}
+
+    def _start(self, number: int) -> None:
+        visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.launch.worker",
+            self.folder.name,
+            json.dumps(self.places),
+            str(number),
+        ]
+        self.workers[number] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, env={**os.environ, **visible}
+        )
+
+    def _replace(self, number: int) -> None:
+        """Start a worker in the place of one that died of a run; not after a signal to it alone.
+
+        Raises:
+            PipelineError: it was the last, and had begun none.
+        """
+        dead = self.workers.pop(number)
+        status = dead.wait()
+        death = f"ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
+        for task in self.session.left:
+            if dead.pid in self.session.begins(task):
+                say(f"{task.name}: its worker {death}; another begins it again")
+                self._start(number)
+        if not self.workers and status != stop.UNFINISHED:
+            raise PipelineError(f"a worker {death} before it began a run: its output above says why")
+
+
+def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
+    """Compute runs in this process, as Local.execute does."""
+    with Local(aloud=aloud) as here:
+        return here.execute(targets)
+
+
+def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | None:
+    """Why a run fails before any is computed: by a parent, or as its files were changed since it was finished."""
+    parents = parent_runs(run.parents) if failed else ()  # names are looked up on the disk
+    if blocked := next((parent.name for parent in parents if parent.name in failed), None):
+        return f"{BLOCKED}{blocked} failed"
+    try:
+        if finished:
+            check_unchanged(run.folder, weights=False)
+    except Exception as error:
+        return reason_of(error)
+    return None
+
+
+def tasks_of(runs: Sequence[Run], history: History, by_length: bool) -> list[Task]:
+    """The tasks of runs, given parents first; by_length: those on the longest path to the end first."""
+    seconds = {run.hash: history.predict(run) for run in runs}
+    tasks = [Task.of(run, seconds=None if (took := seconds[run.hash]) is None else round(took, 1)) for run in runs]
+    if by_length:  # parents stay first: their paths are no shorter
+        paths = longest_paths(runs, {key: took or 0.0 for key, took in seconds.items()})
+        tasks.sort(key=lambda task: -paths[task.hash])
+    return tasks
+
+
+class Watch:
+    """Prints what becomes of the runs of a session, and the time left. total: of finished runs too."""
+
+    def __init__(self, local: Local, runs: Sequence[Run], history: History, total: int) -> None:
+        self.local, self.session, self.history, self.total = local, local.session, history, total
+        self.runs = {run.hash: run for run in runs}
+        self.later = local.later() if runs else ()
+        self.started: dict[str, float] = {}  # when each run that is being made was begun
+        self.ended: set[str] = set()
+        self.told, self.told_until = ("", ""), 0.0  # the time left, and until when it is not computed again
+        self.shown_at = time.monotonic()
+
+    def compute(self, task: Task, begin: Callable[[], None]) -> None:
+        make_run(self.runs[task.hash], task.seconds, begin)
+
+    def tell(self) -> None:
+        """Print the runs that have begun or ended since the last call."""
+        session, several = self.session, self.local.count > 1
+        self.started = {key: begun for key, begun in self.started.items() if key in session.begun}
+        for task in session.tasks:
+            key = task.hash
+            if key not in self.runs or key in self.ended:
+                continue
+            if key in session.begun and key not in self.started:
+                self.started[key] = time.monotonic()
+                left, more = self.time_left()
+                following = next((one.name for one in session.left if one.hash not in session.begun), None)
+                suffix = f"; next {following}" if following and not several else ""
+                say(f"{self.head()} {task.name} ({task.stage}), {left} left in all{more}{suffix}")
+            if key in session.failed:
+                if self.local.aloud and not session.failed[key].startswith(BLOCKED):
+                    say(f"{task.name} failed: {session.failed[key]}")
+            elif key in session.done:
+                now = time.monotonic()
+                seconds = now - self.started.get(key, now)
+                say(f"{task.name if several else self.head()} done in {seconds:.1f} s")
+                if manifest := read_manifest(self.runs[key].folder):
+                    self.history.add(manifest)
+            else:
+                continue
+            self.started.pop(key, None)
+            self.ended.add(key)
+
+    def head(self) -> str:
+        begun = self.total - len(self.runs) + len(self.ended | self.started.keys())
+        return f"[{begun}/{self.total}]"
+
+    def show(self, line: Any) -> None:
+        """Show how far the runs are: at a terminal in its last line, elsewhere in a line every LOG_SECONDS."""
+        if not line.disable:
+            line.set_description_str(self.progress_line()[: shutil.get_terminal_size().columns - 1])
+        elif time.monotonic() - self.shown_at >= LOG_SECONDS:
+            self.shown_at = time.monotonic()
+            say(self.progress_line())
+
+    def time_left(self) -> tuple[str, str]:
+        """The expected time until the end, and what is not in it; a training that runs is measured by its steps.
+        Computed again when twenty times as long has passed as it took: of a thousand small runs it takes longer than
+        one of them."""
+        asked = time.monotonic()
+        if asked >= self.told_until:
+            left: dict[str, float] = {}
+            for key, begun in self.started.items():
+                seconds = seconds_of_steps_left(self.runs[key])
+                if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
+                    seconds = max(0.0, expected - (asked - begun))
+                left |= {} if seconds is None else {key: seconds}
+            remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
+            total, unknown = self.history.sum([*remaining, *self.later], self.local.count, left)
+            self.told = total, f", not including {unknown}" if unknown else ""
+            self.told_until = asked + 20 * (time.monotonic() - asked)
+        return self.told
+
+    def progress_line(self) -> str:
+        """One line of text: what is left, and each run that is being made, its step and its time."""
+        left, more = self.time_left()
+        parts = [f"{len(self.session.left)} runs and {left} left{more}"]
+        for key, begun in self.started.items():
+            now = state.read_state(self.runs[key].workplace)
+            step = f" {now['step']}/{now['steps']}" if now.get("steps") else ""
+            parts.append(f"{self.runs[key].label}{step} {time.monotonic() - begun:.0f} s")
+        return " | ".join(parts)
+
+
+def seconds_of_steps_left(run: Run) -> float | None:
+    """Seconds of the steps that a training has left, by those that it has done; None where none is measured."""
+    now = state.read_state(run.workplace)
+    if now.get("state") != "running" or not now.get("seconds_a_step"):
+        return None
+    return float((now["steps"] - now["step"]) * now["seconds_a_step"])

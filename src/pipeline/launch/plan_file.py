@@ -1,0 +1,157 @@
+"""The plan of a command: a file with a line of JSON for each run to compute, parents first.
+
+A line holds what the process that computes the run needs to know: its resolved configuration and its parents by hash.
+`runs_dir/.plans/<name>.jsonl` is the newest plan of that name, which stage=status compares with finished runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.compose import read_stage
+from pipeline.config.harness_tasks import include, included_folder
+from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.files import write_atomically
+from pipeline.runs.find import from_folder
+from pipeline.runs.folders import folder_name, folder_of
+from pipeline.runs.run import External, Folder, Parent, Run, Snapshot, parent_runs, recorded_config
+from pipeline.stages.evaluation import source_models
+from pipeline.stages.rows import RUN_STAGES
+
+PLANS = ".plans"
+LOGS = ".logs"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run as a line of a plan.
+
+    parents: role -> {hash, name}, and where it is unless it is a run; needs: hashes of the runs that are made before;
+    gpus: how many it uses; models: those that an evaluation reads; seconds: predicted.
+    level, kind: with launcher=slurm the longest chain of runs before it, and what it requests of a node.
+    """
+
+    hash: str
+    name: str
+    stage: str
+    version: int
+    label: str
+    config: dict[str, Any]
+    parents: dict[str, dict[str, Any]]
+    needs: list[str]
+    gpus: int
+    models: list[str]
+    seconds: float | None = None
+    level: int = 0
+    kind: str = ""
+
+    @classmethod
+    def of(cls, run: Run, **more: Any) -> Task:
+        return cls(
+            run.hash, run.name, run.config.stage, run.version, run.label, recorded_config(run.config),
+            {role: _as_json(parent) for role, parent in run.parents.items()},
+            [parent.hash for parent in parent_runs(run.parents)], gpus_requested(run), list(source_models(run)), **more,
+        )  # fmt: skip
+
+    @property
+    def runs_dir(self) -> Path:
+        return Path(self.config["runs_dir"])
+
+    @property
+    def workplace(self) -> Path:
+        return self.runs_dir / ".work" / self.hash
+
+    @property
+    def log(self) -> Path:
+        return self.runs_dir / LOGS / f"{folder_name(self.label, self.hash)}.log"
+
+    def run(self) -> Run:
+        """The run, whose parents are finished.
+
+        Raises:
+            PipelineError: a parent is not finished, the folder of eval.include_path was changed, or this version
+                computes another hash from the same configuration.
+        """
+        row = RUN_STAGES[self.stage]
+        config: Any = read_stage(row.config, self.config, extra="ignore")
+        if isinstance(config, EvalStage) and config.eval.include_path is not None:
+            include(config.eval.include_path)  # this process does not know its tasks yet
+        parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
+        run = Run(config, self.label, parents, version=row.version)
+        own = included_folder(config.eval.tasks[0].task) if "include_path" in parents else None
+        if own and own[1] != parents["include_path"].hash:
+            raise PipelineError(f"{own[0]} was changed after {run.label} was planned: rerun the same command")
+        if run.hash != self.hash:
+            raise PipelineError(
+                f"{self.label} was planned by another version of this program: rerun the command with this one"
+            )
+        return run
+
+
+def gpus_requested(run: Run) -> int:
+    """The number of processes that use one GPU each."""
+    return run.config.sft.processes if isinstance(run.config, TrainStage) else 1
+
+
+def _as_json(parent: Parent) -> dict[str, Any]:
+    entry: dict[str, Any] = {"hash": parent.hash, "name": parent.name}
+    if isinstance(parent, Snapshot):
+        entry |= {"of": parent.run.hash, "step": parent.step}
+    elif not isinstance(parent, Run):
+        entry |= {"folder": str(parent.folder)} | ({"model": True} if isinstance(parent, Folder) else {})
+        entry |= {"hub": parent.hub} if isinstance(parent, External) and parent.hub else {}
+        entry |= {"files": [*map(str, parent.files)]} if isinstance(parent, External) and parent.files else {}
+    return entry
+
+
+def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
+    if entry.get("model"):
+        return from_folder(Path(entry["folder"]), role, runs_dir)
+    if "folder" in entry:
+        files = tuple(map(Path, entry.get("files", ())))
+        return External(entry["name"], entry["hash"], Path(entry["folder"]), entry.get("hub"), files)
+    folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
+    if folder is None:
+        raise PipelineError(f"its {role} {entry['name']} is not finished")
+    if "of" in entry:
+        return External(f"{folder.name}@{entry['step']}", entry["hash"], folder / "snapshots" / f"step-{entry['step']}")
+    return External(folder.name, entry["hash"], folder)
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def plan_name(targets: Sequence[Run]) -> str:
+    """Name of the table that the runs belong to; else runs- and a hash of the runs."""
+    groups = {run.config.group for run in targets}
+    if len(groups) == 1 and (group := groups.pop()):
+        return group
+    return f"runs-{hashlib.sha256(''.join(sorted(run.hash for run in targets)).encode()).hexdigest()[:8]}"
+
+
+def write_plan(file: Path, tasks: Sequence[Task]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, "".join(f"{json.dumps(vars(task))}\n" for task in tasks))
+
+
+def read_plan(file: Path) -> list[Task]:
+    """The tasks of a plan. Raises PipelineError if the file cannot be read."""
+    try:
+        return [Task(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, TypeError) as error:
+        raise PipelineError(
+            f"{file} is not readable ({error}): it lists the runs of a command, so remove it and rerun that command"
+        ) from error
+
+
+def read_plans(runs_dir: Path) -> Iterator[tuple[str, Task]]:
+    """The newest plans of this runs_dir, sorted by name: (name, task)."""
+    for file in sorted((runs_dir / PLANS).glob("*.jsonl")):
+        for task in read_plan(file):
+            yield file.stem, task

@@ -1,0 +1,328 @@
+"""launcher=slurm: submits workers of a plan as job arrays, one for each level of the plan and what its runs request.
+
+A task of an array is a worker (launch/work.py): it makes any free run of its level and kind, and ends when none is
+left. Arrays wait for those of the level before by `afterany`; a failure costs what depends on it. A last job runs the
+command again when all are done, and submits what was lost with its job, as long as that gets any further.
+
+The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs beside their ids.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.config.stages import Launcher
+from pipeline.errors import Held, PipelineError
+from pipeline.files import ADDED_CONF, added_conf
+from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
+from pipeline.launch.plan_file import LOGS, PLANS, Task, plan_name, read_plan, write_plan
+from pipeline.launch.slurm_commands import (
+    JOB_LOST,
+    check_installed,
+    last_log_line,
+    queued_jobs,
+    run_slurm,
+    sbatch,
+)
+from pipeline.launch.slurm_resources import EARLY, LARGEST_ARRAY, Resources, largest_array, resources_of
+from pipeline.launch.work import PLAN, Session
+from pipeline.runs.disk import check_writable
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lease import hold_lease
+from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.stop import delay_signals
+from pipeline.text import pluralize
+
+FOLDER = ".slurm"
+DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
+AGAIN_JOB = "goes-on"
+CONTINUES = "PIPELINE_CONTINUES"  # in the environment of the last job: what failed before is not tried again
+WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
+SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit")  # how Slurm names a limit of submitted jobs
+NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
+REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+
+
+def execute(
+    launcher: Launcher, again: Sequence[str] | None, targets: list[Run], earlier: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Submit the unfinished runs, unless jobs of the same plan are in the queue. Returns the failures where there is
+    nothing to submit.
+
+    again: the words of the command that a last job runs when the others are done; None: no such job.
+
+    Raises:
+        Held: jobs are in the queue; rerun the same command when they are done.
+        PipelineError: Slurm rejected the jobs; has its message.
+    """
+    runs = order_runs(targets)
+    missing = reasons_unfinished(runs, targets)
+    if not missing:
+        return {}
+    runs_dir, name = runs[0].runs_dir, plan_name(targets)
+    check_writable(runs_dir)
+    unfinished = [run for run in runs if run.hash in missing]
+    kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
+    tasks = tasks_of(unfinished, kinds)
+    folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
+    if launcher.dry_run:
+        folder = runs_dir / DRY_RUN
+        shutil.rmtree(folder, ignore_errors=True)
+        Submission(launcher, name, Session(folder, tasks), resources, []).submit(again)
+        show_dry_run(folder)
+    check_installed("squeue", "sbatch", "scontrol")
+    with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
+        queue = {job: Path(script) for job, script in queued_jobs().items() if job != os.environ.get("SLURM_JOB_ID")}
+        if mine := [job for job, script in queue.items() if script.parent == folder.resolve()]:
+            raise Held(
+                f"{pluralize(len(mine), 'job')} of {name} in the queue, as they were submitted (to change how, scancel "
+                "them first); stage=status shows the runs; rerun the same command when they are done"
+            )
+        if CONTINUES not in os.environ:
+            shutil.rmtree(folder, ignore_errors=True)
+        session = Session(folder, tasks)
+        write_plan(runs_dir / PLANS / f"{name}.jsonl", tasks)
+        session.look()
+        if session.left and not goes_further(session):
+            lost = {task.hash: why_lost(task, folder) for task in session.left}
+            session.failed |= lost
+            session.left = []
+        failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
+        if not session.left:
+            return failed
+        others = {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
+        submitted = Submission(launcher, name, session, resources, others).submit(again)
+    error = Held(f"{submitted}; stage=status shows the runs; rerun the same command when they are done")
+    error.failed = failed
+    raise error
+
+
+def tasks_of(runs: Sequence[Run], kinds: Mapping[str, Resources]) -> list[Task]:
+    """The tasks of runs, given parents first, by level."""
+    levels: dict[str, int] = {}
+    for run in runs:
+        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
+    tasks = [Task.of(run, level=levels[run.hash], kind=kinds[run.hash].name) for run in runs]
+    return sorted(tasks, key=lambda task: task.level)
+
+
+def goes_further(session: Session) -> bool:
+    """Whether more runs have ended than when their jobs were last submitted; else the last job would go on forever."""
+    file, ended = session.folder / "ended", len(session.done) + len(session.failed)
+    before = int(file.read_text()) if file.is_file() else -1
+    file.write_text(str(ended))
+    return ended > before
+
+
+def why_lost(task: Task, folder: Path) -> str:
+    """Why a run was not made, by the logs of its jobs: (its words, or that the job was lost)."""
+    job, log = log_of(task, folder)
+    words = last_log_line(log) if log else None
+    return words or f"{JOB_LOST}, twice: job {job}"
+
+
+def log_of(task: Task, folder: Path) -> tuple[str | None, Path | None]:
+    """Id of the array that was to make a run, and the newest log of its tasks; None where there is none."""
+    file = folder / f"{task.level}-{task.kind}.job"
+    job = file.read_text() if file.is_file() else None
+    logs = list((task.runs_dir / LOGS).glob(f"slurm-{job}_*.log"))
+    return job, max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
+
+
+def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
+    """Whether a queued job of another plan makes some of these runs, which then wait for it."""
+    folder = script.parent
+    if folder.parent != (tasks[0].runs_dir / FOLDER).resolve() or not (folder / PLAN).is_file():
+        return False
+    return not {task.hash for task in read_plan(folder / PLAN)}.isdisjoint(task.hash for task in tasks)
+
+
+# ---------------------------------------------------------------------------------------------------- arrays
+
+
+class Submission:
+    """Submits the workers of a session. before: jobs that the first arrays wait for.
+
+    A dry run writes the same files into another folder, without a Slurm; submit.sh there would submit them.
+    """
+
+    def __init__(
+        self, launcher: Launcher, name: str, session: Session, resources: Mapping[str, Resources], before: Iterable[str]
+    ) -> None:
+        self.launcher, self.name, self.session, self.resources = launcher, name, session, resources
+        self.before = sorted(before)
+        self.jobs: dict[str, int] = {}  # id -> number of tasks
+
+    def submit(self, again: Sequence[str] | None) -> str:
+        """Submit the arrays and the last job. Returns a summary as text. All or nothing: after an error or a signal,
+        what was submitted is cancelled."""
+        try:
+            submitted = self.submit_arrays()
+            arrays, goes_on = len(self.jobs), again is not None and self.submit_again(again)
+        except Held:  # Slurm does not respond: what it took shows in the queue
+            raise
+        except (Exception, KeyboardInterrupt, SystemExit):
+            if self.jobs and not self.launcher.dry_run:
+                with suppress(PipelineError), delay_signals():
+                    run_slurm("scancel", *self.jobs)
+                self.tell(f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}")
+            raise
+        remaining = len(self.session.left) - submitted
+        who = "the last job" if goes_on else "the same command"
+        then = f", {remaining} more by {who} when these are done" if remaining else ""
+        return f"{pluralize(submitted, 'run')} submitted as {pluralize(arrays, 'array')}{then}"
+
+    def submit_arrays(self) -> int:
+        """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
+        jobs there are fewer workers, then none for the runs of later levels."""
+        largest = LARGEST_ARRAY if self.launcher.dry_run else largest_array()
+        submitted, level, within = 0, -1, list[str]()
+        for (next_level, kind), runs in Counter((task.level, task.kind) for task in self.session.left).items():
+            if next_level != level:
+                self.before, within, level = within or self.before, [], next_level
+            command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
+            workers, job = min(runs, self.launcher.workers or WORKERS, largest), None
+            while not job and workers:
+                options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
+                options += dependency_on(self.before)
+                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, "%A_%a", workers)
+                workers //= 1 if job else 2
+            if not job:
+                return submitted
+            within.append(job)
+            submitted += runs
+            tasks, gpus = pluralize(workers, "task"), pluralize(self.resources[kind].gpus, "GPU")
+            self.tell(f"job {job}: level {level}, {tasks} for {pluralize(runs, 'run')}, {gpus} each")
+        return submitted
+
+    def submit_again(self, again: Sequence[str]) -> bool:
+        """Submit the same command as a job that runs after all others. At the site's limit of jobs it takes the place
+        of tasks, whose runs others make. False: there is no place for it."""
+        words = [word for word in again if not word.startswith("launcher.dry_run=")]
+        command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
+        job, nothing = None, Resources(0, None, int(EARLY))
+        while not job:
+            options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
+            job = self.submit_job(AGAIN_JOB, command, nothing, options, AGAIN_JOB, 1)
+            if not job and sum(self.jobs.values()) == 1:
+                return False
+            if not job:
+                last, tasks = self.jobs.popitem()
+                run_slurm("scancel", f"{last}_{tasks - 1}")
+                self.jobs |= {last: tasks - 1} if tasks > 1 else {}
+        self.tell(f"job {job}: the same command, when these are done")
+        return True
+
+    def submit_job(
+        self, name: str, command: Sequence[str], resources: Resources, options: Sequence[str], log: str, tasks: int
+    ) -> str | None:
+        """Submit a job. Returns its id; None if the jobs before reach the site's limit."""
+        file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
+        last = name == AGAIN_JOB
+        script = script_of(self.launcher, command, *((COMPLETED, {CONTINUES: "1"}) if last else ()))
+        try:
+            with delay_signals():
+                job = submit_script(self.launcher, runs_dir, file, script, resources, options, log)
+                self.jobs[job] = tasks
+        except PipelineError as error:
+            if SUBMIT_LIMIT.search(str(error)) and (self.jobs or tasks > 1):
+                return None
+            raise
+        file.with_suffix(".job").write_text(job)
+        return job
+
+    def tell(self, text: str) -> None:
+        if not self.launcher.dry_run:
+            print(text, file=sys.stderr)
+
+
+def dependency_on(jobs: Iterable[str]) -> list[str]:
+    """sbatch's option for a job that waits for the end, successful or not, of these."""
+    return ["--dependency", "afterany:" + ":".join(ids)] if (ids := list(jobs)) else []
+
+
+# ---------------------------------------------------------------------------------------------------- jobs
+
+
+def show_dry_run(folder: Path) -> NoReturn:
+    """Print what would submit the jobs, and end the command: there is no result to show."""
+    text = (folder / SUBMIT).read_text(encoding="utf-8")
+    print(f"{text}nothing was submitted (launcher.dry_run=true); these lines are {folder / SUBMIT}", file=sys.stderr)
+    raise SystemExit(0)
+
+
+def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
+    """Add the submission of a script to the folder's submit.sh. Returns the variable there that holds its job's id."""
+    lines = (folder / SUBMIT).read_text(encoding="utf-8").splitlines() if (folder / SUBMIT).is_file() else []
+    job = f"JOB{len(lines) + 1}"
+    quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
+    command = f"{job}=$(sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))})"
+    (folder / SUBMIT).write_text("\n".join([*lines, command]) + "\n", encoding="utf-8")
+    return f"${job}"
+
+
+def submit_script(
+    launcher: Launcher, runs_dir: Path, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
+) -> str:
+    """Write a job's script and submit it. Returns the job id. The script is readable by its owner alone if it has lines
+    of the user's, which may hold secrets."""
+    logs = runs_dir.resolve() / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    requested: dict[str, Any] = {
+        "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
+        "mem": launcher.memory,
+        "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
+        "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
+        "cpus-per-task": resources.cpus, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
+        "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
+    }  # fmt: skip
+    arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
+    with file.open("w", encoding="utf-8") as stream:
+        if launcher.setup or launcher.wrap or launcher.options:
+            os.fchmod(stream.fileno(), 0o600)
+        stream.write(script)
+    if launcher.dry_run:
+        return write_submission(file.parent, file.resolve(), [*arguments, *options, *(launcher.options or [])])
+    try:
+        return sbatch(file.resolve(), *arguments, *options, *(launcher.options or []))
+    except Held:
+        raise
+    except PipelineError as error:
+        file.unlink()
+        knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
+        words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
+        words += [pluralize(resources.gpus, "GPU"), *([pluralize(resources.cpus, "core")] if resources.cpus else [])]
+        text = f"{error}; requested: {', '.join([*words, *(launcher.options or [])])}"
+        if NO_GRES.search(str(error)):
+            text += (
+                "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "
+                """'launcher.options=["--gpus-per-node=1"]'"""
+            )
+        raise PipelineError(text) from error
+
+
+def script_of(
+    launcher: Launcher, command: Sequence[str], then: str = REQUEUE, exported: Mapping[str, str] | None = None
+) -> str:
+    """The script of a job. A failing line of launcher.setup ends it, so that no run is computed in an environment other
+    than the requested one."""
+    python = "python" if launcher.wrap else shlex.quote(sys.executable)
+    setup = []
+    if launcher.setup:
+        setup += ["trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT", "set -e"]
+        setup += [*launcher.setup, "set +e", "trap - EXIT"]
+    added = {ADDED_CONF: os.environ[ADDED_CONF]} if ADDED_CONF in os.environ else {}
+    setup += [f"export {name}={shlex.quote(value)}" for name, value in {**added, **(exported or {})}.items()]
+    setup += [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"] if launcher.hf_home else []
+    setup += [f'export TMPDIR={quote_with_expansion(launcher.scratch)}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
+    start = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
+    return job_script(start, setup=setup, then=then)

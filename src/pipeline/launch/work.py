@@ -1,0 +1,217 @@
+"""The loop of every process that computes a plan: take the first run that is ready and nobody computes, make it, again.
+
+This process, each of the workers of a machine, and each task of a Slurm array runs the same `work`; the lease of a run
+decides who makes it. What became of the runs is written to the folder of the session, which is one call of a command,
+or one submission: `plan.jsonl`, and of each run `<hash>.begun`, then `.done` or `.failed`. A failed run is not tried
+again in its session, nor is what depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Held, PipelineError
+from pipeline.files import write_atomically
+from pipeline.launch.attempts import NoProgress
+from pipeline.launch.cards import Cards
+from pipeline.launch.in_process import reason_of
+from pipeline.launch.plan_file import Task, read_plan, write_plan
+from pipeline.progress import say
+from pipeline.runs import state, stop
+from pipeline.runs.lease import Holder, live_holder, should_wait, slurm_job
+
+PLAN = "plan.jsonl"
+LOOK = 0.2  # seconds between two looks of a worker that waits for others
+TRIES = 3  # of a run whose workers died
+BLOCKED = "its parent "  # begins the reason of a run that failed by another
+
+
+class Session:
+    """The tasks of a session and what became of them. left: neither done nor failed; failed: hash -> reason."""
+
+    def __init__(self, folder: Path, tasks: Sequence[Task] = ()) -> None:
+        self.folder, self.read = folder, 0
+        self.tasks: list[Task] = []
+        self.left: list[Task] = []
+        self.names: dict[str, str] = {}
+        self.begun: set[str] = set()
+        self.done: set[str] = set()
+        self.failed: dict[str, str] = {}
+        if tasks:
+            write_plan(folder / PLAN, tasks)
+        self._read_plan()
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Add tasks to the plan, which its workers see when they look; one that was made before is made again."""
+        for task in tasks:
+            for kind in ("begun", "done", "failed"):
+                self._file(task, kind).unlink(missing_ok=True)
+        if tasks:
+            write_plan(self.folder / PLAN, [*self.tasks, *tasks])
+        self._read_plan()
+
+    def _read_plan(self) -> None:
+        file = self.folder / PLAN
+        if not file.is_file() or (size := file.stat().st_size) == self.read:
+            return
+        self.read = size
+        new = read_plan(file)[len(self.tasks) :]
+        self.tasks += new
+        self.left += new
+        self.names |= {task.hash: task.name for task in new}
+
+    def look(self) -> None:
+        """Read what the processes of the session have written."""
+        self._read_plan()
+        files = [name.partition(".") for name in os.listdir(self.folder)]
+        self.begun, self.done, failed = (
+            {key for key, _, kind in files if kind == wanted} for wanted in ("begun", "done", "failed")
+        )
+        for task in self.left:
+            blocked = next((parent for parent in task.needs if parent in self.failed), None)
+            if task.hash in failed:
+                self.failed[task.hash] = self._file(task, "failed").read_text(encoding="utf-8")
+            elif blocked:
+                self.failed[task.hash] = f"{BLOCKED}{self.names[blocked]} failed"
+        self.left = [task for task in self.left if task.hash not in self.done and task.hash not in self.failed]
+
+    def ready(self, models: Sequence[str]) -> list[Task]:
+        """The tasks of which nothing before is left, the first to make first: of evaluations those of the models in
+        memory, then those of models that no other worker has."""
+        left = {task.hash for task in self.left}
+        ready = [task for task in self.left if left.isdisjoint(task.needs)]
+        if ready and ready[0].models:
+            busy = [task.models for task in self.left if task.models and task.hash in self.begun]
+            ready.sort(key=lambda task: (task.models != models, task.models in busy))
+        return ready
+
+    def begins(self, task: Task) -> list[int]:
+        """The process ids of the workers that have begun a run and not ended it in good order."""
+        with suppress(FileNotFoundError):
+            return [int(pid) for pid in self._file(task, "begun").read_text().split()]
+        return []
+
+    def begin(self, task: Task) -> None:
+        """Record that this process begins a run. Raises PipelineError after TRIES workers that died of it."""
+        if len(begins := self.begins(task)) == TRIES:
+            raise PipelineError(f"its worker ended without a word, {TRIES} times: see {task.log}")
+        self._write(task, "begun", " ".join(map(str, [*begins, os.getpid()])))
+        self.begun.add(task.hash)
+
+    def leave(self, task: Task) -> None:
+        """Record that this process no longer computes a run, for another to begin it."""
+        if begins := [pid for pid in self.begins(task) if pid != os.getpid()]:
+            self._write(task, "begun", " ".join(map(str, begins)))
+        else:
+            self._file(task, "begun").unlink(missing_ok=True)
+
+    def finish(self, task: Task) -> None:
+        self._write(task, "done", "")
+
+    def fail(self, task: Task, reason: str) -> None:
+        if slurm_job():  # for stage=status, also of what failed before it began
+            task.workplace.mkdir(parents=True, exist_ok=True)
+            state.update_state(task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason)
+        self._write(task, "failed", reason)
+
+    def _file(self, task: Task, kind: str) -> Path:
+        return self.folder / f"{task.hash}.{kind}"
+
+    def _write(self, task: Task, kind: str, text: str) -> None:
+        write_atomically(self._file(task, kind), text, durable=False)
+
+
+def work(
+    session: Session,
+    compute: Callable[[Task, Callable[[], None]], Any],
+    cards: Cards | None = None,
+    fits: Callable[[Task], bool] = lambda task: True,
+    wait: Callable[[], bool] = should_wait,
+    stay: bool = False,
+    tell: Callable[[], None] = lambda: None,
+) -> dict[str, str]:
+    """Make runs of a session until none is left to this worker. Returns those that another process holds: hash -> why.
+
+    Args:
+        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease.
+        cards: those that it may use, of several workers.
+        fits: whether a task is one for this worker.
+        wait: whether it waits for what other processes compute.
+        stay: whether it waits for more tasks where none is left, until a signal ends it.
+        tell: called whenever something may have changed.
+    """
+    models: list[str] = []
+    held: dict[str, str] = {}
+    told = False
+    while True:
+        stop.raise_if_signalled()
+        session.look()
+        tell()
+        again = stay
+        ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
+        holders: dict[str, Holder] = {}
+        for task in () if cards and cards.give_way() else ready:
+            if holder := live_holder(task.workplace):
+                holders[task.hash] = holder
+                continue
+            made = False
+            with cards.taken(task.gpus, partial(is_free, session, task)) if cards else nullcontext(True) as taken:
+                if taken and is_free(session, task):
+                    made = make(session, task, compute, held, tell)
+            if made:
+                models = task.models
+                break
+            again = True  # something has changed meanwhile
+        else:
+            if not again and not (holders and wait()):
+                return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
+            if holders and not again and not told:
+                say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
+                told = True
+            time.sleep(LOOK)
+
+
+def held_by(name: str, holder: Holder) -> str:
+    return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
+
+
+def is_free(session: Session, task: Task) -> bool:
+    """Whether nobody has made a run, or makes it now."""
+    session.look()
+    return task in session.left and live_holder(task.workplace) is None
+
+
+def make(
+    session: Session, task: Task, compute: Callable[[Task, Callable[[], None]], Any], held: dict[str, str],
+    tell: Callable[[], None],
+) -> bool:  # fmt: skip
+    """Make a run and record how it ended. False: it could not get its lease; of one that no process holds, `held` gets
+    the reason."""
+
+    def begin() -> None:
+        session.begin(task)
+        tell()
+
+    try:
+        compute(task, begin)
+    except Held as error:
+        session.leave(task)
+        if live_holder(task.workplace) is None:
+            held[task.hash] = str(error)
+        return False
+    except (SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, NoProgress):
+            session.fail(task, error.reason)
+        session.leave(task)
+        raise
+    except Exception as error:
+        session.fail(task, reason_of(error))
+    else:
+        session.finish(task)
+    return True
