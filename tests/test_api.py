@@ -129,12 +129,9 @@ def test_the_job_that_continues_a_table_has_the_keywords_of_the_call(
             "sandbox", launcher="slurm", runs_dir=tmp_path, every={"seed": 1},
             **{f"launcher.{key}": value for key, value in launcher.items()},
         )  # fmt: skip
-    (line,) = [
-        line for file in (tmp_path / ".slurm-dry-run").glob("*.sh") for line in file.read_text().splitlines()
-        if "launcher.retry_failed=false" in line
-    ]  # fmt: skip
-    words = shlex.split(line)
-    command = words[words.index("pipeline") + 1 : words.index("launcher.retry_failed=false")]
+    lines = [line for file in (tmp_path / ".slurm-dry-run").rglob("*.sh") for line in file.read_text().splitlines()]
+    (words,) = [shlex.split(line) for line in lines if "pipeline" in line and "table=sandbox" in line]
+    command = words[words.index("pipeline") + 1 : words.index("&")]
     again: Any = compose([*command, "launcher.dry_run=true"])
     assert (again.table, again.runs_dir, again.every) == ("sandbox", str(tmp_path), {"seed": 1})
     assert again.launcher == Launcher(name="slurm", **launcher)

@@ -204,7 +204,7 @@ REFUSED = {
     "stage=merge merge=task_arithmetic merge.scale=~": "is not an override: null is written out, merge.scale=null",
     # hardware and exports
     "stage=sft expert=sw hardware=a100_80": "did you mean a100_80x8 or a100_80x1",
-    "stage=sft expert=sw hardware=": "there are a100_80x1, a100_80x8, cpu, h100_80x1, h100_80x8",
+    "stage=sft expert=sw hardware=": "there are a100_40x1, a100_40x8, a100_80x1, a100_80x8, cpu, gpu_24, gpu_48",
     "stage=clean hardware=cpu": "stage=clean does not read hardware: leave hardware=cpu out",
     SFT + "hardware=a100_80x8 sft.processes=8": "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
     "sft.processes=8: give sft.batch_size=8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,7 +114,10 @@ columns: {math: {run: math}}
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
         ("8", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
         ("sft: {processes: 0}", "mine.yaml sets sft.processes, which must be at least 1, got 0"),
-        ("plan: {gpu: rtx4090}", "mine.yaml sets plan.gpu, which must be one of a100_80, h100_80, h200_141, got "),
+        (
+            "plan: {gpu: rtx4090}",
+            "mine.yaml sets plan.gpu, which must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, gpu_48, got ",
+        ),
     ],
 )
 def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: Path) -> None:
@@ -190,3 +194,28 @@ def test_the_first_papers_recipe_is_the_default_of_its_experts() -> None:
     for words in others:
         assert hash_of("expert=math", *words) == hash_of("expert=math", *words, "recipe=default", "mixture=all")
     assert hash_of("expert=sw_aya") == hash_of("expert=sw_aya", "recipe=default", "mixture=all")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "sft", "fits", "remedy"),
+    [
+        ("gpu_24", "lora", 23.5, None),
+        ("gpu_48", "lora", 47, None),
+        ("gpu_24", "full", None, "hardware=a100_80x1"),
+        ("a100_40x1", "full", None, "hardware=a100_40x8"),
+        ("a100_40x8", "full", 41, None),
+        ("h200_141x1", "full", 149, None),
+    ],
+)
+def test_smaller_cards_hold_what_the_plan_says_or_name_the_smallest_that_does(
+    hardware: str, sft: str, fits: float | None, remedy: str | None, tmp_path: Path
+) -> None:
+    recipe = {"lora": ["mixture=unreasonable", "recipe=unreasonable_lora"], "full": []}[sft]
+    words = ["stage=plan", "expert=math", f"sft={sft}", "model=llama3.1_8b", f"hardware={hardware}", *recipe]
+    config: Any = compose([*words, f"runs_dir={tmp_path}"])
+    if remedy:
+        with pytest.raises(PipelineError, match=rf"GB a GPU \(math-full-s0.*: {remedy}, or"):
+            show_plan(config)
+        return
+    (needed,) = re.findall(r"memory of sft: up to (\d+) GB", show_plan(config))
+    assert fits is not None and int(needed) <= fits

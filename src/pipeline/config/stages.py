@@ -268,7 +268,7 @@ class Plan(Knobs):
 
     # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
     stage: str | None = knob(None, options=RUN_STAGES)
-    gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141"))
+    gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48"))
     gpus: int = knob(1, low=1)
     lines: int = knob(150, low=0)  # runs that are listed individually; more are summarised
     prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers

@@ -49,6 +49,12 @@ GPUS = {  # NVIDIA's data sheets of the SXM cards; memory as the driver reports 
     "a100_80": Gpu(312e12, 19.5e12, 2.04e12, 78 * 2**30, bf16_share=0.45),
     "h100_80": Gpu(989e12, 67e12, 3.35e12, 78 * 2**30),
     "h200_141": Gpu(989e12, 67e12, 4.8e12, 139 * 2**30),
+    "a100_40": Gpu(312e12, 19.5e12, 1.555e12, 39 * 2**30, bf16_share=0.45),
+    # of several cards the least of each: RTX 3090 71, RTX 4090 165, A5000 111 TFLOP/s in bf16 with sums in fp32; 35.6,
+    # 82.6, 27.8 in fp32; 936, 1008, 768 GB/s
+    "gpu_24": Gpu(71e12, 27.8e12, 0.768e12, int(23.5 * 2**30)),
+    # A40 149.7, L40S 362, RTX A6000 154.8 TFLOP/s; 37.4, 91.6, 38.7; 696, 864, 768 GB/s; with ECC 45 GiB
+    "gpu_48": Gpu(149.7e12, 37.4e12, 0.696e12, int(44.5 * 2**30)),
 }
 
 

@@ -291,9 +291,10 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
 def hardware_that_fits(
     large: Sequence[tuple[Run, Shape]], room: float, gpu: str | None = None, typed: Container[str] = ()
 ) -> list[str]:
-    """The options of hardware, of a GPU or all, that make these trainings fit into `room` bytes, but for typed keys."""
+    """The options of hardware that make these trainings fit, but for typed keys: into `room` bytes of any GPU; of `gpu`
+    those of that card, else the smallest of another."""
 
-    def fits(values: Mapping[str, Any]) -> bool:
+    def fits(values: Mapping[str, Any], room: float) -> bool:
         for run, shape in large:
             unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
             decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
@@ -303,9 +304,13 @@ def hardware_that_fits(
                 return False
         return True
 
-    fitting = []
+    fitting: dict[str, list[tuple[int, str]]] = {}  # card -> bytes of a node, option
     for name in conf.options(HARDWARE):
-        card = (values := read_hardware(name)).get("plan.gpu")
-        with suppress(PipelineError):  # a batch that so many processes do not share
-            fitting += [f"{HARDWARE}={name}"] if card and gpu in (None, card) and fits(values) else []
-    return fitting
+        values = read_hardware(name)
+        if card := values.get("plan.gpu"):
+            memory = GPUS[card].memory
+            with suppress(PipelineError):  # a batch that so many processes do not share
+                if fits(values, room if gpu is None else memory):
+                    fitting.setdefault(card, []).append((memory * values["plan.gpus"], f"{HARDWARE}={name}"))
+    every = sorted(option for options in fitting.values() for option in options)
+    return [option for _, option in fitting.get(gpu or "", every[:1] if gpu else every)]
