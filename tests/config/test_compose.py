@@ -154,7 +154,7 @@ REFUSED = {
     "every.seed=a": "sandbox.yaml, run 'world': seed must be a whole number, got 'a'",
     # a wrong value
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
-    SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1.0",
+    SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1",
     SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, adamw_8bit, got",
     "stage=data expert=math data.size=0": "data.size must be at least 1, got 0",
     EVAL + "languages=[]": "languages is empty: name at least one, languages=[...]",

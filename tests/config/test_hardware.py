@@ -112,8 +112,8 @@ columns: {math: {run: math}}
         ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
         ("8", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
-        ("sft: {processes: 0}", "mine.yaml sets sft.processes, which must be at least 1, got 0"),
-        ("plan: {gpu: rtx4090}", "mine.yaml sets plan.gpu, which must be one of a100_80, h100_80, h200_141, got "),
+        ("sft: {processes: 0}", "mine.yaml: sft.processes must be at least 1, got 0"),
+        ("plan: {gpu: rtx4090}", "mine.yaml: plan.gpu must be one of a100_80, h100_80, h200_141, got "),
     ],
 )
 def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: Path) -> None:
