@@ -123,7 +123,7 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     pairs = [(left, right, column.title) for column in columns.values() for right, left in combinations(column.logs, 2)]
     sides = [Side(title, {"run": title}) for title in titles]
     primary = pairs[0] if len(pairs) == 1 else ()
-    table = Table("", name, "", "", None, {}, {}, {}, {}, Side(""), [], sides, (), [], False, primary=primary)
+    table = Table("", name, "", "", None, {}, {}, {}, Side(""), [], sides, (), [], False, primary=primary)
     cells = {
         (model, title): Cell(
             model, title, [Item({}, ({(): ScoreRef(model, (("task", title),), LANGUAGE)},))], metric=title
