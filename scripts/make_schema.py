@@ -32,7 +32,7 @@ def knob(kind: type, item: Any) -> dict[str, Any]:
     """A knob: its type and bounds, or a placeholder, and its meaning."""
     found, meta = type_inside(kind, item.name), item.metadata
     said: dict[str, Any] = {"type": TYPES[found]} if found in TYPES else {}
-    bounds = {"low": "minimum", "above": "exclusiveMinimum", "high": "maximum", "below": "exclusiveMaximum"}
+    bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
     said |= {name: meta[bound] for bound, name in bounds.items() if meta.get(bound) is not None and said}
     said |= {"enum": list(meta["options"])} if meta.get("options") and found is str else {}
     choices = [said, FREE, {"type": "null"}, {"type": ["array", "object"]}] if said else []

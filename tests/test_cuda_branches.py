@@ -14,9 +14,9 @@ import torch
 from script_modules import load_script
 
 from pipeline.config.evaluation import Eval
-from pipeline.config.knob import check
+from pipeline.config.explain import refuse_invalid
 from pipeline.config.stages import TrainStage
-from pipeline.config.training import ATTENTIONS, Sft
+from pipeline.config.training import ATTENTIONS, Model, Sft
 from pipeline.errors import PipelineError
 from pipeline.evaluate import score, torch_backend
 from pipeline.evaluate.shared_cache import ATTENTION as PREFIX_READ_ONCE
@@ -150,7 +150,7 @@ def test_attentions_are_those_of_transformers() -> None:
     theirs = {name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name}
     assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE} | {"eager"}  # what decoding may have registered here
     with pytest.raises(PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"):
-        check(replace(kernels_of("flash").model))
+        refuse_invalid(Model, "attn_implementation", "flash", "model.")
 
 
 def test_torchao_compiles_its_step_on_a_gpu(cuda: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

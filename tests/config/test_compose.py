@@ -12,13 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from tiny_words import WORLD
 
 from pipeline.config import conf
-from pipeline.config.compose import compose, stage_of
+from pipeline.config.compose import compose, stage_of, validated
 from pipeline.config.data import Source
-from pipeline.config.knob import check
 from pipeline.config.overrides import sweep_jobs
 from pipeline.extras.mergekit import Mergekit
 from pipeline.merge.methods import METHODS
@@ -77,10 +75,8 @@ def test_every_option_composes_in_the_stages_that_read_it(group: str, option: st
 
 @pytest.mark.parametrize("option", conf.options("data"))
 def test_every_dataset_is_a_source(option: str) -> None:
-    source = OmegaConf.to_object(
-        OmegaConf.merge(OmegaConf.structured(Source), OmegaConf.load(conf.folder() / f"data/{option}.yaml"))
-    )
-    check(source)
+    (words,) = conf.option("data", option).values()
+    validated(Source, words)
 
 
 @pytest.mark.parametrize("stage", conf.options("stage"))
@@ -154,7 +150,7 @@ REFUSED = {
     "every.seed=a": "sandbox.yaml, run 'world': seed must be a whole number, got 'a'",
     # a wrong value
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
-    SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1.0",
+    SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1",
     SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, adamw_8bit, got",
     "stage=data expert=math data.size=0": "data.size must be at least 1, got 0",
     EVAL + "languages=[]": "languages is empty: name at least one, languages=[...]",

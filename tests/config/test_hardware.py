@@ -113,10 +113,10 @@ columns: {math: {run: math}}
         ("eval: {batch_size: 4}", "mine.yaml sets eval.batch_size: hardware sets"),
         ("sft: 8", "mine.yaml sets sft: hardware sets"),
         ("8", "mine.yaml sets no knob: write sft: {processes: 8} for example"),
-        ("sft: {processes: 0}", "mine.yaml sets sft.processes, which must be at least 1, got 0"),
+        ("sft: {processes: 0}", "mine.yaml: sft.processes must be at least 1, got 0"),
         (
             "plan: {gpu: rtx4090}",
-            "mine.yaml sets plan.gpu, which must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, gpu_48, got ",
+            "mine.yaml: plan.gpu must be one of a100_80, h100_80, h200_141, a100_40, gpu_24, gpu_48, got ",
         ),
     ],
 )

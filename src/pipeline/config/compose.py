@@ -10,17 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
 from typing import Any, Literal, TypeVar, get_origin
 
 from omegaconf import MISSING, OmegaConf
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from pipeline.config import conf
 from pipeline.config.defaults import HARDWARE, left_open
 from pipeline.config.explain import explain_invalid, explain_key, not_read, type_inside, unknown_option
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import check, knobs_of, names_of, unread_knobs
+from pipeline.config.knob import adapter, check, knobs_of, names_of, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     OF_ALL_STAGES,
@@ -217,11 +216,6 @@ def read_stage(kind: type[T], tree: Mapping[str, Any], extra: Extra = "forbid") 
     if isinstance(knobs := tree.get("merge"), dict):
         tree = {**tree, "merge": validated(method_class(knobs), knobs, "merge.", extra)}
     return validated(kind, tree, extra=extra)
-
-
-@cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def validated(kind: type[T], tree: Mapping[str, Any], prefix: str = "", extra: Extra = "forbid") -> T:

@@ -34,12 +34,12 @@ class Source(Knobs):
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
     # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as '{completion}'
     completion: str | None = None
-    turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all
+    turns: int | None = knob(None, ge=1)  # rows=conversation: turns kept from its beginning; null: all
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
     stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
-    candidates: int | None = knob(None, low=1)  # rows that are considered of a stream; null: all
-    share: float | None = knob(None, above=0)
+    candidates: int | None = knob(None, ge=1)  # rows that are considered of a stream; null: all
+    share: float | None = knob(None, gt=0)
 
     @property
     def is_language_set(self) -> bool:
@@ -50,7 +50,7 @@ class Source(Knobs):
 class World(Knobs):
     """The small world (data/small_world.py)."""
 
-    items: int = knob(100, low=1)  # test items per benchmark and language
+    items: int = knob(100, ge=1)  # test items per benchmark and language
     dev_items: ClassVar[int] = 250
 
 
@@ -58,8 +58,8 @@ class World(Knobs):
 class Items(Knobs):
     """Benchmark items of a small world, the data_root, in a separate data run: more items do not require retraining."""
 
-    dev: int = knob(500, low=1)
-    test: int = knob(100, low=1)  # per benchmark and language
+    dev: int = knob(500, ge=1)
+    test: int = knob(100, ge=1)  # per benchmark and language
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Expert(Knobs):
     sources: dict[str, Source] = field(default_factory=dict)
     union: dict[str, Expert] = knob({}, hashed=False)  # for a joint set: its two experts; their data runs are parents
     text: dict[str, Source] = knob({}, hashed=False)  # if any, read by stage=cpt in place of sources
-    size: int | None = knob(None, low=1)  # training rows if data.size is not set
+    size: int | None = knob(None, ge=1)  # training rows if data.size is not set
     world: World | None = None  # set: the data run writes the small world instead of a training set
     items: Items | None = None  # set: it writes items of the small world that is its data_root
 
@@ -98,14 +98,14 @@ class Data(Knobs):
     """The mixture drawn from an expert's sources. Dropping deviates from the papers; the data card counts the rows
     either way."""
 
-    size: int | None = knob(None, low=1)  # training rows; null: the expert's size, else all
-    validation: int = knob(0, low=0)  # rows held out, in addition to `size`
+    size: int | None = knob(None, ge=1)  # training rows; null: the expert's size, else all
+    validation: int = knob(0, ge=0)  # rows held out, in addition to `size`
     shuffle: bool = True  # false: the rows that are drawn in the sources' own order, for a set that is a curriculum
     leave_out: list[str] | None = knob(None, hashed=False)  # sources of the expert that this mixture omits
     allow_fewer: bool = False  # accept sources with fewer rows than requested
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
     # rows that share one after removing numbers from both; null: as decontaminate, in language sets count
     number_variants: str | None = knob(None, options=("drop", "count"))
-    ngram: int = knob(13, low=4)  # words; twice as many characters where a script has no spaces
+    ngram: int = knob(13, ge=4)  # words; twice as many characters where a script has no spaces
     benchmarks: str | None = knob(None, run=True)  # a folder with data_root's layout; null: data_root, else the Hub
     word_problems: str = knob("drop", options=("drop", "count"))  # of language sets

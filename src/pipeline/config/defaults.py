@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.evaluation import Eval
-from pipeline.config.knob import check_value
+from pipeline.config.explain import refuse_invalid
 from pipeline.config.stages import RUN_STAGES, Launcher, Plan, Stage, TableStage
 from pipeline.config.training import Model, Sft
 from pipeline.errors import PipelineError, suggest
@@ -124,5 +124,5 @@ def read_hardware(name: str) -> dict[str, Any]:
         )
     for key, value in values.items():
         part, _, knob = key.partition(".")
-        check_value(f"{path} sets {key}, which", value, CLASSES[part].__dataclass_fields__[knob])
+        refuse_invalid(CLASSES[part], knob, value, f"{path}: {part}.")
     return values

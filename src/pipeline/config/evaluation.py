@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from omegaconf import MISSING
+from pydantic import PositiveInt
 
 from pipeline.config.knob import Knobs, knob
 from pipeline.errors import PipelineError
@@ -52,7 +53,7 @@ SAMPLED = (is_sampled, "eval.temperature above 0")
 @dataclass
 class EvalTask(Knobs):
     task: str = MISSING
-    num_fewshot: int = knob(MISSING, low=0)
+    num_fewshot: int = knob(MISSING, ge=0)
     where_possible: bool = False  # in a bundle: missing data is reported as missing, not as an error
 
 
@@ -65,9 +66,9 @@ class Eval(Knobs):
     # the base of checkpoint=, an adapter that PEFT saved; null: the one that its adapter_config.json names
     base: str | None = knob(None, run=True)
     split: str = knob("test", options=("test", "dev"))
-    limit: int | None = knob(None, low=1)  # questions per task; null: all
-    max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
-    max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> overrides max_gen_toks: scripts differ in tokens
+    limit: int | None = knob(None, ge=1)  # questions per task; null: all
+    max_gen_toks: int | None = knob(None, ge=1)  # null: the task's own
+    max_gen_toks_of: dict[str, PositiveInt] = knob({})  # language -> overrides max_gen_toks: scripts differ in tokens
     # of MGSM; random: drawn by the harness for each question
     exemplars: str = knob(
         "first_n", options=("first_n", "random"), read=(with_exemplars, "a task with exemplars, eval=TASK_Nshot")
@@ -90,13 +91,13 @@ class Eval(Knobs):
     run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs written by the model, each in a sandbox
     # SentencePiece model of spBLEU; its content enters as a parent
     spm_model: str | None = knob(None, hashed=False, read=(is_flores, "eval=flores_Nshot"))
-    temperature: float = knob(0.0, low=0)  # 0: greedy; above: tokens are drawn
-    top_p: float = knob(1.0, above=0, high=1, read=SAMPLED)  # drawn among the likeliest tokens of this share
-    answers: int = knob(1, low=1, read=SAMPLED)  # drawn for each question
+    temperature: float = knob(0.0, ge=0)  # 0: greedy; above: tokens are drawn
+    top_p: float = knob(1.0, gt=0, le=1, read=SAMPLED)  # drawn among the likeliest tokens of this share
+    answers: int = knob(1, ge=1, read=SAMPLED)  # drawn for each question
     sample_seed: int = knob(0, read=SAMPLED)
     think_end: str | None = None  # ends the model's thoughts, which are not scored: 'eval.think_end="</think>"'
     # These two are hashed only below float32, where they change answers
-    batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out
+    batch_size: int = knob(32, ge=1, hashed=below_float32)  # prompts at once; halved where memory runs out
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
 
     @property
@@ -124,6 +125,6 @@ class Select(Knobs):
     snapshots: str = knob("all", options=("all", "last"))  # last: only each run's final weights
     primary: list[Measure] | None = None  # ordered by the mean of the ranks in these
     guards: list[Measure] | None = None  # not below the base's score
-    guard_slack: float = knob(0.0, low=0)  # by more than this
-    place: int = knob(1, low=1)  # 2: the second best run's best, and so on: one snapshot a run
+    guard_slack: float = knob(0.0, ge=0)  # by more than this
+    place: int = knob(1, ge=1)  # 2: the second best run's best, and so on: one snapshot a run
     eval: Eval | None = None  # what scores the snapshots; it holds the measures' tasks

@@ -8,14 +8,20 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from pydantic import ValidationError
+
 from pipeline.config import conf
 from pipeline.config.harness_tasks import explain_tag, harness_index
-from pipeline.config.knob import names_of
-from pipeline.errors import close_matches
+from pipeline.config.knob import BOUNDS, adapter, names_of
+from pipeline.errors import PipelineError, close_matches
 
 TYPES = {  # the beginning of pydantic's name of an error -> the expected type
     "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
 }  # fmt: skip
+
+
+# pydantic's names of errors about a value of the right type
+OUTSIDE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than", "string_pattern_mismatch")
 
 
 def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) -> str:
@@ -72,6 +78,11 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
         return unknown_key(key, names_of(holder))
     if value is None:
         return f"{key}=null: give a value, null is not allowed"
+    if error["type"] == "finite_number":
+        return f"{key} must be a finite number, got {value}"
+    if error["type"] in OUTSIDE:
+        meta = holder.__dataclass_fields__[error["loc"][-1]].metadata if is_dataclass(holder) else {}
+        return outside_text(key, value, {**error["ctx"], **meta})
     if expected := TYPES.get(error["type"].partition("_")[0]):
         return f"{key} must be {expected}, got {value!r}"
     if error["type"] == "list_type":
@@ -79,6 +90,24 @@ def explain_invalid(error: Mapping[str, Any], kind: Any, prefix: str) -> str:
     if error["type"] in ("dict_type", "dataclass_type"):
         return f"{key}={value}: it is a mapping, give {key}.KEY=..."
     return f"{key}={value}: {error['msg']}"
+
+
+def refuse_invalid(kind: Any, name: str, value: Any, prefix: str) -> None:
+    """Raise a PipelineError for a value that a knob of the dataclass cannot have; prefix: of its key."""
+    try:
+        adapter(kind).validator.validate_assignment(kind(), name, value)
+    except ValidationError as error:
+        raise PipelineError(explain_invalid(error.errors(include_url=False)[0], kind, prefix)) from None
+
+
+def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
+    """Message for a value outside of its knob's options, form or bounds."""
+    if options := meta.get("options"):
+        return f"{key} must be one of {', '.join(options)}, got {value!r}"
+    if form := meta.get("form"):
+        return f"{key}={value} is not of the form {form[1]}: write it so"
+    limits = " and ".join(f"{words} {meta[bound]}" for bound, (words, _) in BOUNDS.items() if bound in meta)
+    return f"{key} must be {limits}, got {value}"
 
 
 def type_inside(kind: Any, name: str) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING as NO_DEFAULT
@@ -16,14 +15,11 @@ from functools import cache
 from typing import Any
 
 from omegaconf import MISSING
-from pydantic import ConfigDict
+from pydantic import ConfigDict, TypeAdapter
 
 from pipeline.errors import PipelineError
 
-BOUNDS: dict[str, tuple[str, str, Callable[[Any, Any], bool]]] = {  # -> in words, as a sign, what is outside
-    "low": ("at least", ">=", operator.lt), "above": ("above", ">", operator.le),
-    "high": ("at most", "<=", operator.gt), "below": ("below", "<", operator.ge),
-}  # fmt: skip
+BOUNDS = {"ge": ("at least", ">="), "gt": ("above", ">"), "le": ("at most", "<="), "lt": ("below", "<")}
 # whether the dataclass that holds a field reads it, and what makes it do so: sft=lora
 Condition = tuple[Callable[[Any], bool], str]
 
@@ -31,31 +27,36 @@ Condition = tuple[Callable[[Any], bool], str]
 class Knobs:
     """What all dataclasses of knobs have in common: how pydantic reads them."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+    __pydantic_config__ = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 def knob(
     default: Any = MISSING,
     *,
     options: tuple[str, ...] | None = None,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
     hashed: bool | Callable[[Any], bool] = True,
     read: Condition | None = None,
     form: tuple[str, str] | None = None,
     run: bool = False,
+    **bounds: float,
 ) -> Any:
-    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, `above` < value < `below`.
+    """A dataclass field; pydantic reads its metadata as arguments of Field. bounds: ge, gt, le, lt of a number.
 
-    hashed: whether the field affects the run hash; a function decides it from the dataclass that holds the field.
-    read: where the field has an effect, for one that has none elsewhere; there alone it is hashed. form: of text, a
-    regular expression and examples.
+    options: of a text, the only values. hashed: whether the field affects the run hash; a function decides it from the
+    dataclass that holds the field. read: where the field has an effect, for one that has none elsewhere; there alone it
+    is hashed. form: of a text, a regular expression and examples.
     """
-    bounds = {"low": low, "above": above, "high": high, "below": below}
     hashed = read[0] if read and hashed is True else hashed
-    meta = {"options": options, **bounds, "hashed": False if run else hashed, "read": read, "form": form, "run": run}
+    pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
+    meta: dict[str, Any] = {
+        "options": options,
+        "hashed": False if run else hashed,
+        "read": read,
+        "form": form,
+        "run": run,
+        **bounds,
+    }
+    meta |= {"pattern": f"^(?:{pattern})$"} if pattern else {}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -67,17 +68,18 @@ def part(kind: type, *, hashed: bool = True) -> Any:
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Raise a PipelineError for the first knob that is missing or out of its bounds."""
+    """Raise a PipelineError for the first knob that holds an empty list, or a number that is not finite."""
     for name, value, item in knobs_of(config, prefix):
-        if value == MISSING:
-            options = item.metadata.get("options")
-            hint = f" (one of {', '.join(options)})" if options else ""
-            raise PipelineError(f"{name} is missing: give {name}=...{hint}")
         if value is not item.default:
-            check_value(name, value, item)
+            check_value(name, value)
 
 
 fields_of: Any = cache(fields)  # of a class
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def names_of(kind: Any) -> list[str]:
@@ -100,30 +102,15 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
                 yield from knobs_of(inner, f"{name}.")
 
 
-def check_value(name: str, value: Any, item: Any) -> None:
-    meta = item.metadata
-    if value is None:
-        return
-    if meta.get("options") and value not in meta["options"]:
-        raise PipelineError(f"{name} must be one of {', '.join(meta['options'])}, got {value!r}")
-    if isinstance(value, list):
-        if not value:
-            raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
-        for inner in value:
-            check_value(name, inner, item)
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            check_value(f"{name}.{key}", inner, item)
-    if isinstance(value, str) and (form := meta.get("form")) and not re.fullmatch(form[0], value):
-        raise PipelineError(f"{name}={value} is not of the form {form[1]}: write it so")
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    if not math.isfinite(value):
+def check_value(name: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
         raise PipelineError(f"{name} must be a finite number, got {value}")
-    limits = [(words, meta[bound], wrong) for bound, (words, _, wrong) in BOUNDS.items() if meta.get(bound) is not None]
-    if any(wrong(value, limit) for _, limit, wrong in limits):
-        asked = " and ".join(f"{words} {limit}" for words, limit, _ in limits)
-        raise PipelineError(f"{name} must be {asked}, got {value}")
+    if value == []:
+        raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
+    inside = value.items() if isinstance(value, dict) else ()
+    parts = [(name, inner) for inner in value] if isinstance(value, list) else [(f"{name}.{k}", v) for k, v in inside]
+    for key, inner in parts:
+        check_value(key, inner)
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:

@@ -141,7 +141,7 @@ def bounds_text(item: Field[Any]) -> str:
     meta = item.metadata
     if meta.get("options"):
         return f"[{', '.join(meta['options'])}]"
-    signs = {bound: sign for bound, (_, sign, _) in BOUNDS.items() if meta.get(bound) is not None}
+    signs = {bound: sign for bound, (_, sign) in BOUNDS.items() if bound in meta}
     limits = " and ".join(f"{sign} {meta[bound]:.10g}" for bound, sign in signs.items())
     return f"[{limits}]" if limits else "[RUN]" if meta.get("run") else ""
 

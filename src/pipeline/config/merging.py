@@ -119,7 +119,7 @@ class Analyze(Knobs):
     """The map of what training changed: mean absolute change of a row, a row being an input or an output feature."""
 
     axis: str = knob("input", options=("input", "output"))  # input: as in the published figures
-    threshold: float | None = knob(None, low=0)  # null: the published one of the expert's side, below
-    threshold_math: float = knob(1.0e-5, low=0)  # layer_swapping figure 2, which does not say which expert has which
-    threshold_language: float = knob(1.9e-5, low=0)
+    threshold: float | None = knob(None, ge=0)  # null: the published one of the expert's side, below
+    threshold_math: float = knob(1.0e-5, ge=0)  # layer_swapping figure 2, which does not say which expert has which
+    threshold_language: float = knob(1.9e-5, ge=0)
     compare_unlike: bool = False  # one scale for experts of different dtypes or optimizers: rounding is in them

@@ -34,7 +34,7 @@ class Tracking(Knobs):
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
     weights: bool = False  # whether the weights of each model are logged, as an artifact
-    timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
+    timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 
 BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
@@ -46,11 +46,11 @@ class Launcher(Knobs):
 
     name: str = knob("local", options=("local", "slurm"))
     # processes; null: one a GPU, else cores // threads. Of Slurm tasks of an array, at most; null: 64
-    workers: int | None = knob(None, low=1)
+    workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
-    gpus: int | None = knob(None, low=0, read=BY_SLURM)  # per job, at most; null: as its runs request
+    gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as its runs request
     # time limit of a job, in sbatch's format; null: the partition's
     time: str | None = knob(
         None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
@@ -73,7 +73,7 @@ class Clean(Knobs):
     """What stage=clean deletes, and what it keeps."""
 
     dry_run: bool = True  # only list
-    hours: float = knob(24.0, low=0)  # work touched within this time is kept
+    hours: float = knob(24.0, ge=0)  # work touched within this time is kept
     resume_points: bool = False  # also delete resume points of interrupted trainings
 
 
@@ -104,10 +104,10 @@ class RunStage(Stage):
     """A stage that computes one run."""
 
     redo: bool = knob(False, hashed=False)  # rerun it, as a new attempt; its parents are not rerun
-    seed: int = knob(0, low=0, high=MOST_SEED, hashed=draws)
+    seed: int = knob(0, ge=0, le=MOST_SEED, hashed=draws)
     deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, relevant on a GPU
     threads: int | None = knob(
-        None, low=1, hashed=False
+        None, ge=1, hashed=False
     )  # CPU threads; null: torch's default. Bit-identical results need the same count
     group: str | None = knob(None, hashed=False)  # the table that it belongs to; W&B's group
 
@@ -200,9 +200,9 @@ class PointsStage(Stage):
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
-    seed: int = knob(0, low=0, high=MOST_SEED)
+    seed: int = knob(0, ge=0, le=MOST_SEED)
     deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
-    threads: int | None = knob(None, low=1, hashed=False)
+    threads: int | None = knob(None, ge=1, hashed=False)
     redo: bool = knob(False, hashed=False)  # score finished points again
 
 
@@ -221,7 +221,7 @@ class TableStage(Stage):
     free_snapshots: bool | None = None  # delete snapshots ranked by a select run; null: the table's
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
-    threads: int | None = knob(None, low=1, hashed=False)
+    threads: int | None = knob(None, ge=1, hashed=False)
     given: dict[str, Any] = field(default_factory=dict)  # the command's own keys and values: not set itself
 
 
@@ -269,8 +269,8 @@ class Plan(Knobs):
     # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
     stage: str | None = knob(None, options=RUN_STAGES)
     gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48"))
-    gpus: int = knob(1, low=1)
-    lines: int = knob(150, low=0)  # runs that are listed individually; more are summarised
+    gpus: int = knob(1, ge=1)
+    lines: int = knob(150, ge=0)  # runs that are listed individually; more are summarised
     prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
     expand: bool = False  # print the table with what it inherits, or that a study is, as YAML, and nothing else
 
@@ -329,8 +329,8 @@ class StatusStage(TableStage):
 
 @dataclass
 class Show(Knobs):
-    samples: int = knob(0, low=0)  # answers of each task and language that are printed
-    rows: int = knob(0, low=0)  # rows of a training set that are printed, with the trained tokens marked
+    samples: int = knob(0, ge=0)  # answers of each task and language that are printed
+    rows: int = knob(0, ge=0)  # rows of a training set that are printed, with the trained tokens marked
 
 
 @dataclass

@@ -27,7 +27,7 @@ class Model(Knobs):
         "own", options=("own", "bpe", "data_root")
     )  # own: next to the weights; data_root: data_root/tokenizer
     # tokenizer=bpe: pieces, the 256 bytes included
-    vocab_size: int = knob(4096, low=257, read=(lambda model: model.tokenizer == "bpe", "model.tokenizer=bpe"))
+    vocab_size: int = knob(4096, ge=257, read=(lambda model: model.tokenizer == "bpe", "model.tokenizer=bpe"))
     # transformers' name of an attention, or a kernel of the Hub's kernels-community at a commit
     attn_implementation: str = knob(
         "sdpa", form=(ATTENTION, f"{', '.join(ATTENTIONS)} or kernels-community/NAME@COMMIT")
@@ -44,8 +44,8 @@ class Partition(Knobs):
     """
 
     name: str = knob(hashed=False)
-    bottom_layers: int = knob(low=0)
-    top_layers: int = knob(low=0)
+    bottom_layers: int = knob(ge=0)
+    top_layers: int = knob(ge=0)
     all_attention: bool = False  # attention of every layer is language
     all_mlp: bool = False  # the MLP of every layer is language
     inverse: bool = False  # exchange the two sides
@@ -73,29 +73,29 @@ class Sft(Knobs):
     side: str | None = knob(None, options=("math", "language"))  # partial: the trained side; null: the expert's side
     # Knobs that only some training methods read are hashed only there
     steps_per_switch: int = knob(
-        1, low=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
+        1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
     )  # simultaneous: optimizer steps on one side before the other's turn
     # null: 1e-6, and of adapters 6e-5, of unreasonable_lora: at rates of full training they do not move
-    learning_rate: float | None = knob(1e-5, above=0)
-    batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
+    learning_rate: float | None = knob(1e-5, gt=0)
+    batch_size: int = knob(32, ge=1)  # over all processes and accumulated micro-batches
     # per process and pass; null: the largest divisor of batch_size / processes up to 4
-    micro_batch_size: int | None = knob(None, low=1)
-    processes: int = knob(1, low=1)  # one per GPU
+    micro_batch_size: int | None = knob(None, ge=1)
+    processes: int = knob(1, ge=1)  # one per GPU
     # with processes > 1: whole copies, or shards
     parallel: str = knob("ddp", options=("ddp", "fsdp2"), hashed=lambda sft: sft.processes > 1)
-    seq_length: int = knob(1024, low=8)
+    seq_length: int = knob(1024, ge=8)
     packing: bool = False  # cpt: concatenate plain text and cut it into rows of seq_length
-    epochs: int = knob(1, low=1)  # passes over the set
-    steps: int | None = knob(None, low=1)  # optimizer steps, counting both sides; null: all full batches of the passes
+    epochs: int = knob(1, ge=1)  # passes over the set
+    steps: int | None = knob(None, ge=1)  # optimizer steps, counting both sides; null: all full batches of the passes
     optimizer: str = knob("adamw", options=("adamw", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
-    warmup_steps: int = knob(0, low=0)  # optimizer steps
+    warmup_steps: int = knob(0, ge=0)  # optimizer steps
     # wsd: the share of steps that decays, linearly
-    decay_share: float = knob(0.1, low=0, high=1, read=(lambda sft: sft.schedule == "wsd", "sft.schedule=wsd"))
-    weight_decay: float = knob(0.1, low=0)
-    adam_beta1: float = knob(0.9, low=0, below=1)
-    adam_beta2: float = knob(0.99, low=0, below=1)
-    max_grad_norm: float = knob(1.0, above=0)
+    decay_share: float = knob(0.1, ge=0, le=1, read=(lambda sft: sft.schedule == "wsd", "sft.schedule=wsd"))
+    weight_decay: float = knob(0.1, ge=0)
+    adam_beta1: float = knob(0.9, ge=0, lt=1)
+    adam_beta2: float = knob(0.99, ge=0, lt=1)
+    max_grad_norm: float = knob(1.0, gt=0)
     shuffle: bool = True  # false: the data run's order
     # response: the last one of a conversation; assistant_turns: all of them, with sft.template=chat
     loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
@@ -112,23 +112,23 @@ class Sft(Knobs):
     compile: bool = False  # torch.compile
     liger: bool = False  # Liger's kernels of norms, rotary positions and MLPs, on a GPU
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
-    lora_rank: int = knob(64, low=1, read=WITH_ADAPTER)
-    lora_alpha: float = knob(16.0, above=0, read=WITH_ADAPTER)  # adapters are scaled by alpha / sqrt(rank)
-    lora_dropout: float = knob(0.0, low=0, below=1, read=WITH_ADAPTER)
+    lora_rank: int = knob(64, ge=1, read=WITH_ADAPTER)
+    lora_alpha: float = knob(16.0, gt=0, read=WITH_ADAPTER)  # adapters are scaled by alpha / sqrt(rank)
+    lora_dropout: float = knob(0.0, ge=0, lt=1, read=WITH_ADAPTER)
     # names of matrices in the layers; null: every matrix of attention and MLP, of recurrent mixers those named as these
     lora_targets: list[str] | None = knob(
         None, hashed=lambda sft: sft.adapter == "lora" and sft.lora_targets != LLAMA_MATRICES, read=WITH_ADAPTER
     )
     validate_at_start: bool = False  # the validation loss before the first step, too
-    snapshot_every: int | None = knob(None, low=1)  # keep a snapshot every N training samples (rounded up to a step)
+    snapshot_every: int | None = knob(None, ge=1)  # keep a snapshot every N training samples (rounded up to a step)
     # number of snapshots kept, the last; null: all
     snapshot_keep: int | None = knob(
-        None, low=1, read=(lambda sft: sft.snapshot_every is not None, "sft.snapshot_every=N")
+        None, ge=1, read=(lambda sft: sft.snapshot_every is not None, "sft.snapshot_every=N")
     )
     resume_minutes: float | None = knob(
-        30.0, low=0, hashed=False
+        30.0, ge=0, hashed=False
     )  # at most, between resume points; null: only when stopped
-    stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # longest time without a step; null: no limit
+    stall_minutes: float | None = knob(30.0, gt=0, hashed=False)  # longest time without a step; null: no limit
 
     @property
     def adapter_rank(self) -> int:

@@ -41,7 +41,7 @@ class Mergekit(Merge):
     method: str = "mergekit"
     file: str = knob(hashed=False)  # its content is hashed
     experts: list[str] | None = knob(None, run=True)  # null: the models that the file names
-    seed: int = knob(0, low=0)  # of its random methods, as mergekit-yaml --random-seed
+    seed: int = knob(0, ge=0)  # of its random methods, as mergekit-yaml --random-seed
     mergekit_python: str | None = knob(None, hashed=False)  # path of a Python that has mergekit; null: this one
 
     reads_adapters = False

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveInt
+
 from pipeline.benchmarks import benchmark_of
 from pipeline.commands.sweep import evaluation_at, refuse_unfinished
 from pipeline.config.evaluation import Measure, is_flores
@@ -53,14 +55,14 @@ class Search(Knobs):
     # knob of the merge -> its values, [2,3,4], or its range, {low: 0.2, high: 1.5} (log: true for its logarithm)
     space: Any = None
     objectives: list[Measure] | None = None  # scores to maximise, one or two; null: the mean over tasks and languages
-    trials: int = knob(20, low=1)  # configurations, repeated ones counted; more continue an earlier search
+    trials: int = knob(20, ge=1)  # configurations, repeated ones counted; more continue an earlier search
     sampler: str | None = knob(None, options=("tpe", "nsga2", "random"))  # null: tpe, with two objectives nsga2
-    population: int = knob(10, low=2)  # of a generation of nsga2
+    population: int = knob(10, ge=2)  # of a generation of nsga2
     # questions that choose; test: of benchmarks without development questions, and the split-half score is what counts
     split: str = knob("dev", options=("dev", "test"))
     # these questions per task: a trial that is worse on the first so many ends there; null: eval.limit
-    questions: list[int] | None = knob(None, low=1)
-    stop_at: float = knob(2.0, above=0)  # standard errors of the paired difference from the best that count as worse
+    questions: list[PositiveInt] | None = knob(None)
+    stop_at: float = knob(2.0, gt=0)  # standard errors of the paired difference from the best that count as worse
     grid: bool = False  # also score a grid of at most as many configurations, and its best one
 
 

@@ -11,7 +11,7 @@ from pipeline.merge.task_vectors import TaskVectors
 @dataclass
 class Clipped(TaskVectors):
     method: str = "clipped"
-    most: float = knob(0.01, above=0)  # size of an entry
+    most: float = knob(0.01, gt=0)  # size of an entry
 
     def change(self, vectors, name, start):
         return self.weighted_sum([np.clip(vector, -self.most, self.most) for vector in vectors])

@@ -41,10 +41,10 @@ class LayerSwap(Merge):
     math: Any = knob(run=True)
     language: Any = knob(run=True)
     # Counts, each at most given where there is no partition; its value of COUNTS adds nothing to a hash
-    bottom_layers: int | None = knob(None, low=0, hashed=is_changed("bottom_layers"))  # null: 5, or the partition's
-    top_layers: int | None = knob(None, low=0, hashed=is_changed("top_layers"))  # null: 2, or the partition's
-    bottom_transition: int | None = knob(None, low=0, hashed=is_changed("bottom_transition"))  # null: 0
-    top_transition: int | None = knob(None, low=0, hashed=is_changed("top_transition"))  # null: 0
+    bottom_layers: int | None = knob(None, ge=0, hashed=is_changed("bottom_layers"))  # null: 5, or the partition's
+    top_layers: int | None = knob(None, ge=0, hashed=is_changed("top_layers"))  # null: 2, or the partition's
+    bottom_transition: int | None = knob(None, ge=0, hashed=is_changed("bottom_transition"))  # null: 0
+    top_transition: int | None = knob(None, ge=0, hashed=is_changed("top_transition"))  # null: 0
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
     zones: str = knob("average", options=OWNERS, hashed=lambda merge: merge.has_zones)
     embeddings: str = knob("average", options=OWNERS)

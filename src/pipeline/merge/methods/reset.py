@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import NonNegativeInt
+
 from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References
 from pipeline.config.training import Partition
@@ -30,8 +32,8 @@ class Reset(Merge):
     method: str = "reset"
     expert: str = knob(run=True)
     side: str | None = knob(None, options=("math", "language"))
-    layers: list[int] | None = knob(None, low=0)  # from 0, next to the embeddings
-    threshold: float | None = knob(None, low=0)  # mean absolute change of a row
+    layers: list[NonNegativeInt] | None = knob(None)  # from 0, next to the embeddings
+    threshold: float | None = knob(None, ge=0)  # mean absolute change of a row
     # what a row is, as in analyze.axis
     axis: str = knob("input", options=("input", "output"), hashed=lambda merge: merge.threshold is not None)
     outside: str | None = knob(None, options=("reset", "keep"))  # null: reset with a side, else keep

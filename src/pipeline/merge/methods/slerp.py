@@ -29,7 +29,7 @@ class Slerp(Merge):
 
     method: str = "slerp"
     experts: list[str] = knob(run=True)
-    t: float = knob(0.5, low=0, high=1)
+    t: float = knob(0.5, ge=0, le=1)
 
     def references(self) -> References:
         if len(self.experts) != 2:

@@ -24,8 +24,8 @@ class Ties(TaskVectors):
     """
 
     method: str = "ties"
-    density: float = knob(0.2, above=0, high=1)
-    scale: float = knob(1.0, above=0)
+    density: float = knob(0.2, gt=0, le=1)
+    scale: float = knob(1.0, gt=0)
     trim: str = knob("model", options=("model", "tensor"))
     # Entries as large as the smallest that is kept: all are kept, more than the density asks for (of bfloat16 weights
     # many are alike), or as many as it asks for, which torch's sort chooses, as in mergekit
