@@ -99,7 +99,8 @@ def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(
     assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
     folder = folder_of(tmp_path, targets)
     tasks = read_plan(folder / "plan.jsonl")
-    assert tasks == read_plan(tmp_path / f"runs/.plans/{folder.name}.jsonl") and len(tasks) == 7
+    published = read_plan(tmp_path / f"runs/.plans/{folder.name}.jsonl")
+    assert [task.name for task in published] == [task.name for task in tasks] and len(tasks) == 7
     assert (tasks[-1].name, tasks[-1].level, tasks[-1].kind) == (targets[0].name, 1, "0gpu-60s")
     command = f"-m pipeline.launch.worker task {folder.resolve()} 1 0gpu-60s"
     assert command in (folder / "1-0gpu-60s.sh").read_text() and (folder / "1-0gpu-60s.job").read_text() == "2"

@@ -26,7 +26,7 @@ from pipeline.estimate.durations import History
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
-from pipeline.launch.plan_file import PLANS, Task, plan_name, write_plan
+from pipeline.launch.plan_file import Task, plan_name, publish_plan
 from pipeline.launch.work import BLOCKED, LOOK, Session, held_by, waiting_for, work
 from pipeline.progress import LOG_SECONDS, say
 from pipeline.runs import state, stop
@@ -104,7 +104,7 @@ class Local:
         tasks = tasks_of(remaining, history, by_length=self.count > 1)
         self.session.add(tasks)
         if self.planned and tasks:
-            write_plan(runs[0].runs_dir / PLANS / f"{plan_name(targets)}.jsonl", self.session.tasks)
+            publish_plan(runs[0].runs_dir, plan_name(targets), self.session.tasks)
         watch = Watch(self, remaining, history, len(runs))
         held = self._watch_workers(watch) if self.count > 1 else work(self.session, watch.compute, tell=watch.tell)
         failed |= {task.name: self.session.failed[task.hash] for task in tasks if task.hash in self.session.failed}

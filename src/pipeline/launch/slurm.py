@@ -24,7 +24,7 @@ from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
-from pipeline.launch.plan_file import LOGS, PLANS, Task, plan_name, read_plan, write_plan
+from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
     check_installed,
@@ -90,7 +90,7 @@ def execute(
         if CONTINUES not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
         session = Session(folder, tasks)
-        write_plan(runs_dir / PLANS / f"{name}.jsonl", tasks)
+        publish_plan(runs_dir, name, tasks)
         session.look()
         if session.left and not goes_further(session):
             lost = {task.hash: why_lost(task, folder) for task in session.left}
