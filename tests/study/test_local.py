@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
-from pipeline.errors import PipelineError
+from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
 from pipeline.launch import launchers
 from pipeline.launch.launchers import executor_for, workers_of
@@ -212,17 +213,40 @@ def test_a_dead_worker_is_started_again_and_its_run_with_it(
     assert f"{once.name}: its worker ended with SIGKILL; another begins it again" in capfd.readouterr().err
 
 
-def test_a_run_that_another_process_makes_is_waited_for(
-    two: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Run]:
+    """A run that another process holds for some seconds."""
     run = small(tmp_path, 1)
     code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take_lease; "
     code += "lease = take_lease(Path(sys.argv[1])); print('taken', flush=True); time.sleep(4); lease.release()"
     other = subprocess.Popen([sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None and other.stdout.readline()
-    begun = time.monotonic()
-    assert two.execute([run, small(tmp_path, 2)]) == {} and time.monotonic() - begun > 1.5
+    yield run
     other.wait()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_another_process_makes_is_waited_for(
+    workers: int, held: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = time.monotonic()
+    with Local(workers) as local:
+        assert local.execute([held, small(tmp_path, 2)]) == {} and time.monotonic() - begun > 1.5
+    assert held.folder.is_dir() and f"{held.name}: held by process " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_in_an_allocation_all_else_is_made_and_the_run_is_left_to_its_holder(
+    workers: int, held: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    child, other = a_run(tmp_path, {"data_root": held}), small(tmp_path, 2)
+    with (
+        Local(workers) as local,
+        pytest.raises(Held, match=rf"^{held.name} is held by process \d+ on .*: rerun the sam"),
+    ):
+        local.execute([held, child, other])
+    assert other.folder.is_dir() and not child.folder.is_dir()
 
 
 def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> None:
@@ -274,5 +298,9 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
     assert workers_of(Launcher(), [run]) == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert launchers.visible_gpus() == ["4", "7"]
+    for listed, ids in ((" 4, 7", ["4", "7"]), ("-1", []), ("2,-1,3", ["2"]), ("MIG-a,MIG-b", ["MIG-a", "MIG-b"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+        assert launchers.visible_gpus() == ids
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with executor_for(Launcher(workers=3), []) as execute:
         assert execute.__self__.places == [["4"], ["7"]]

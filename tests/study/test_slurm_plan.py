@@ -20,11 +20,11 @@ from pipeline import api
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher, TableStage
 from pipeline.errors import Held, PipelineError
-from pipeline.launch import attempts, in_process, slurm, slurm_commands, slurm_resources, worker
+from pipeline.launch import attempts, in_process, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
 from pipeline.launch.plan_file import Task, plan_name, read_plan, write_plan
-from pipeline.launch.slurm_resources import Resources, resources_of
+from pipeline.launch.slurm import Resources, resources_of
 from pipeline.launch.work import Session
 from pipeline.runs import state
 from pipeline.runs.graph import order_runs
@@ -38,7 +38,6 @@ echo "$(basename $0) $@" >> {at}/calls
 case $(basename $0) in
   squeue) cat {at}/banner 2>/dev/null; sed 's/^/pipeline:/' {at}/queue 2>/dev/null || true ;;
   scancel) ;;
-  scontrol) echo "MaxArraySize = 4" ;;
   sbatch) N=$(cat {at}/count 2>/dev/null || echo 0)
     TASKS=$(sed -n 's/.*--array 0-\\([0-9]*\\) .*/\\1/p' <<< "$*")
     MOST=$(cat {at}/most 2>/dev/null || echo 99)
@@ -58,6 +57,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(TOOL.format(at=folder))
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "WORKERS", 3)
     return folder
 
 
@@ -79,7 +79,7 @@ def folder_of(tmp_path: Path, targets: list[Run]) -> Path:
     return tmp_path / "runs/.slurm" / plan_name(targets)
 
 
-def in_queue(tools: Path, folder: Path, *jobs: str, script: str = "0-0gpu-60s.sh") -> None:
+def in_queue(tools: Path, folder: Path, *jobs: str, script: str = "0-0gpu.sh") -> None:
     (tools / "queue").write_text("".join(f"{job}|{folder.resolve()}/{script}\n" for job in jobs))
 
 
@@ -99,10 +99,11 @@ def test_each_level_and_kind_is_an_array_of_workers_that_waits_for_those_before(
     assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
     folder = folder_of(tmp_path, targets)
     tasks = read_plan(folder / "plan.jsonl")
-    assert tasks == read_plan(tmp_path / f"runs/.plans/{folder.name}.jsonl") and len(tasks) == 7
-    assert (tasks[-1].name, tasks[-1].level, tasks[-1].kind) == (targets[0].name, 1, "0gpu-60s")
-    command = f"-m pipeline.launch.worker task {folder.resolve()} 1 0gpu-60s"
-    assert command in (folder / "1-0gpu-60s.sh").read_text() and (folder / "1-0gpu-60s.job").read_text() == "2"
+    published = read_plan(tmp_path / f"runs/.plans/{folder.name}.jsonl")
+    assert [task.name for task in published] == [task.name for task in tasks] and len(tasks) == 7
+    assert (tasks[-1].name, tasks[-1].level, tasks[-1].kind) == (targets[0].name, 1, "0gpu")
+    command = f"-m pipeline.launch.worker task {folder.resolve()} 1 0gpu"
+    assert command in (folder / "1-0gpu.sh").read_text() and (folder / "1-0gpu.job").read_text() == "2"
 
 
 def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
@@ -112,7 +113,6 @@ def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
     targets, options = plan(tmp_path), {"memory": "4G", "options": ["--comment=a b"]}
     again, path = ["stage=table", "table=x"], os.environ["PATH"]
     monkeypatch.setenv("PATH", path.removeprefix(f"{tools}:"))
-    monkeypatch.setattr(slurm, "LARGEST_ARRAY", 3)
     with pytest.raises(SystemExit) as ended:
         slurm.execute(Launcher(name="slurm", **options, dry_run=True), again, targets)
     folder = tmp_path / "runs/.slurm-dry-run"
@@ -236,7 +236,7 @@ def test_a_submission_that_did_not_respond_and_took_effect_is_not_made_again(
     (tools / "squeue").write_text(f"{tool}\n[ ! -f {tools}/script ] || {{ {seen}; }}\n")
     with pytest.raises(Held, match="^3 runs submitted as 1 array"):
         slurm.execute(LAUNCHER, None, targets)
-    assert len(calls(tools)) == 1 and (folder_of(tmp_path, targets) / "0-0gpu-60s.job").read_text() == "77"
+    assert len(calls(tools)) == 1 and (folder_of(tmp_path, targets) / "0-0gpu.job").read_text() == "77"
     with pytest.raises(Held, match="^3 jobs of "):
         slurm.execute(LAUNCHER, None, targets)
 
@@ -394,19 +394,15 @@ def of_8b(tmp_path: Path, *words: str) -> Run:
     return build(compose(["stage=sft", "expert=math", f"runs_dir={tmp_path}/runs", "sft.micro_batch_size=4", *words]))
 
 
-def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By hand: 8,030,261,248 parameters, fp32 weights and two moments, at 1 GB/s; 156 s are rounded to 60 x 1.25^5."""
-    monkeypatch.setattr(slurm_resources, "write_speed", lambda folder: 1e9)
+def test_a_training_is_asked_to_stop_early_enough_to_write_a_resume_point(tmp_path: Path) -> None:
+    """Ten minutes before the limit, or a quarter of a shorter one; also of a model whose size is not known before."""
     full = resources_of(of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), LAUNCHER)
-    assert full == Resources(gpus=4, cpus=None, lead=183) and full.name == "4gpu-183s"
-    with pytest.raises(PipelineError, match=r"^launcher.time=4:00 is 240 s: a job of math-full-s0-\w+ needs 303 s to"):
-        resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
-    lora = resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
-    assert lora == Resources(gpus=1, cpus=8, lead=75)  # 12 bytes x rank 64 x 2,621,440
-    unknown = resources_of(of_8b(tmp_path, "model=hub:foo/bar"), LAUNCHER)  # before it is here
-    assert unknown == Resources(gpus=1, cpus=None, lead=357)
+    assert full == Resources(gpus=4, cpus=None, lead=600) and full.name == "4gpu-long"
+    assert resources_of(of_8b(tmp_path, "model=hub:foo/bar"), LAUNCHER).lead == 600
+    short = Launcher(name="slurm", time="8:00")
+    assert resources_of(of_8b(tmp_path, "threads=8"), short) == Resources(gpus=1, cpus=8, lead=120)
+    with pytest.raises(PipelineError, match=r"^launcher.time=2:00 is 120 s: a job of math-full-s0-\w+ needs 240 s to"):
+        resources_of(of_8b(tmp_path), Launcher(name="slurm", time="2:00"))
 
 
 @pytest.mark.parametrize(
@@ -418,6 +414,20 @@ def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None
 
 
 # ---------------------------------------------------------------------------------------------------- a task
+
+
+def test_a_signal_after_a_run_was_published_is_no_attempt_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state would be left where no run is."""
+    run = a_run(tmp_path / "runs")
+    monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")
+    with handle_signals(), pytest.raises(SystemExit), attempts.count_attempt(run):
+        raise AssertionError("it went on")
+    assert state.read_state(run.workplace)["stops"] == [None]
+    make_once(run, writes())
+    attempts.add_attempt(run, None)
+    assert not run.workplace.exists()
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from pipeline.estimate.durations import cores, driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu, training_seconds
 from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
 from pipeline.launch.in_process import reason_of
-from pipeline.launch.slurm_resources import write_speed
 from pipeline.models.shape import shape_in, shape_of
 from pipeline.progress import say
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -34,6 +34,7 @@ from pipeline.stages.rows import build_single
 from pipeline.train.memory import CONTEXT, WIDTH, full_model, micro_batches, trained_parameters
 
 EXAMPLE = ("stage=sft", "expert=math")  # what the command's words are taken to be a command of
+PROBE = 2**26  # bytes that are written to measure a file system
 STEPS, ANSWER = 3, 64  # optimizer steps of a method; tokens of an answer
 START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
 SLOWEST, LEAST = 2, 300.0  # a line is ended after so many times the whole estimate, and not before so many seconds
@@ -58,6 +59,21 @@ Found = tuple[str, dict[str, Any]]  # the text of a line that is ok, and its num
 
 class LeftOut(PipelineError):
     """The line that is being checked cannot be tried; the message says why."""
+
+
+@cache
+def write_speed(folder: Path) -> float:
+    """Bytes per second: half the measured rate of writing one file, as other jobs write too."""
+    probe, numbers = folder / f".probe-{os.getpid()}", os.urandom(PROBE)  # slower to draw than a fast disk writes
+    begun = time.perf_counter()
+    try:
+        with open(probe, "wb") as file:
+            file.write(numbers)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+    return PROBE / (time.perf_counter() - begun) / 2
 
 
 class Checking:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 from pipeline.config.defaults import HARDWARE, read_hardware
@@ -268,8 +269,9 @@ def gpu_memory() -> int | None:
 
 
 def visible_gpus() -> list[str]:
-    """The ids of the GPUs that this process may use, without importing torch."""
+    """The ids of the GPUs that this process may use, without importing torch: of CUDA_VISIBLE_DEVICES, as CUDA reads
+    it, those before the first that is none, like -1."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        return [gpu for gpu in listed.split(",") if gpu]
+        return list(takewhile(lambda gpu: re.match(r"\w", gpu), map(str.strip, listed.split(","))))
     return [str(index) for index in range(len(listed_gpus()))]

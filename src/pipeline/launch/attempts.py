@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pipeline.config.stages import TrainStage
 from pipeline.runs import resume, state, stop
 from pipeline.runs.lease import slurm_job
+from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Run
 
 MAX_ATTEMPTS = 3  # attempts at the same step
@@ -52,6 +53,8 @@ def last_step(run: Run) -> int | None:
 
 def add_attempt(run: Run, start_step: int | None) -> None:
     """Add an attempt to the state of its run. Raises NoProgress if it should not be requeued."""
+    if not run.config.redo and why_not_finished(run) is None:
+        return  # the signal came after it was published: it would leave a state behind
     step, training = last_step(run), isinstance(run.config, TrainStage)
     stops = [*(state.read_state(run.workplace).get("stops", []) if step == start_step else []), step][-MAX_ATTEMPTS:]
     reason = None

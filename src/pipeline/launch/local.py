@@ -26,8 +26,8 @@ from pipeline.estimate.durations import History
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
-from pipeline.launch.plan_file import PLANS, Task, plan_name, write_plan
-from pipeline.launch.work import BLOCKED, LOOK, Session, held_by, work
+from pipeline.launch.plan_file import Task, plan_name, publish_plan
+from pipeline.launch.work import BLOCKED, LOOK, Session, held_by, waiting_for, work
 from pipeline.progress import LOG_SECONDS, say
 from pipeline.runs import state, stop
 from pipeline.runs.disk import check_writable
@@ -104,7 +104,7 @@ class Local:
         tasks = tasks_of(remaining, history, by_length=self.count > 1)
         self.session.add(tasks)
         if self.planned and tasks:
-            write_plan(runs[0].runs_dir / PLANS / f"{plan_name(targets)}.jsonl", self.session.tasks)
+            publish_plan(runs[0].runs_dir, plan_name(targets), self.session.tasks)
         watch = Watch(self, remaining, history, len(runs))
         held = self._watch_workers(watch) if self.count > 1 else work(self.session, watch.compute, tell=watch.tell)
         failed |= {task.name: self.session.failed[task.hash] for task in tasks if task.hash in self.session.failed}
@@ -120,6 +120,7 @@ class Local:
         needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
         for number in set(range(min(self.count, needed))) - self.workers.keys():
             self._start(number)
+        told = False
         with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
             while session.left:
                 time.sleep(LOOK)
@@ -130,25 +131,27 @@ class Local:
                 watch.tell()
                 watch.show(line)
                 pids = {worker.pid for worker in self.workers.values()}
-                holders = {task.hash: live_holder(task.workplace) for task in session.ready([])}
                 if session.left and not pids:
                     return {task.hash: "its workers were stopped: rerun the same command" for task in session.left}
-                if not should_wait() and all(holder and holder.pid not in pids for holder in holders.values()):
-                    return {key: held_by(session.names[key], holder) for key, holder in holders.items() if holder}
+                holders = {task.hash: live_holder(task.workplace) for task in session.ready([])}
+                if holders and all(holder and holder.pid not in pids for holder in holders.values()):
+                    held = {key: held_by(session.names[key], holder) for key, holder in holders.items() if holder}
+                    if not should_wait():
+                        return held
+                    if not told:
+                        told = True
+                        say(waiting_for(session.names[next(iter(held))], holders[next(iter(held))]))
         return {}
 
     def _start(self, number: int) -> None:
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.launch.worker",
-            self.folder.name,
-            json.dumps(self.places),
-            str(number),
-        ]
+        command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, json.dumps(self.places)]
         self.workers[number] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, env={**os.environ, **visible}
+            [*command, str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+            env={**os.environ, **visible},
         )
 
     def _replace(self, number: int) -> None:

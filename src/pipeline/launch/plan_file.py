@@ -1,7 +1,7 @@
 """The plan of a command: a file with a line of JSON for each run to compute, parents first.
 
 A line holds what the process that computes the run needs to know: its resolved configuration and its parents by hash.
-`runs_dir/.plans/<name>.jsonl` is the newest plan of that name, which stage=status compares with finished runs.
+`runs_dir/.plans/<name>.jsonl` is the newest plan of a name, which stage=status compares with finished runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,12 @@ def plan_name(targets: Sequence[Run]) -> str:
 def write_plan(file: Path, tasks: Sequence[Task]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "".join(f"{json.dumps(vars(task))}\n" for task in tasks))
+
+
+def publish_plan(runs_dir: Path, name: str, tasks: Sequence[Task]) -> None:
+    """Write the newest plan of a name for stage=status, without configurations: addresses may hold credentials."""
+    shown = [replace(task, config={"runs_dir": task.config["runs_dir"]}, parents={}) for task in tasks]
+    write_plan(runs_dir / PLANS / f"{name}.jsonl", shown)
 
 
 def read_plan(file: Path) -> list[Task]:

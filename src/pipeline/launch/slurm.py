@@ -17,23 +17,24 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.config.stages import Launcher
+from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
-from pipeline.launch.plan_file import LOGS, PLANS, Task, plan_name, read_plan, write_plan
+from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
     check_installed,
     last_log_line,
+    parse_time_limit,
     queued_jobs,
     run_slurm,
     sbatch,
 )
-from pipeline.launch.slurm_resources import EARLY, LARGEST_ARRAY, Resources, largest_array, resources_of
 from pipeline.launch.work import PLAN, Session
 from pipeline.runs.disk import check_writable
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -47,9 +48,49 @@ DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
 CONTINUES = "PIPELINE_CONTINUES"  # in the environment of the last job: what failed before is not tried again
 WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
-SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit")  # how Slurm names a limit of submitted jobs
+EARLY, LEAD = 60, 600  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
+# how Slurm names a limit of submitted jobs, and of the tasks of an array
+SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run requests of sbatch. lead: seconds before the time limit at which it receives SIGUSR1."""
+
+    gpus: int
+    cpus: int | None
+    lead: int = EARLY
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpus}gpu{f'-{self.cpus}cpu' if self.cpus else ''}{'-long' if self.lead > EARLY else ''}"
+
+
+def resources_of(run: Run, launcher: Launcher) -> Resources:
+    """GPUs by the run's processes, cores by its threads, and the time that a training takes to write a resume point.
+
+    Raises:
+        PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a training.
+    """
+    config, gpus, processes, lead = run.config, int(isinstance(run.config, EvalStage)), 1, EARLY
+    if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
+        raise PipelineError(
+            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and the cores of nodes "
+            "differ (threads=8; of a table every.threads=8)"
+        )
+    if isinstance(config, TrainStage):
+        gpus = processes = config.sft.processes
+        limit = parse_time_limit(launcher.time) if launcher.time else 4 * LEAD
+        lead = int(min(LEAD, limit / 4))
+        if lead < EARLY:
+            raise PipelineError(
+                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs {4 * EARLY} s to start and "
+                "to write one resume point; give a longer launcher.time"
+            )
+    cpus = config.threads * processes if config.threads else None
+    return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
 def execute(
@@ -90,7 +131,7 @@ def execute(
         if CONTINUES not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
         session = Session(folder, tasks)
-        write_plan(runs_dir / PLANS / f"{name}.jsonl", tasks)
+        publish_plan(runs_dir, name, tasks)
         session.look()
         if session.left and not goes_further(session):
             lost = {task.hash: why_lost(task, folder) for task in session.left}
@@ -184,13 +225,12 @@ class Submission:
     def submit_arrays(self) -> int:
         """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
         jobs there are fewer workers, then none for the runs of later levels."""
-        largest = LARGEST_ARRAY if self.launcher.dry_run else largest_array()
         submitted, level, within = 0, -1, list[str]()
         for (next_level, kind), runs in Counter((task.level, task.kind) for task in self.session.left).items():
             if next_level != level:
                 self.before, within, level = within or self.before, [], next_level
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
-            workers, job = min(runs, self.launcher.workers or WORKERS, largest), None
+            workers, job = min(runs, self.launcher.workers or WORKERS), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
                 options += dependency_on(self.before)
@@ -209,7 +249,7 @@ class Submission:
         of tasks, whose runs others make. False: there is no place for it."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
-        job, nothing = None, Resources(0, None, int(EARLY))
+        job, nothing = None, Resources(0, None)
         while not job:
             options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
             job = self.submit_job(AGAIN_JOB, command, nothing, options, AGAIN_JOB, 1)

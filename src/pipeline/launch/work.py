@@ -172,13 +172,17 @@ def work(
             if not again and not (holders and wait()):
                 return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
             if holders and not again and not told:
-                say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
+                say(waiting_for(ready[0].name, holders[ready[0].hash]))
                 told = True
             time.sleep(LOOK)
 
 
 def held_by(name: str, holder: Holder) -> str:
     return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
+
+
+def waiting_for(name: str, holder: Holder | None) -> str:
+    return f"{name}: held by {holder}; waiting"
 
 
 def is_free(session: Session, task: Task) -> bool:

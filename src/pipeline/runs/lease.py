@@ -93,38 +93,28 @@ def list_lease_numbers(workplace: Path) -> list[int]:
     return []
 
 
-def live_holder(workplace: Path) -> Holder | None:
-    """The live process that computes the run of this workplace; None if there is none."""
-    lease_numbers = list_lease_numbers(workplace)
-    return holder_of_lease(workplace / f"{LEASE}{lease_numbers[-1]}") if lease_numbers else None
+def live_holder(workplace: Path, watch: bool = False) -> Holder | None:
+    """The live process that computes the run of this workplace; None for a dead one, a released lease or none.
 
-
-def holder_of_lease(lease: Path) -> Holder | None:
-    """The holder of a lease file if it is alive; None for a dead one, a released lease or a missing file."""
+    watch: look for two beats whether a lease that looks dead is touched.
+    """
+    numbers = list_lease_numbers(workplace)
+    lease = workplace / f"{LEASE}{numbers[-1] if numbers else 0}"
     try:
-        touched, text = lease.stat().st_mtime, lease.read_text()
+        touched, text = lease.stat().st_mtime_ns, lease.read_text()
+        if text.startswith(RELEASED):
+            return None
+        owner = Holder(**json.loads(text))
     except FileNotFoundError:
         return None
-    if text.startswith(RELEASED):
-        return None
-    try:
-        owner = Holder(**json.loads(text))
     except (ValueError, TypeError):  # created just now, or by a process that died before writing it
         owner = Holder("", "a host that has not said its name", 0, None, "a moment ago", "", "")
     if owner.machine and owner.machine == this_boot():
         return owner if owner.began == process_start(owner.pid) else None
-    return owner if now_at(lease.parent) - touched < DEAD_AFTER else None
-
-
-def holder_if_touched(lease: Path) -> Holder | None:
-    """The holder of a lease that looks dead, if the lease is touched while this process watches; else None."""
-    try:
-        text, touched = lease.read_text(), lease.stat().st_mtime_ns
-        owner = Holder(**json.loads(text))
-    except (FileNotFoundError, ValueError, TypeError):  # released, or never written
-        return None
-    deadline = time.monotonic() + 2 * BEAT
-    while owner.machine != this_boot() and time.monotonic() < deadline:
+    if now_at(workplace) - touched / 1e9 < DEAD_AFTER:
+        return owner
+    deadline = time.monotonic() + (2 * BEAT if watch and owner.id else 0)
+    while time.monotonic() < deadline:
         time.sleep(LOOK)
         try:
             if lease.stat().st_mtime_ns != touched:
@@ -215,19 +205,14 @@ def take_lease(workplace: Path) -> Lease | Holder:
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
         earlier = list_lease_numbers(workplace)
-        if earlier and (
-            owner := holder_of_lease(last := workplace / f"{LEASE}{earlier[-1]}") or holder_if_touched(last)
-        ):
+        if owner := live_holder(workplace, watch=True):
             return owner
         number, taker = (earlier[-1] if earlier else 0) + 1, this_process()
         file = workplace / f"{LEASE}{number}"
         try:
             with open(file, "x", encoding="utf-8") as opened:
                 opened.write(json.dumps(asdict(taker)))
-        except (
-            FileExistsError,
-            FileNotFoundError,
-        ):  # another process was first, or has finished and removed the workplace
+        except (FileExistsError, FileNotFoundError):  # another process was first, or has removed the workplace
             continue
         except OSError:  # a full disk: an empty lease would count as somebody's
             file.unlink(missing_ok=True)
