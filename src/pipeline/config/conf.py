@@ -190,24 +190,20 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
         raise PipelineError(f"{path} is a list: write KEY: VALUE")
     header = PACKAGE.search(path.read_text(encoding="utf-8"))
     package = package or (header[1] if header else group)
+    keys = [] if package == "_global_" else package.split(".")
     tree: dict[str, Any] = {}
     listed = content.pop("defaults", [])
     if not isinstance(listed, list):
         raise PipelineError(f"{path}, defaults: {listed} is not a list: write defaults: [{listed}]")
     for entry in listed if "_self_" in listed else [*listed, "_self_"]:
         if entry == "_self_":
-            merge(tree, reduce(lambda inner, key: {key: inner}, keys_of(package), content))
+            merge(tree, reduce(lambda inner, key: {key: inner}, reversed(keys), content))
             continue
         ((key, option),) = entry.items() if isinstance(entry, dict) and len(entry) == 1 else [(f"/{group}", entry)]
         other, _, place = str(key).removeprefix("/").partition("@")
-        inside = ".".join([*keys_of(package)[::-1], place]) if place else None
+        inside = ".".join([*keys, place]) if place else None
         merge(tree, read_option(other, str(option), inside, (*above, path)))
     return tree
-
-
-def keys_of(package: str) -> list[str]:
-    """The keys of a package, the innermost first; none for the root."""
-    return [] if package == "_global_" else package.split(".")[::-1]
 
 
 def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
