@@ -72,7 +72,7 @@ STAND_INS = {
     ),
     "launch/in_process.py::error_sentence": StandIn(HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"),
     "launch/cards.py::Cards._give_back": StandIn(
-        HERE + "test_a_worker_gives_back_what_torch_keeps_of_its_gpu", "empty_cache()"
+        HERE + "test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back", "execv"
     ),
     "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
     "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
@@ -105,7 +105,6 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
-    "launch/cards.py::Cards._give_back": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 7,
     "train/trainer.py::trainer_arguments": 3,

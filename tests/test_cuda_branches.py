@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -257,12 +258,15 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["4", "6", "4,6", "4,6"]
 
 
-def test_a_worker_gives_back_what_torch_keeps_of_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emptied: list[bool] = []
+def test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[list[str]] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(sys, "argv", ["worker.py", "folder", "[]", "0"])
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
     cards.Cards(tmp_path, [["0"]], 0)._give_back()
-    assert emptied == [True]
+    assert started == [[sys.executable, "-m", "pipeline.launch.worker", "folder", "[]", "0"]]
 
 
 def test_manifests_name_the_card(cuda: list[str]) -> None:

@@ -423,10 +423,10 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
         cluster.idle(60)
         status, lines = asked(site("sbatch", LIMIT + BANNER))
         assert status == 75 and lines[-1].startswith("6 runs submitted as 1 array; "), lines
-        assert sorted(cluster.jobs()) == [f"{lines[0].split()[1].rstrip(':')}_{index}" for index in (0, 1)]
+        assert sorted(cluster.jobs()) == [f"{lines[0].split()[1].rstrip(':')}_{index}" for index in (0, 1, 2)]
         status, (line,) = asked()
-        assert status == 75 and line.startswith("2 jobs of runs-") and "as they were submitted" in line
-        assert len(cluster.jobs()) == 2
+        assert status == 75 and line.startswith("3 jobs of runs-") and "as they were submitted" in line
+        assert len(cluster.jobs()) == 3
         job = next(iter(cluster.jobs()))
         cluster.run("scontrol", "release", job)
         cluster.until((tmp_path / f"100% of %j/runs/.logs/slurm-{job}.log").is_file, 60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.merge import resident
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 
+START = subprocess.Popen  # which the fixture replaces
 CARDS = [f"MIG-{letter}" for letter in "abcdefgh"]
 WORKER = """
 import json, os, signal, sys, time
@@ -47,9 +49,9 @@ sys.exit(worker.main(*sys.argv[1:]))
 @pytest.fixture(scope="module")
 def node() -> Iterator[Local]:
     """Eight workers, which all tests share. A run named train-... asks for four cards, wide-... for all."""
-    start, patch = subprocess.Popen, pytest.MonkeyPatch()
+    patch = pytest.MonkeyPatch()
     patch.setattr(plan_file, "gpus_requested", lambda run: {"train": 4, "wide": 8}.get(run.label.partition("-")[0], 1))
-    patch.setattr(subprocess, "Popen", lambda command, **more: start([command[0], "-c", WORKER, *command[3:]], **more))
+    patch.setattr(subprocess, "Popen", lambda command, **more: START([command[0], "-c", WORKER, *command[3:]], **more))
     try:
         with Local(8, CARDS) as made:
             yield made
@@ -133,6 +135,32 @@ def test_a_model_in_memory_is_given_back_before_a_training_of_neighbours_starts(
     with mine.taken(1, lambda: True) as taken:
         assert taken
     kept()
+
+
+HAS_USED_CUDA = """
+import sys, time, types
+from pathlib import Path
+from pipeline.launch.cards import Cards
+sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
+cards = Cards(Path(sys.argv[1]), [["0"], ["1"]], 0)
+with cards.taken(1, lambda: True):
+    print("taken", flush=True)
+while not cards.give_way():
+    time.sleep(0.05)
+"""
+
+
+def test_a_worker_whose_context_is_on_its_card_starts_anew_and_waits_for_more(tmp_path: Path) -> None:
+    places = places_of(["0", "1"], 2)
+    command = [sys.executable, "-c", HAS_USED_CUDA, str(tmp_path), json.dumps(places), "0"]
+    worker = START(command, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None and worker.stdout.readline() == "taken\n"
+    with Cards(tmp_path, places, 1).taken(2, lambda: True) as taken:
+        assert taken and worker.poll() is None
+        line = f"/proc/{worker.pid}/cmdline"
+        assert Path(line).read_text().split("\0")[1:3] == ["-m", "pipeline.launch.worker"]
+    worker.terminate()
+    assert worker.wait(60) in (75, -15)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ they begin nothing else and give back their memory, and then waits until their c
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import sys
 import time
@@ -84,12 +83,11 @@ class Cards:
                 fcntl.flock(self._gates[place], fcntl.LOCK_UN)
 
     def _give_back(self) -> None:
-        """Free the models that this process keeps, the memory of its card that torch would keep for itself, and the
-        card."""
+        """Free the card, and all memory that this process has of it: one that has used CUDA keeps its context, some
+        hundred MB, so that it starts anew."""
         release_models()
-        gc.collect()
         if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+            os.execv(sys.executable, [sys.executable, "-m", "pipeline.launch.worker", *sys.argv[1:]])
         fcntl.flock(self._cards[self.own], fcntl.LOCK_UN)
 
 
