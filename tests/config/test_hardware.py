@@ -219,3 +219,10 @@ def test_smaller_cards_hold_what_the_plan_says_or_name_the_smallest_that_does(
         return
     (needed,) = re.findall(r"memory of sft: up to (\d+) GB", show_plan(config))
     assert fits is not None and int(needed) <= fits
+
+
+@pytest.mark.parametrize(("hardware", "products"), [("h100_80x8", "bf16x3"), ("gpu_24", "ieee")])
+def test_the_plan_says_which_products_score_a_table(hardware: str, products: str, tmp_path: Path) -> None:
+    words = ["stage=plan", "table=layer_swapping_sw", f"hardware={hardware}", f"runs_dir={tmp_path}"]
+    config: Any = compose([*words, "plan.gpu=h200_141"])
+    assert f"scored in float32 ({products} products) by hf" in show_plan(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -69,6 +69,7 @@ def show_plan(config: PlanStage) -> str:
         *count_kinds(planning, runs, reasons),
         *describe_every_keys(planning, runs),
         *published_lines(planning.plan),
+        *ways_of_scoring(runs),
         *empty_spbleu(planning),
         *detectable_differences(planning),
         *detectable_claims(planning),
@@ -80,6 +81,16 @@ def show_plan(config: PlanStage) -> str:
     omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
     table = planning.plan.table
     return plan_text(config, runs, reasons, lines, causes, omitted, table.free_snapshots, waiting, typed=table.every)
+
+
+def ways_of_scoring(runs: Sequence[Run]) -> Iterator[str]:
+    """A line: in which dtype, by which products of matrices, and by what these runs are scored."""
+    found = {
+        f"{config.dtype} ({config.products} products) by {config.backend}"
+        for run in runs if isinstance(run.config, EvalStage) for config in [run.config.eval]
+    }  # fmt: skip
+    if found:
+        yield f"scored in {'; '.join(sorted(found))}"
 
 
 def plan_text(
