@@ -190,11 +190,13 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
         seconds = guess(run, on_gpu=False)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if here is None else f'{here / 1e9:.1f}'} GB, {time}"
-    gpu, takes = gpu or "a100_80", "?"
+    gpu, takes, hours = gpu or "a100_80", "? GB a GPU", "?"
     with suppress(PipelineError, KeyError):
-        cost, card = training_cost(run, GPUS[gpu]), GPUS[gpu]
-        above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (cost.memory > card.memory)
-        takes = f"{cost.memory / 1e9:.0f} GB a GPU{above}, {cost.hours:.1f} GPU-hours"
+        memory, room = memory_of(run, shape_for(run), sft), GPUS[gpu].memory
+        above = f", more than its {room / 1e9:.0f}: see hardware=" * (memory > room)
+        takes = f"{memory / 1e9:.0f} GB a GPU{above}"
+        hours = f"{training_cost(run, GPUS[gpu]).hours:.1f}"
+    takes = f"{takes}, {hours} GPU-hours"
     return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
 
 
