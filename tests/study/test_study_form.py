@@ -74,6 +74,9 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
     [
         ({"language": ["sw"]}, r"s.yaml, language: not a key of a study, which has experts: did you mean languages"),
         ({"languages": []}, "s.yaml, languages: a study names at least one"),
+        ({"languages": ["sw", False]}, r"languages: False is no name: write languages: \[sw, te\], and quote no, yes"),
+        ({"benchmarks": [{"data_root": None}]}, r"benchmarks: \{'data_root': None\} is no name: write benchmarks: \["),
+        ({"benchmarks": ["mgsm_2shot", None]}, r"benchmarks: None is no name: write benchmarks: \[mgsm_8shot, bele"),
         ({"experts": ["./math"]}, r"s.yaml, experts: expected names and experts, \{math"),
         (
             {"experts": {"math": {"run": "a", "side": "maths"}}},

@@ -99,8 +99,9 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         could_be_hub = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
         hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
         where = "" if folder.is_absolute() else f" of {Path.cwd()}"
+        dot = "" if folder.is_absolute() or folder.parts[:1] == ("..",) else "./"  # as it is typed
         raise PipelineError(
-            f"{knob}={folder} is not a folder{where}: name a finished run, or a folder with a model{hint}"
+            f"{knob}={dot}{folder} is not a folder{where}: name a finished run, or a folder with a model{hint}"
         )
     manifest = read_manifest(folder)
     if manifest is not None:

@@ -32,7 +32,8 @@ from pipeline.models.checkpoint import is_adapter
 from pipeline.runs.manifest import MANIFEST
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
-LISTS = ("languages", "benchmarks")
+EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot"}
+LISTS = tuple(EXAMPLES)
 SIDES = ("math", "language")
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
@@ -52,6 +53,10 @@ def expand_study(study: Words, file: str) -> Words:
     if missing := next((key for key in LISTS if not study.get(key)), None):
         raise refuse(missing, "a study names at least one")
     lists = {key: study[key] if isinstance(study[key], list) else [study[key]] for key in LISTS}
+    for key, names in lists.items():
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
+            raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
     base, every = study.get("base"), study.get("every") or {}
     if study.get("controls") and not base:
         raise refuse("controls", "a control has the base in the language expert's place: give base")
