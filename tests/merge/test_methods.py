@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
 from pipeline.merge import methods
 from pipeline.merge.methods import METHODS
 
@@ -29,4 +30,19 @@ def test_methods_are_the_files_of_the_folder() -> None:
     ],
 )
 def test_labels(method: str, knobs: dict[str, object], partition: Partition | None, label: str) -> None:
-    assert METHODS[method](**knobs).label(partition) == label
+    assert METHODS[method](**knobs).label(partition, None) == label
+
+
+def test_a_swap_is_named_by_its_layers_in_the_model() -> None:
+    """5 and 2 of 32 layers are 4 and 1 of SmolLM2's 30, and 1 and 1 of 8."""
+    swap = METHODS["layer_swap"](scale_to_depth=True)
+    assert [swap.label(None, layers) for layers in (None, 32, 30, 8)] == [
+        "layer_swap-5-2", "layer_swap-5-2", "layer_swap-4-1", "layer_swap-1-1",
+    ]  # fmt: skip
+
+
+def test_scaling_is_advised_where_it_fits() -> None:
+    for layers, advised in ((6, True), (1, False)):
+        with pytest.raises(PipelineError, match=f"the model has {layers}: lower them") as caught:
+            METHODS["layer_swap"]().refuse(None, layers)
+        assert ("or set merge.scale_to_depth=true" in str(caught.value)) == advised

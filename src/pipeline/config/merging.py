@@ -95,8 +95,8 @@ class Merge(Knobs):
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
         """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
 
-    def label(self, partition: Partition | None) -> str:
-        """The beginning of its runs' names; the experts' labels follow."""
+    def label(self, partition: Partition | None, layers: int | None) -> str:
+        """The beginning of its runs' names; the experts' labels follow. layers: as of `refuse`."""
         return self.method
 
 

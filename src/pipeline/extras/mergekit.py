@@ -124,7 +124,7 @@ class Mergekit(Merge):
                 )
         mergekit_version(self.mergekit_python)
 
-    def label(self, partition: Partition | None) -> str:
+    def label(self, partition: Partition | None, layers: int | None) -> str:
         return f"mergekit-{self.config['merge_method']}"
 
     def decide(

@@ -37,12 +37,13 @@ def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tup
     """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge, written or not."""
     assert config.merge is not None
     parents = merge_parents(config.merge, resolver)
-    config.merge.refuse(config.partition, layers_of(parents))
+    layers = layers_of(parents)
+    config.merge.refuse(config.partition, layers)
     prefix = "control-" if config.merge.controlled_roles() else ""
     names = [label_of(expert) for role, expert in parents.items() if role != "base"]
     joined = "-".join(names)
     joined = joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts"
-    return f"{prefix}{config.merge.label(config.partition)}-{joined}", parents
+    return f"{prefix}{config.merge.label(config.partition, layers)}-{joined}", parents
 
 
 def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:

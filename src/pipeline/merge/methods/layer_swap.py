@@ -97,8 +97,9 @@ class LayerSwap(Merge):
         if layers is not None:
             resolve_partition(partition, layers) if partition else self.counts_in(layers)
 
-    def label(self, partition: Partition | None) -> str:
-        b, u, *_ = self.counts()
+    def label(self, partition: Partition | None, layers: int | None) -> str:
+        """The counts in the model, where its depth is known."""
+        b, u, *_ = self.counts_in(layers) if layers and not partition else self.counts()
         return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
 
     def counts(self) -> list[int]:
@@ -110,7 +111,8 @@ class LayerSwap(Merge):
         counts = [scaled_count(count, layers) if self.scale_to_depth else count for count in self.counts()]
         if sum(counts) > layers:
             given = ", ".join(f"merge.{key}={count}" for key, count in zip(COUNTS, counts, strict=True))
-            remedy = "" if self.scale_to_depth else ", or set merge.scale_to_depth=true"
+            scaled = sum(scaled_count(count, layers) for count in self.counts())
+            remedy = ", or set merge.scale_to_depth=true" if not self.scale_to_depth and scaled <= layers else ""
             raise PipelineError(f"{given} are {sum(counts)} layers, but the model has {layers}: lower them{remedy}")
         return counts
 

@@ -68,7 +68,7 @@ class Reset(Merge):
         if self.layers and layers is not None and max(self.layers) >= layers:
             raise PipelineError(f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}")
 
-    def label(self, partition: Partition | None) -> str:
+    def label(self, partition: Partition | None, layers: int | None) -> str:
         return "reset-" + (f"{partition.name}-{self.side}" if partition else "layers" if self.layers else "rows")
 
     def decide(
