@@ -42,6 +42,24 @@ def test_a_study_is_written_out_as_this_table() -> None:
     }  # fmt: skip
 
 
+def test_adapters_are_scored_on_the_base_of_the_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever base they name: unsloth writes that of a copy in four bits."""
+    named = {"math": "unsloth/llama-3-8b-bnb-4bit", "sw": str(tmp_path / "base")}
+    for name, base in named.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    experts = {"math": str(tmp_path / "math"), "sw": {"run": str(tmp_path / "sw"), "side": "language"}}
+    study = STUDY | {"base": str(tmp_path / "base"), "experts": experts}
+    runs = [expand_study(study, "s")["runs"] for _ in range(2)][0]
+    assert [runs[name]["eval.base"] for name in experts] == ["base", "base"] and "eval.base" not in runs["base"]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "experts:" in line]
+    assert line.startswith(
+        "experts: math is an adapter of unsloth/llama-3-8b-bnb-4bit: it is merged with and scored on"
+    )
+    plain = expand_study(study | {"base": None}, "s")["runs"]
+    assert all("eval.base" not in words for words in plain.values())
+
+
 def test_an_expert_has_the_side_of_its_option() -> None:
     experts = {"one": {"expert": "math"}, "mathias": {"expert": "sw"}}
     swap = expand_study(STUDY | {"experts": experts}, "s")["runs"]["layer_swap"]

@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from typing import Any
 from pipeline.config import conf
 from pipeline.config.defaults import option_of
 from pipeline.errors import PipelineError, suggest
-from pipeline.models.checkpoint import is_adapter
+from pipeline.models.checkpoint import is_adapter, read_json
+from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.progress import say
 from pipeline.runs.manifest import MANIFEST
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
@@ -71,9 +74,10 @@ def expand_study(study: Words, file: str) -> Words:
             merges[name] = merge_words(str(method), pair, refuse) | ({"merge.base": "base"} if elsewhere else {})
             merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
             compare[name] = list(pair)
-    for words in experts.values():
-        if base and "checkpoint" in words and on_base_of_study(str(words["checkpoint"])):
+    for name, words in experts.items():
+        if base and "checkpoint" in words and is_adapter_of_elsewhere(Path(str(words["checkpoint"]))):
             words["eval.base"] = "base"
+            tell_base(name, str(words["checkpoint"]), str(base))
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     place = next((name for name, column in columns.items() if column["in"] != "en"), None)
@@ -89,9 +93,17 @@ def expand_study(study: Words, file: str) -> Words:
     }  # fmt: skip
 
 
-def on_base_of_study(run: str) -> bool:
-    """Whether an expert is an adapter in a folder: it is scored on the study's base, whatever base it names."""
-    return is_adapter(Path(run)) and not (Path(run) / MANIFEST).is_file()
+def is_adapter_of_elsewhere(folder: Path) -> bool:
+    """Whether an expert is an adapter that is no run: it is merged and scored on the study's base."""
+    return is_adapter(folder) and not (folder / MANIFEST).is_file()
+
+
+@cache
+def tell_base(expert: str, folder: str, base: str) -> None:
+    """Say once where an adapter names another base than the study's: a copy of it in 4 bits, or another model."""
+    named = read_json(Path(folder) / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if named and Path(named).resolve() != Path(base).resolve() and named != base.removeprefix("hub:"):
+        say(f"experts: {expert} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
 
 
 def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:
