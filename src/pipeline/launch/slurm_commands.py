@@ -64,7 +64,7 @@ def sbatch(script: Path, *options: str) -> str:
 
 
 def parse_time_limit(limit: str) -> float:
-    """Seconds of a limit as sbatch reads it: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    """Seconds of a limit: minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]], as of sbatch."""
     days, dash, clock = limit.rpartition("-")
     parts = [float(part) for part in clock.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
