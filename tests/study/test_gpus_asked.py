@@ -13,6 +13,7 @@ from tiny_words import FEW, last_of
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
+from pipeline.estimate.durations import History
 from pipeline.launch import launchers
 from pipeline.launch.in_process import refuse_without_gpus
 from pipeline.launch.plan_file import Task
@@ -66,3 +67,15 @@ def test_workers_are_one_a_gpu_and_trainings_count_theirs(
     assert launchers.workers_of(Launcher(workers=2), [run]) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert launchers.workers_of(Launcher(), [run]) == 1
+
+
+def test_the_time_of_trainings_on_several_gpus_is_divided_among_as_many(
+    monkeypatch: pytest.MonkeyPatch, world: Path, base: Path, tmp_path: Path
+) -> None:
+    """Four of 100 s on four of eight GPUs each: two at a time."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    monkeypatch.setattr(History, "predict", lambda self, run: 100.0)
+    runs = [training(world, base, tmp_path, 4) for _ in range(4)]
+    for seed, run in enumerate(runs):
+        run.config.seed = seed
+    assert History().sum(runs, workers=8) == ("about 3:20 min", "")

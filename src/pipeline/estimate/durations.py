@@ -109,8 +109,11 @@ class History:
         omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
         if omitted and not predictions:
             return "?", " and ".join(omitted)
-        shared = max([total / workers, *longest_paths(runs, dict(predictions)).values()]) if workers > 1 else total
-        return f"about {format_duration(shared)}", " and ".join(omitted)
+        if workers > 1:  # one a GPU: a training of several holds as many
+            cards = {run.hash: run.config.sft.processes for run in runs if isinstance(run.config, TrainStage)}
+            shared = sum(seconds * cards.get(key, 1) for key, seconds in predictions) / workers
+            total = max([shared, *longest_paths(runs, dict(predictions)).values()])
+        return f"about {format_duration(total)}", " and ".join(omitted)
 
     def guess(self, run: Run) -> float | None:
         """Once its parents are made, more is known of it."""

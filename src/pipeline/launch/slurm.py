@@ -28,7 +28,6 @@ from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansi
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
-    check_installed,
     last_log_line,
     parse_time_limit,
     queued_jobs,
@@ -120,7 +119,6 @@ def execute(
         shutil.rmtree(folder, ignore_errors=True)
         Submission(launcher, name, Session(folder, tasks), resources, []).submit(again)
         show_dry_run(folder)
-    check_installed("squeue", "sbatch", "scontrol")
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
         queue = {job: Path(script) for job, script in queued_jobs().items() if job != os.environ.get("SLURM_JOB_ID")}
         if mine := [job for job, script in queue.items() if script.parent == folder.resolve()]:
@@ -165,7 +163,7 @@ def goes_further(session: Session) -> bool:
 
 
 def why_lost(task: Task, folder: Path) -> str:
-    """Why a run was not made, by the logs of its jobs: (its words, or that the job was lost)."""
+    """Why a run was not made: the last words of its job's log, or that the job was lost."""
     job, log = log_of(task, folder)
     words = last_log_line(log) if log else None
     return words or f"{JOB_LOST}, twice: job {job}"
