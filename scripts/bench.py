@@ -445,7 +445,7 @@ runs:
   math: {stage: sft, expert: math, recipe: sandbox_math}
   language: {stage: sft, expert: qac, recipe: sandbox_language}
   TIES: {merge: ties, merge.experts: [math, language], merge.density: '{density}'}
-score: {eval: mgsm_0shot, eval.max_gen_toks: 40}
+score: {eval: mgsm_0shot, eval.max_gen_toks: 40, in: qac}
 columns: {en: {in: en}, qac: {in: qac}}
 rows: {math: {run: math}, language: {run: language}, TIES: {run: TIES, best: [density]}}
 """
@@ -504,8 +504,8 @@ def plan(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     shipped = json.loads(text)
     runs_dir, tables = folder / "runs", folder / "conf/tables"
     for number in range(100 if asked.small else 10_000):
-        digits = f"{number:08x}{0:056x}"  # a folder is named by the first eight
-        run = runs_dir / f"other-{number}-{digits[:8]}"
+        digits = f"{number:08x}{0:056x}"  # a folder is named by the first twelve
+        run = runs_dir / f"other-{number}-{digits[:12]}"
         run.mkdir(parents=True)
         (run / "manifest.json").write_text(text.replace(shipped["hash"], digits).replace(shipped["name"], run.name))
     tables.mkdir(parents=True)
