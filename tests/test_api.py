@@ -106,7 +106,7 @@ def test_an_option_that_was_changed_between_two_calls_is_read_again(
     """As in a notebook, which is one process for many calls."""
     rates: list[float] = []
 
-    def told(config: Any, *_: Any) -> str:
+    def told(config: Any, options: Any) -> str:
         rates.append(config.sft.learning_rate)
         return str(tmp_path)
 

@@ -107,14 +107,12 @@ def run_multirun(words: list[str]) -> int:
     unfinished.
     """
     try:
-        jobs = sweep_jobs(words)
-        configs: list[Any] = [compose(job) for job in jobs]
+        configs: list[Any] = [compose(job) for job in sweep_jobs(words)]
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
     if not all(isinstance(config, RunStage) for config in configs):
-        stages = zip(configs, jobs, strict=True)
-        return worst_status([run_stage(partial(replace, config), partial(print_answer, job)) for config, job in stages])
+        return worst_status([run_stage(partial(replace, config), partial(print_answer, words)) for config in configs])
     statuses: list[int] = []
 
     def make_all(_: Stage, result: Callable[[str], None]) -> None:

@@ -83,9 +83,9 @@ class Row:
     config: type[Stage]
     call: str
 
-    def answer(self, config: Stage, *more: Any) -> str:
+    def answer(self, config: Stage) -> str:
         module, _, function = self.call.partition(":")
-        return str(getattr(import_module(module), function)(config, *more))
+        return str(getattr(import_module(module), function)(config))
 
 
 Sweep: Any = sweep_of(METHODS)
