@@ -292,7 +292,7 @@ def test_a_sweep_of_merges_equals_the_written_ones(
 ) -> None:
     """stage=sweep with eval.backend=vllm, one engine; stage=merge and stage=eval of each with the torch backend."""
     started, real = [], vllm_backend.Engine
-    monkeypatch.setattr(vllm_backend, "Engine", lambda **how: started.append(real(**how)) or started[-1])
+    monkeypatch.setattr(vllm_backend, "Engine", lambda start: started.append(real(start)) or started[-1])
     swap = ["merge=layer_swap", f"merge.math={folders[1]}", f"merge.language={folders[2]}"]
     asked = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "eval.dtype=float32", "languages=[en]", f"data_root={data_root}"]
     by_vllm = ["eval.backend=vllm", "eval.batch_size=4"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -43,20 +43,26 @@ SETTINGS = {  # of vLLM, unless the environment has others
 }
 
 
+class Start(NamedTuple):
+    """What vLLM is started with. cache_bytes: of keys and values on a CPU, where it would take most of the memory;
+    suffix: draft from all answers of this process."""
+
+    folder: str
+    tokenizer: str
+    dtype: str
+    rows: int
+    share_prefix: bool
+    cache_bytes: int
+    suffix: bool
+
+
 class Engine:
-    """vLLM with the model of a folder. `start`: what it was started with; `holds`: signatures of the tensors that it
-    was last given. What fails in it closes it: requests that are left in it would be answered among the next.
+    """vLLM with the model of a folder. `holds`: signatures of the tensors that it was last given. What fails in it
+    closes it: requests that are left in it would be answered among the next."""
 
-    cache_bytes: of keys and values on a CPU, where vLLM would take most of the memory. suffix: draft from all answers
-    of this process.
-    """
-
-    def __init__(
-        self, folder: str, tokenizer: str, dtype: str, rows: int, share_prefix: bool, cache_bytes: int, suffix: bool
-    ) -> None:
+    def __init__(self, start: Start) -> None:
         self.llm: Any = None
-        self.start = (folder, tokenizer, dtype, rows, share_prefix, cache_bytes, suffix)
-        self.holds, self.steps = dict[str, Any](), 0
+        self.start, self.holds, self.steps = start, dict[str, Any](), 0
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         with self.closing_where_it_fails():
@@ -65,12 +71,13 @@ class Engine:
 
             how: dict[str, Any] = {"enforce_eager": True} if current_platform.is_cpu() else {}
             if current_platform.is_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-                how["kv_cache_memory_bytes"] = cache_bytes
-            if suffix:
+                how["kv_cache_memory_bytes"] = start.cache_bytes
+            if start.suffix:
                 how |= {"speculative_config": {"method": "suffix"}}
             self.llm = vllm.LLM(
-                model=folder, tokenizer=tokenizer, dtype=dtype, load_format="safetensors", max_num_seqs=rows,
-                max_model_len=-1, enable_prefix_caching=share_prefix, disable_log_stats=True, seed=0, **how,
+                model=start.folder, tokenizer=start.tokenizer, dtype=start.dtype, load_format="safetensors",
+                max_num_seqs=start.rows, max_model_len=-1, enable_prefix_caching=start.share_prefix,
+                disable_log_stats=True, seed=0, **how,
             )  # fmt: skip
             self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
@@ -160,7 +167,7 @@ class VllmBackend:
                     "to vLLM: score it with eval.backend=hf"
                 )
             if isinstance(self.weights, Path):
-                self.engine = Engine(**self._settings(self.weights))
+                self.engine = Engine(self._start(self.weights))
             else:
                 self._load_merge(self.weights)
         return self.model
@@ -172,11 +179,11 @@ class VllmBackend:
         self.live = live = model_of(merge, self.dtype, "cpu")
         self.model, self.tokenizer = live.model, live.tokenizer
         assert live.folder
-        start = self._settings(live.folder)
-        if not (live.served and live.served.llm and live.served.start == tuple(start.values())):
+        start = self._start(live.folder)
+        if not (live.served and live.served.llm and live.served.start == start):
             if live.served:
                 live.served.close()
-            live.served = self.engine = Engine(**start)
+            live.served = self.engine = Engine(start)
             check_replacing(self, live)
             live.apply(merge)
         self.engine = live.served
@@ -185,7 +192,7 @@ class VllmBackend:
             put_tensors(live)
             self.engine.holds = signatures
 
-    def _settings(self, folder: Path) -> dict[str, Any]:
+    def _start(self, folder: Path) -> Start:
         """What vLLM is started with. On a CPU it keeps room for some tokens of each row, where it would take
         nearly all memory."""
         config = self.model.config.get_text_config()
@@ -193,11 +200,10 @@ class VllmBackend:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
         a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
-        return {
-            "folder": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype, "rows": self.batch_size,
-            "share_prefix": self.share_prefix, "cache_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
-            "suffix": self.suffix,
-        }  # fmt: skip
+        return Start(
+            folder=str(folder), tokenizer=self.tokenizer.name_or_path, dtype=dtype, rows=self.batch_size,
+            share_prefix=self.share_prefix, cache_bytes=self.batch_size * ROOM_ON_A_CPU * a_token, suffix=self.suffix,
+        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
 
