@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import Checkpoint, read_json
+from pipeline.models.checkpoint import read_header, read_json, weight_files
 from pipeline.models.names import unwrapped
 
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -62,7 +62,7 @@ def load_model(folder: Path, **settings: Any) -> Any:
 
 def wrapped_names(folder: Path) -> dict[str, str]:
     """Name in a model's files that begins with those of wrappers such as torch.compile's -> the name without them."""
-    keys = [info.key for info in Checkpoint.open(folder).infos.values()]
+    keys = [key for file in weight_files(folder) for key in read_header(file)]
     return {key: unwrapped(key) for key in keys if unwrapped(key) != key}
 
 
