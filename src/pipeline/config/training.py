@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.knob import Knobs, knob
+from pipeline.errors import PipelineError
 
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 ATTENTION = rf"{'|'.join(ATTENTIONS)}|kernels-community/[\w.-]+@[0-9a-f]{{40}}"
@@ -134,3 +136,12 @@ class Sft(Knobs):
     def adapter_rank(self) -> int:
         """The rank of the adapters, 0 where there are none."""
         return self.lora_rank if self.adapter == "lora" else 0
+
+
+def refuse_unknown_targets(targets: Sequence[str], there: Collection[str]) -> None:
+    """Raise PipelineError for an sft.lora_targets that is not among the matrices of a model's layers."""
+    if unknown := [target for target in targets if target not in there]:
+        raise PipelineError(
+            f"sft.lora_targets: {unknown[0]} matches nothing; there are {', '.join(sorted({*there}))}. Leave "
+            "sft.lora_targets out for every matrix of attention and MLP"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +22,7 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage, TrainStage
+from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import contaminated_since
 from pipeline.data.load import open_source
 from pipeline.errors import PipelineError
@@ -38,12 +40,13 @@ from pipeline.evaluate.before import (
 )
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
+from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
-from pipeline.train.memory import refuse_targets_of_base, refuse_without_torchao
+from pipeline.train.memory import refuse_without_torchao
 
 LENGTHS = ".lengths"
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in check_once
@@ -73,6 +76,15 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 except PipelineError as error:
                     problems[str(error)] = None
     return [*problems, *row_problems([run for run in runs if run.hash in remaining])]
+
+
+def refuse_targets_of_base(run: Run[TrainStage]) -> None:
+    """Raise as `refuse_unknown_targets` where the base's files are here."""
+    sft, base = run.config.sft, run.parents.get("model")
+    if sft.adapter == "lora" and sft.lora_targets and base and any(base.folder.glob("model*.safetensors")):
+        infos = Checkpoint.open(base.folder).infos.items()
+        matrices = [name for name, info in infos if len(info.shape) == 2 and re.search(r"\.\d+\.", name)]
+        refuse_unknown_targets(sft.lora_targets, {name.split(".")[-2] for name in matrices})
 
 
 def refuse_too_large(runs: Sequence[Run]) -> None:

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import import_utils
 
 from pipeline.config.stages import TrainStage
-from pipeline.config.training import LLAMA_MATRICES, Partition, Sft
+from pipeline.config.training import LLAMA_MATRICES, Partition, Sft, refuse_unknown_targets
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import cached_snapshot
@@ -26,7 +26,6 @@ from pipeline.models.anatomy import anatomy, plain_name, towers
 from pipeline.models.partition import sides_of_all
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
-from pipeline.train.memory import refuse_unknown_targets
 
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 

@@ -12,20 +12,16 @@ adapters, which stay float32.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.config.stages import TrainStage
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
-from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.partition import side_of
 from pipeline.models.shape import Shape
-from pipeline.runs.run import Run
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
@@ -46,24 +42,6 @@ def refuse_without_torchao(sft: Sft) -> None:
     """Raise PipelineError where the optimizer is torchao's, and that is not installed."""
     if sft.optimizer == "adamw_8bit" and not find_spec("torchao"):
         raise PipelineError("sft.optimizer=adamw_8bit needs torchao: pip install 'cross-lingual-merging[memory]'")
-
-
-def refuse_unknown_targets(targets: Sequence[str], there: Collection[str]) -> None:
-    """Raise PipelineError for an sft.lora_targets that is not among the matrices of a model's layers."""
-    if unknown := [target for target in targets if target not in there]:
-        raise PipelineError(
-            f"sft.lora_targets: {unknown[0]} matches nothing; there are {', '.join(sorted({*there}))}. Leave "
-            "sft.lora_targets out for every matrix of attention and MLP"
-        )
-
-
-def refuse_targets_of_base(run: Run[TrainStage]) -> None:
-    """Raise as `refuse_unknown_targets` where the base's files are here."""
-    sft, base = run.config.sft, run.parents.get("model")
-    if sft.adapter == "lora" and sft.lora_targets and base and any(base.folder.glob("model*.safetensors")):
-        infos = Checkpoint.open(base.folder).infos.items()
-        matrices = [name for name, info in infos if len(info.shape) == 2 and re.search(r"\.\d+\.", name)]
-        refuse_unknown_targets(sft.lora_targets, {name.split(".")[-2] for name in matrices})
 
 
 def micro_batches(sft: Sft) -> tuple[int, int]:
