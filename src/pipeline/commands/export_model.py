@@ -152,7 +152,7 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
     source = open_source(model.folder, base_given(model, config))
     check_sources({"0": source}, lambda _: "checkpoint")
     if read_manifest(source.model.folder) is None:
-        check_shapes(source.model.folder, "checkpoint", source.model.folder.stat().st_mtime_ns)
+        check_shapes(source.model.folder, "checkpoint")
     return open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
 
 

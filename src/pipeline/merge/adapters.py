@@ -34,7 +34,7 @@ from pipeline.models.checkpoint import (
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.identity import folder_digest
-from pipeline.models.names import HEAD, is_embedding, plain_name, tensor_names
+from pipeline.models.names import HEAD, has_row_per_token, is_embedding, plain_name, tensor_names
 from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
 
@@ -160,27 +160,29 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
     plain = {stored: plain_name(stored) for stored in adapter.infos}
     names = tensor_names([*full.infos, *plain.values()])  # the whole model's: an adapter may be of its decoder alone
-    tied_head = _stores_tied_head(adapter, {names[text]: stored for stored, text in plain.items()}, full)
+    copied_head = _copied_head(adapter, {names[text]: stored for stored, text in plain.items()}, full)
     for stored, info in adapter.infos.items():
+        if stored == copied_head:
+            continue
         name = names[plain[stored]]
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
-        resized = name == HEAD or is_embedding(name)  # a vocabulary may have grown in training
+        resized = has_row_per_token(name)  # a vocabulary may have grown in training
         problem = ""
         if "lora_" in stored and not part:
             problem = f"is no factor of a linear layer: {MERGE_FIRST}"
-        elif name == HEAD and full.tied_head and not tied_head:
+        elif name == HEAD and full.tied_head:
             problem = f"is of an output head, and {base} has a tied one: {MERGE_FIRST}"
-        elif name not in full.infos and not (name == HEAD and tied_head):
+        elif name not in full.infos:
             problem = f"changes no parameter of {base}: {OTHER_BASE}"
-        elif not part and name in full.infos and info.shape[resized:] != full.infos[name].shape[resized:]:
+        elif not part and info.shape[resized:] != full.infos[name].shape[resized:]:
             problem = f"is {list(info.shape)}, its base's is {list(full.infos[name].shape)}: {OTHER_BASE}"
         if problem:
             raise PipelineError(f"{folder}: {stored} {problem}")
         if part:
             pairs[name][part[1]] = stored
-        elif name in full.infos:
+        else:
             whole[name] = info
-    if full.tied_head and any(map(is_embedding, whole)) and not (tied_head or settings.get("ensure_weight_tying")):
+    if full.tied_head and any(map(is_embedding, whole)) and not (copied_head or settings.get("ensure_weight_tying")):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
@@ -198,13 +200,13 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     )
 
 
-def _stores_tied_head(adapter: Checkpoint, stored: Mapping[str, str], base: Checkpoint) -> bool:
-    """Whether an adapter of a base with a tied head holds the head as the embeddings that it holds too, as PEFT stores
-    them where the vocabulary grew. stored: name -> the adapter's name."""
-    embedding = stored.get(base.embedding or "")
-    if not (base.tied_head and embedding and HEAD in stored):
-        return False
-    return adapter.info(embedding).digest() == adapter.info(stored[HEAD]).digest()
+def _copied_head(adapter: Checkpoint, stored: Mapping[str, str], base: Checkpoint) -> str | None:
+    """The adapter's name of a head that equals its embeddings, of a base whose head is tied: PEFT stores both where the
+    vocabulary grew. stored: name -> the adapter's name."""
+    embedding, head = stored.get(base.embedding or ""), stored.get(HEAD)
+    if not (base.tied_head and embedding and head):
+        return None
+    return head if adapter.info(embedding).digest() == adapter.info(head).digest() else None
 
 
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:

@@ -29,13 +29,12 @@ from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.models import arrays
 from pipeline.models.anatomy import TOWER, towers
-from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TensorInfo
+from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TORCH_NAMES, TensorInfo
 
 if TYPE_CHECKING:
     from pipeline.config.training import Partition
 
 
-LONG = {short: long for long, short in DTYPES.items()}
 Measured = Callable[[int | None], dict[str, float]]  # numbers of a merge that its run records, by that many threads
 
 
@@ -101,14 +100,14 @@ class Merging:
         if self.config.result_dtype() or of_others <= found:
             return self.config.result_dtype()
         of_base = {info.dtype for info in self.base.infos.values()} if self.base else {"F32"}
-        return LONG[min(of_base)] if len(of_base) == 1 else "float32"
+        return TORCH_NAMES[min(of_base)] if len(of_base) == 1 else "float32"
 
     @property
     def stored_as(self) -> str:
         """The dtype or dtypes of the result, in words."""
         if self.adapter:
             return "float32"
-        return " and ".join(sorted({LONG[self.stored_dtype(name)] for name in self.names}))
+        return " and ".join(sorted({TORCH_NAMES[self.stored_dtype(name)] for name in self.names}))
 
     @property
     def layout(self) -> Source:

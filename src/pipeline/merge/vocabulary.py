@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.same_tokenizer import added_tokens
 from pipeline.models.checkpoint import with_rows
-from pipeline.models.names import HEAD, is_embedding
+from pipeline.models.names import has_row_per_token
 
 
 @dataclass
@@ -60,7 +60,7 @@ def align_vocabularies(
     role = (min if wanted == "common" else max)(order, key=order.__getitem__)
     own = {token for added in tokens.values() for token in {*tokens[role]} - {*added}}  # none where it has the fewest
     if own and not names:
-        names = tuple(name for name in sources[role].names if name == HEAD or is_embedding(name))
+        names = tuple(filter(has_row_per_token, sources[role].names))
         rows = {other: source.info(names[0]).shape[0] for other, source in sources.items()}
     if not names:
         return dict(sources), Vocabulary(0, role, (), dict(sources))
@@ -76,7 +76,7 @@ def align_vocabularies(
 
 def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
     """The embedding and the head, if they have other numbers of rows, all of them alike, and are else the same."""
-    names = [name for name in next(iter(sources.values())).names if name == HEAD or is_embedding(name)]
+    names = list(filter(has_row_per_token, next(iter(sources.values())).names))
     shapes = [[source.infos[name].shape for source in sources.values() if name in source.infos] for name in names]
     rows = {tuple(shape[0] for shape in of_name) for of_name in shapes}
     if len(rows) != 1 or any(len({shape[1:] for shape in of_name}) > 1 for of_name in shapes):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # torch's name -> safetensors' name
+TORCH_NAMES = {short: long for long, short in DTYPES.items()}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
@@ -37,7 +38,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
     """The torch dtype of a safetensors dtype such as BF16."""
     import torch
 
-    return {short: getattr(torch, long) for long, short in DTYPES.items()}[dtype]
+    return getattr(torch, TORCH_NAMES[dtype])
 
 
 @dataclass(frozen=True)

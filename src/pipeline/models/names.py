@@ -42,6 +42,11 @@ def is_embedding(name: str) -> bool:
     return bool(_EMBEDDING.search(name))
 
 
+def has_row_per_token(name: str) -> bool:
+    """Whether this is the embedding or the output head, which grow with the vocabulary."""
+    return name == HEAD or is_embedding(name)
+
+
 def decoder_name(name: str) -> str:
     """The name that a parameter has in the decoder by itself: model.layers.0... of model.language_model.layers.0..."""
     inner, wrapped = _DECODER.subn("", re.sub(r"^embed_out\.", "lm_head.", name))  # GPT-NeoX has the former in files

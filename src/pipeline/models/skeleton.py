@@ -12,11 +12,14 @@ from pipeline.models.checkpoint import Checkpoint, read_json
 from pipeline.models.load import load_config
 
 
-@lru_cache(maxsize=256)
-def check_shapes(folder: Path, key: str, _: int) -> None:
+def check_shapes(folder: Path, key: str) -> None:
     """Raise PipelineError unless a folder holds the tensors, by name and shape, that its config.json asks for; of a
-    type that transformers does not have nothing is known. The last argument is when the folder was changed.
-    """
+    type that transformers does not have nothing is known."""
+    _check_shapes(folder, key, folder.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)  # asked by each merge of a table
+def _check_shapes(folder: Path, key: str, _: int) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if read_json(folder / "config.json").get("model_type") in CONFIG_MAPPING_NAMES:

@@ -14,7 +14,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
-from pipeline.models.checkpoint import DTYPES, is_adapter, read_header, weight_files
+from pipeline.models.checkpoint import DTYPES, TORCH_NAMES, is_adapter, read_header, weight_files
 from pipeline.models.names import is_computed
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
@@ -87,7 +87,7 @@ def dtypes_in(folder: Path) -> list[str]:
 @lru_cache(maxsize=1024)
 def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
     """Torch's names of the float dtypes in a file. Buffers that are computed from the config do not count."""
-    names = {short: long for long, short in DTYPES.items()} | {"F64": "float64"}
+    names = TORCH_NAMES | {"F64": "float64"}
     stored = {info.dtype for name, info in read_header(file).items() if not is_computed(name)}
     return frozenset(names[dtype] for dtype in stored if dtype in names)
 

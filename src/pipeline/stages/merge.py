@@ -127,7 +127,7 @@ def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | No
     sources = {role: open_source(parent.folder) for role, parent in whole.items()}
     for role, parent in whole.items():
         if is_external(parent):
-            check_shapes(parent.folder, key_of(role), parent.folder.stat().st_mtime_ns)
+            check_shapes(parent.folder, key_of(role))
     if sources.keys() - {"base"}:
         if merge.merges_vocabularies:
             sources, _ = align_vocabularies(sources, merge.vocabulary)

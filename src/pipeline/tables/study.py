@@ -29,9 +29,9 @@ from typing import Any
 from pipeline.config import conf
 from pipeline.config.defaults import option_of
 from pipeline.errors import PipelineError, suggest
-from pipeline.models.checkpoint import is_adapter, read_json
-from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.checkpoint import is_adapter
 from pipeline.progress import say
+from pipeline.runs.lineage import adapter_settings
 from pipeline.runs.manifest import MANIFEST
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
@@ -101,7 +101,7 @@ def is_adapter_of_elsewhere(folder: Path) -> bool:
 @cache
 def tell_base(expert: str, folder: str, base: str) -> None:
     """Say once where an adapter names another base than the study's: a copy of it in 4 bits, or another model."""
-    named = read_json(Path(folder) / ADAPTER_CONFIG).get("base_model_name_or_path")
+    named = adapter_settings(Path(folder)).get("base_model_name_or_path")
     if named and Path(named).resolve() != Path(base).resolve() and named != base.removeprefix("hub:"):
         say(f"experts: {expert} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
 
