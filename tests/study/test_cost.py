@@ -319,7 +319,7 @@ def test_nothing_is_faster_than_the_small_kernels_of_its_layers() -> None:
     kind = QuestionSet(64, 960, 70, 32, room=128)
     decode, products = (scoring_seconds(LLAMA_8B, [kind], GPUS["h200_141"], "bfloat16", 64, vllm)[1] for vllm in (0, 1))
     assert decode == pytest.approx(128 * 10.6e-3, rel=0.1)
-    assert decode > 128 * 32 * flops.BF16_STEP and decode > products
+    assert decode > 128 * 32 * GPUS["h200_141"].scoring["bfloat16"][1] and decode > products
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:

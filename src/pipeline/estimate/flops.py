@@ -4,8 +4,9 @@ The memory of training is in train/memory.py, that of scoring in evaluate/memory
 formulas.
 
 What is derived, measured and assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Measured
-where a card has a record, else assumed, is what is reached of its data sheet (GPUS); assumed are the time that Python
-takes to launch a layer (LAUNCH), how many answers do not stop, and tokens a row. Loading and saving are not counted.
+where a card has a record, else assumed, is what is reached of its data sheet (conf/cards.yaml); assumed are the time
+that Python takes to launch a layer (LAUNCH), how many answers do not stop, and tokens a row. Loading and saving are not
+counted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
 from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit, scoring_memory
+from pipeline.files import read_yaml, shipped_conf
 from pipeline.models.anatomy import Site
 from pipeline.models.shape import Shape
 from pipeline.train.memory import (
@@ -32,21 +34,16 @@ from pipeline.train.memory import (
 # ---------------------------------------------------------------------------------------------------- cards
 
 
-Rates = Mapping[str, tuple[float, float]]  # products of scoring -> share of the peak, seconds of a layer in a step
-# Of an H200 (evaluate_h200.json): the rest of a step, which its small kernels take, is that of its launches on any card
-BF16_STEP, FP32_STEP, BF16X3_STEP = 0.19e-3, 0.43e-3, 0.40e-3
-ASSUMED: Rates = {"bfloat16": (0.45, BF16_STEP), "float32": (0.75, FP32_STEP), "bf16x3": (0.45, BF16X3_STEP)}
-HOPPER: Rates = {"bfloat16": (0.30, BF16_STEP), "float32": (0.71, FP32_STEP), "bf16x3": (0.424, BF16X3_STEP)}
+LINK_SHARE = 0.75  # of the rate between cards: what collectives reach. Assumed
+WHOLE: Mapping[str, Sequence[float]] = dict.fromkeys(("bfloat16", "float32", "bf16x3"), (1.0, 0.0))
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card by its data sheet, or threads of a CPU: dense FLOP/s, bytes a second of its memory, usable bytes of it,
-    and bytes a second to another card of its node in one direction (`link`; 0: what processes exchange is not counted).
+    """A card by its data sheet and what is reached of it, as conf/cards.yaml has it, or threads of a CPU.
 
-    What is reached of them: bf16_share and lora_share of bf16 in training as a whole, fp32_share of fp32 (no TF32)
-    there, `scoring` in scores, bandwidth_share and link_share. records: of results/bench, by which the rates of
-    training and of scoring are; without one they are assumed.
+    scoring: products -> the share of the rate, and a layer's seconds in a step besides. link: 0 where what processes
+    exchange is not counted. records: those of training and of scoring.
     """
 
     bf16: float
@@ -54,13 +51,12 @@ class Gpu:
     bandwidth: float
     memory: int
     link: float = 0.0
-    bf16_share: float = 0.45
-    lora_share: float = 0.45
-    fp32_share: float = 0.75
-    scoring: Rates = field(default_factory=lambda: ASSUMED)
-    bandwidth_share: float = 0.75
-    link_share: float = 0.75
-    records: tuple[str, str] = ("", "")
+    bf16_share: float = 1.0
+    lora_share: float = 1.0
+    fp32_share: float = 1.0
+    bandwidth_share: float = 1.0
+    scoring: Mapping[str, Sequence[float]] = field(default_factory=lambda: WHOLE)
+    records: Sequence[str] = ("", "")
     is_cpu: bool = False
 
     def rate(self, precision: str, lora: bool = False) -> float:
@@ -80,21 +76,7 @@ class Gpu:
         return f"rates of training: {named[0]}; of scoring: {named[1]}; between cards: assumed"
 
 
-# NVIDIA's data sheets of the SXM cards, NVLink in one direction; memory as the driver reports it, less what it keeps.
-# Records of a card of the same processor, the H200's, stand for the H100's scores. tests/study/test_rates.py compares.
-GPUS = {
-    "a100_80": Gpu(312e12, 19.5e12, 2.04e12, 78 * 2**30, link=300e9),
-    "h100_80": Gpu(989e12, 67e12, 3.35e12, 78 * 2**30, link=450e9, bf16_share=0.467, lora_share=0.41, fp32_share=0.71,
-                   scoring=HOPPER, records=("check_h100_full", "evaluate_h200")),
-    "h200_141": Gpu(989e12, 67e12, 4.8e12, 139 * 2**30, link=450e9, bf16_share=0.56, lora_share=0.41, fp32_share=0.71,
-                    scoring=HOPPER, records=("train_h200", "evaluate_h200")),
-    "a100_40": Gpu(312e12, 19.5e12, 1.555e12, 39 * 2**30, link=300e9),
-    # of several cards the least of each: RTX 3090 71, RTX 4090 165, A5000 111 TFLOP/s in bf16 with sums in fp32; 35.6,
-    # 82.6, 27.8 in fp32; 936, 1008, 768 GB/s; PCIe 4.0
-    "gpu_24": Gpu(71e12, 27.8e12, 0.768e12, int(23.5 * 2**30), link=32e9),
-    # A40 149.7, L40S 362, RTX A6000 154.8 TFLOP/s; 37.4, 91.6, 38.7; 696, 864, 768 GB/s; with ECC 45 GiB; PCIe 4.0
-    "gpu_48": Gpu(149.7e12, 37.4e12, 0.696e12, int(44.5 * 2**30), link=32e9),
-}  # fmt: skip
+GPUS = {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -155,7 +137,7 @@ def training_seconds(
     precision = sft.precision if sft.weights == "float32" else "bf16"
     seconds = flops / (gpu.rate(precision, bool(rank)) * gpus)
     if gpus > 1 and gpu.link:
-        seconds = max(seconds, steps * bytes_between(shape, moved, sft, gpus) / (gpu.link * gpu.link_share))
+        seconds = max(seconds, steps * bytes_between(shape, moved, sft, gpus) / (gpu.link * LINK_SHARE))
     shards = gpus if sft.parallel == "fsdp2" else 1
     return seconds + steps * moved / shards * optimizer_bytes(sft) / gpu.bandwidth
 
@@ -253,7 +235,8 @@ def scoring_seconds(
     kind_of_products = products if products != "ieee" else "float32" if dtype == "float32" else "bfloat16"
     rate, size = machine.scoring_rate(kind_of_products), WIDTH[dtype]
     bandwidth = machine.bandwidth * machine.bandwidth_share
-    launch, step = ((0.0 if vllm else each) * shape.layers for each in (LAUNCH, machine.scoring[kind_of_products][1]))
+    launch = (0.0 if vllm else LAUNCH) * shape.layers
+    step = launch if machine.is_cpu else (0.0 if vllm else machine.scoring[kind_of_products][1]) * shape.layers
     weights = (shape.layers * shape.layer + shape.embedding) * size / bandwidth
     each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
     core = 4.0 * shape.layers * shape.heads * shape.head_width
@@ -270,19 +253,13 @@ def scoring_seconds(
         if not kind.answer:
             continue
         token, computed = shape.kv_values * size / bandwidth, (each + head) / rate
-        if machine.is_cpu:
-            cached = token * min(kind.prefix + kind.question + kind.room / 2, shape.window or math.inf)
-            decode += kind.room * (batches * (launch + weights) + kind.questions * (computed + cached))
-            continue
         once = kind.prefix if shared and not vllm else 0
-        columns = COLUMNS * (kind.question + kind.answer / 2)
-        cached = token * min(kind.prefix - once + columns, shape.window or math.inf)
-        answer = min(kind.room, kind.answer)
-        for steps, used in (
-            (answer * kind.questions / (rows * (1 - IDLE) if rows < kind.questions else rows), rows),
-            (kind.room - answer, 1),
-        ):
-            decode += steps * (step + max(weights + token * once + used * cached, used * computed))
+        answer = min(kind.room, kind.room if machine.is_cpu else kind.answer)
+        cached = token * min(kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf)
+        in_use = rows * (1 - IDLE) if rows < kind.questions and not machine.is_cpu else rows
+        for steps, used in ((answer * kind.questions / in_use, rows), (kind.room - answer, 1)):
+            moved, computing = weights + token * once + used * cached, used * computed
+            decode += steps * (step + (moved + computing if machine.is_cpu else max(moved, computing)))
     return prefill, decode
 
 
