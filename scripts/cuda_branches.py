@@ -41,6 +41,7 @@ MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
 CHECK = "tests/study/test_check.py::"
 DECODE = "tests/evaluate/test_decode.py::"
+EXCHANGED = "tests/study/test_rates.py::test_what_cards_exchange_by_hand"
 STAND_INS = {
     "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
@@ -53,6 +54,8 @@ STAND_INS = {
     "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
         DECODE + "test_shapes_rounded_up_change_no_answer", "cuda"
     ),
+    "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "gathered + 4 * moved"),
+    "estimate/flops.py::training_seconds": StandIn(EXCHANGED, "bytes_between"),
     "evaluate/steps.py::Steps.next": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"),
     "evaluate/steps.py::columns_for": StandIn(
         DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "COLUMNS"
