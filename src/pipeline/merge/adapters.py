@@ -33,7 +33,6 @@ from pipeline.models.checkpoint import (
     with_rows,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from pipeline.models.identity import folder_digest
 from pipeline.models.names import HEAD, has_row_per_token, is_embedding, plain_name, tensor_names
 from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
@@ -254,16 +253,10 @@ def recorded_key(folder: Path) -> str | None:
     return (manifest.weights.get("made_of") or manifest.weights_root) if manifest else None
 
 
-def adapter_root(source: Adapted) -> str:
-    """The root over an adapter's own tensors, as recorded, else hashed."""
-    return recorded_key(source.folder) or weights_root(digest_tensors(source.folder / ADAPTER_WEIGHTS))
-
-
-def content_of(source: Source) -> str:
-    """What a source's content is known by, whatever its folder: a run's recorded key, else a digest over its files."""
-    if isinstance(source, Adapted):
-        return f"{content_of(source.base)} {adapter_root(source)}"
-    return recorded_key(source.folder) or folder_digest(source.folder, list(source.files))
+def root_of(folder: Path) -> str:
+    """What was recorded when a model was written, of a merge its key, else the root over its tensors; of an adapter
+    over its own."""
+    return recorded_key(folder) or weights_root(digest_tensors(folder))
 
 
 # ---------------------------------------------------------------------------------------------------- adapter out
@@ -333,7 +326,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         **_target_settings(adapter),
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-    return digest_tensors(folder / ADAPTER_WEIGHTS)
+    return digest_tensors(folder)
 
 
 def _target_settings(adapter: Adapted) -> dict[str, Any]:

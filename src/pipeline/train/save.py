@@ -13,7 +13,6 @@ from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, torch_dtype, weights_root
-from pipeline.models.files import ADAPTER_WEIGHTS
 from pipeline.models.names import tensor_names
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
@@ -59,7 +58,7 @@ def save_model(
     for path in folder.iterdir():
         if path.is_file():
             path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
-    digests = digest_tensors(folder / ADAPTER_WEIGHTS if adapters else folder)
+    digests = digest_tensors(folder)
     facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
     if is_cast:
         facts["cast"] = {"to": dtype}
@@ -69,25 +68,16 @@ def save_model(
 
 
 def check_headers(folder: Path, saved: Tensors) -> None:
-    """Raise PipelineError where the files hold other names, shapes or dtypes than were saved, by their headers."""
+    """Raise PipelineError where the files hold other dtypes than were saved, or other tensors than the model has, by
+    their headers. Some types are stored in other parts than they are held in."""
     headers = {key: info for file in folder.glob("*.safetensors") for key, info in read_header(file).items()}
-    stored = {
-        name: (headers[key].shape, torch_dtype(headers[key].dtype)) for key, name in tensor_names(headers).items()
-    }
-    held = {
-        name.replace(".default.", "."): (tuple(saved[own].shape), saved[own].dtype)
-        for own, name in tensor_names(saved).items()
-    }
-    apart = held.keys() ^ stored.keys()
-    if apart and (folder / "config.json").is_file():  # some types are stored in other parts than they are held in
+    stored, held = {torch_dtype(info.dtype) for info in headers.values()}, {one.dtype for one in saved.values()}
+    if (folder / "config.json").is_file():
         build_skeleton(folder, "model")
-        apart = set()
-    if different := sorted(apart | {name for name in held.keys() & stored.keys() if held[name] != stored[name]}):
-        name = different[0]
-        raise PipelineError(
-            f"{folder} holds {stored.get(name, 'nothing')} for {name}, and the model in training "
-            f"{held.get(name, 'nothing')}: report this with the model's name"
-        )
+    elif apart := headers.keys() ^ {name.replace(".default.", ".") for name in saved}:
+        raise PipelineError(f"{folder} and the adapter in training differ in {min(apart)}: report this")
+    if stored != held:
+        raise PipelineError(f"{folder} holds {stored}, and the model in training {held}: report this")
 
 
 def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
