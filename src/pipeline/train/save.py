@@ -11,9 +11,7 @@ import torch
 from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
-from pipeline.models.arrays import matrix
-from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, torch_dtype, weights_root
-from pipeline.models.names import tensor_names
+from pipeline.models.checkpoint import digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
@@ -22,14 +20,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def save_model(
-    model: Any, tokenizer: Any, folder: Path, dtype: str | None, full_weights: Tensors | None = None,
-    base: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    model: Any, tokenizer: Any, folder: Path, dtype: str | None, full_weights: Tensors | None = None
+) -> dict[str, Any]:
     """Save weights (for adapters only theirs), tokenizer and configs; returns the root and digests of the weights.
 
-    dtype None: as trained. A cast is reported with its relative error, and where the folder of the base is given, with
-    the share of movements that it loses. full_weights: the weights by name, where the model holds shards of them. The
-    model is not changed, so that it can be saved while it trains.
+    dtype None: as trained. full_weights: the weights by name, where the model holds shards of them. The model is not
+    changed, so that it can be saved while it trains.
     """
     adapters = hasattr(model, "peft_config")
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # a tied head once
@@ -59,12 +55,7 @@ def save_model(
         if path.is_file():
             path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
     digests = digest_tensors(folder)
-    facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
-    if is_cast:
-        facts["cast"] = {"to": dtype}
-        if base and not adapters:
-            facts["cast"]["moved_entries_lost"] = lost_movements(weights, saved, base)
-    return facts
+    return {"root": weights_root(digests), "digests": digests, **({"cast": {"to": dtype}} if is_cast else {})}
 
 
 def check_headers(folder: Path, saved: Tensors) -> None:
@@ -78,20 +69,6 @@ def check_headers(folder: Path, saved: Tensors) -> None:
         raise PipelineError(f"{folder} and the adapter in training differ in {min(apart)}: report this")
     if stored != held:
         raise PipelineError(f"{folder} holds {stored}, and the model in training {held}: report this")
-
-
-def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
-    """The share of the entries changed by training whose change a cast loses: cast, they equal the base's, cast
-    likewise. base: its folder."""
-    start, moves, lost = Checkpoint.open(base), 0, 0
-    for own, name in tensor_names(weights).items():
-        if name not in start.infos:  # as in check_headers
-            continue
-        weight, stored = weights[own], cast[own]
-        was = torch.from_numpy(start.rows(name, 0, matrix(tuple(weight.shape))[0])).view(weight.shape)
-        moved = weight.detach().cpu() != was
-        moves, lost = moves + int(moved.sum()), lost + int((moved & (stored == was.to(stored.dtype))).sum())
-    return lost / max(moves, 1)
 
 
 def write_card(run: Run[TrainStage], folder: Path) -> None:

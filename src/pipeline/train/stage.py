@@ -52,17 +52,17 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         model, parts = load.choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
         trainer, counts = trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
 
-        def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
+        def save_to(folder: Path) -> dict[str, Any]:
             """Save the model; called by all processes together, the first writes."""
             weights = trainer.accelerator.get_state_dict(trainer.model)
             first = trainer.is_world_process_zero()
-            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights, measured_on) if first else {}
+            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights) if first else {}
 
         record = resume.usable_resume_point(run)
         with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):
             trainer.args.eval_on_start = sft.validate_at_start and record is None
             trainer.train(resume_from_checkpoint=str(resume.resume_folder(run.work, record)) if record else None)
-        weights = save_to(work, base)
+        weights = save_to(work)
     if progress is None:
         return {}
     save.write_card(run, work)
