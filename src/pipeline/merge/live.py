@@ -119,7 +119,7 @@ def _alone(source: Source) -> Merging:
 # ---------------------------------------------------------------------------------------------------- a model for it
 
 
-def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None, products: str = IEEE) -> Live:
+def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> Live:
     """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
 
     dtype: `auto` is that of the written merge; torch's name else. products: of its linear layers
@@ -136,7 +136,7 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
         live_model.kind = kind
         if keeps_models():
             LIVE_MODELS.append(live_model)
-    live_model.apply(merge, threads)
+    live_model.apply(merge)
     return live_model
 
 

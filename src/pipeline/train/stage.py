@@ -21,6 +21,7 @@ from transformers import set_seed
 
 from pipeline.config.stages import TrainStage
 from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
 from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs import resume
@@ -107,7 +108,10 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
         load.check_base(base, tokenizer)
     cut, lost = examples.check_rows(rows, tokenizer, config.sft, base)
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
-    examples.check_cut(rows, cut, lost, config.sft)
+    if problem := examples.side_without_loss(rows, lost, config.sft):
+        raise PipelineError(problem)
+    if cut:
+        warn(examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows"))
     return cut
 
 
