@@ -159,11 +159,14 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
     plain = {stored: plain_name(stored) for stored in adapter.infos}
     names = tensor_names([*full.infos, *plain.values()])  # the whole model's: an adapter may be of its decoder alone
-    copied_head = _copied_head(adapter, {names[text]: stored for stored, text in plain.items()}, full)
+    named = {names[text]: adapter.infos[stored] for stored, text in plain.items()}
+    head, embedding = named.get(HEAD) if full.tied_head else None, named.get(full.embedding or "")
+    # PEFT stores the head of a base that ties it as well, where the vocabulary grew
+    is_copied = head is not None and embedding is not None and embedding.digest() == head.digest()
     for stored, info in adapter.infos.items():
-        if stored == copied_head:
-            continue
         name = names[plain[stored]]
+        if is_copied and name == HEAD:
+            continue
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
         resized = has_row_per_token(name)  # a vocabulary may have grown in training
         problem = ""
@@ -181,7 +184,7 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             pairs[name][part[1]] = stored
         else:
             whole[name] = info
-    if full.tied_head and any(map(is_embedding, whole)) and not (copied_head or settings.get("ensure_weight_tying")):
+    if full.tied_head and any(map(is_embedding, whole)) and not (is_copied or settings.get("ensure_weight_tying")):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
@@ -197,15 +200,6 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     return Adapted(
         folder, config, infos, base=full, factors=factors, replaced=Checkpoint(folder, {}, whole), settings=settings
     )
-
-
-def _copied_head(adapter: Checkpoint, stored: Mapping[str, str], base: Checkpoint) -> str | None:
-    """The adapter's name of a head that equals its embeddings, of a base whose head is tied: PEFT stores both where the
-    vocabulary grew. stored: name -> the adapter's name."""
-    embedding, head = stored.get(base.embedding or ""), stored.get(HEAD)
-    if not (base.tied_head and embedding and head):
-        return None
-    return head if adapter.info(embedding).digest() == adapter.info(head).digest() else None
 
 
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
