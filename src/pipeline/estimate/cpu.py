@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from pipeline.estimate.flops import Gpu
+from pipeline.estimate.flops import Gpu, Rates
 from pipeline.models.shape import Shape
 from pipeline.train.memory import has_bf16
 
 PEAK, HALF = 8e10, 100  # FLOP/s of a thread in wide products; the width at which half of it is reached
 BF16 = {True: 1.8, False: 0.2}  # of the rate of fp32: with instructions for bfloat16, and imitated
 BANDWIDTH = 8e9  # bytes a second that a thread reads
+WHOLE: Rates = {"float32": (1.0, 0.0), "bfloat16": (1.0, 0.0)}
 
 
 @lru_cache(maxsize=1)
@@ -28,4 +29,7 @@ def memory() -> int:
 def cpu(shape: Shape, threads: int) -> Gpu:
     """So many threads in the terms of estimate/flops.py. What is narrow does not reach the rate of what is wide."""
     fp32 = PEAK * shape.width / (shape.width + HALF) * threads
-    return Gpu(fp32 * BF16[has_bf16()], fp32, BANDWIDTH, memory(), bf16_share=1, fp32_share=1, is_cpu=True)
+    return Gpu(
+        fp32 * BF16[has_bf16()], fp32, BANDWIDTH, memory(), bf16_share=1, lora_share=1, fp32_share=1, scoring=WHOLE,
+        bandwidth_share=1, is_cpu=True,
+    )  # fmt: skip

@@ -22,7 +22,8 @@ from pipeline.estimate.flops import (
     GPUS,
     Gpu,
     host_memory,
-    scoring_memory,
+    memory_of_rows,
+    rows_of,
     scoring_seconds,
     training_seconds,
 )
@@ -48,7 +49,8 @@ from pipeline.train.steps import snapshot_steps
 
 @dataclass
 class Cost:
-    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk."""
+    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk; of a score the rows
+    that are computed together, of its questions with the fewest."""
 
     run: Run
     shape: Shape
@@ -57,6 +59,7 @@ class Cost:
     host: float
     weights: int = 0
     snapshots: int = 0
+    rows: int = 0
 
 
 @dataclass
@@ -94,7 +97,10 @@ class Bill:
         lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({hours}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
         for kind, costs in self.kinds.items():
             largest = max(costs, key=lambda cost: cost.memory)
-            lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})")
+            rows = sorted({cost.rows for cost in costs if cost.rows})
+            at_once = f"; {' to '.join(map(str, dict.fromkeys((rows[0], rows[-1]))))} rows at once" if rows else ""
+            lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name}){at_once}")
+        lines.append(GPUS[plan.gpu or ""].basis())
         host = max(cost.host for costs in self.kinds.values() for cost in costs)
         return [*lines, f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB"]
 
@@ -242,7 +248,8 @@ def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
     dtype, shape = dtype_of(run), shape_for(run)
     hours = scoring_work(run, shape, gpu) / 3600
-    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
+    rows = min(rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size) for kind in question_sets_of(run))
+    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype), rows=rows)
 
 
 def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
@@ -255,7 +262,7 @@ def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
-    return max(sum(scoring_memory(shape, kind, dtype, 1).values()) for kind in question_sets_of(run))
+    return max(sum(memory_of_rows(shape, kind, dtype, 1).values()) for kind in question_sets_of(run))
 
 
 def dtype_of(run: Run[EvalStage]) -> str:
