@@ -18,9 +18,7 @@ from typing import Any
 
 from pipeline.errors import Held, PipelineError
 from pipeline.files import write_atomically
-from pipeline.launch.attempts import NoProgress
 from pipeline.launch.cards import Cards
-from pipeline.launch.in_process import reason_of
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
@@ -210,11 +208,13 @@ def make(
             held[task.hash] = str(error)
         return False
     except (SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, NoProgress):
+        if isinstance(error, stop.NoProgress):
             session.fail(task, error.reason)
         session.leave(task)
         raise
     except Exception as error:
+        from pipeline.launch.in_process import reason_of
+
         session.fail(task, reason_of(error))
     else:
         session.finish(task)
