@@ -34,6 +34,7 @@ from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.lease import live_holder, should_wait
+from pipeline.runs.make import clear_workplace
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
@@ -95,6 +96,8 @@ class Local:
                 with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
                     pass
         for run in runs:
+            if run.hash not in reasons:
+                clear_workplace(run)
             if run.name not in failed and (reason := why_failed(run, failed, finished=run.hash not in reasons)):
                 failed[run.name] = reason
                 if self.aloud and not reason.startswith(BLOCKED):
