@@ -128,8 +128,12 @@ def included_state() -> tuple[str, ...]:
 def harness_index() -> Index:
     """All that is known: what the installed harness ships, and what eval.include_path adds."""
     indexes = [shipped(), *(own_index for _, own_index in _included.values())]
-    tasks, groups = ([getattr(part, kind) for part in indexes] for kind in ("tasks", "groups"))
-    return Index(*({name: file for files in part for name, file in files.items()} for part in (tasks, groups)))
+    result = Index()
+    for part in indexes:
+        result.tasks.update(part.tasks)
+        result.groups.update(part.groups)
+        result.tags.update(part.tags)
+    return result
 
 
 @cache
@@ -196,7 +200,7 @@ def name_tasks(tasks: Sequence[str]) -> str:
 def explain_tag(name: str) -> str:
     """What to give in place of a tag, which has no score of its own; nothing of a name that is no tag."""
     tag, shots = match.groups() if (match := re.fullmatch(r"(.+)(_\d+shot)", name)) else (name, "")
-    if not any(tag in part.tags for part in (shipped(), *(part for _, part in _included.values()))):
+    if tag not in harness_index().tags:
         return ""
     tasks = [f"{task}{shots}" for task in tagged(tag)]
     of = f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give {name_tasks(tasks)}"
