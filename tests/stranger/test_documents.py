@@ -165,7 +165,7 @@ def test_what_needs_more_than_this_machine_is_planned(
         told = call("stage=plan", *asked)
         named = re.search(r"needs? up to|cannot run: data_root=DIR has no mgsm/", told.err)  # of DIR a part is here
         assert told.status == 0 or named, told.err
-        assert re.search(r"^\d+ of \d+ runs to compute", told.out, re.MULTILINE), told.out
+        assert re.search(r"\. 0 of [\d,]+ runs are done\.", told.out, re.MULTILINE), told.out
 
 
 # ------------------------------------------------------------------------------------------------ what pages name
