@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -104,6 +104,17 @@ class Merge(Knobs):
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """The beginning of its runs' names; the experts' labels follow. layers: as of `refuse`."""
         return self.method
+
+    def described(self, partition: Partition | None, layers: int | None) -> str:
+        """What it does, for readers, in the layers of its model where their number is known."""
+        words = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
+        for item in fields(self):
+            value, is_own = getattr(self, item.name), not hasattr(Merge, item.name) and not item.metadata.get("run")
+            if is_own and value is not None and (type(value) in (int, float) or value != item.default):
+                words.append(
+                    f"{item.name.replace('_', ' ')} {value:g}" if type(value) is float else f"{item.name} {value}"
+                )
+        return ", ".join([*words, *([f"partition {partition.name}"] if partition else [])])
 
 
 def check_method(kind: type[Merge], name: str, place: str) -> None:
