@@ -118,6 +118,13 @@ def refuse_without_token(place: Place, table: str, words: list[str]) -> list[str
     return [] if refused else [f"without a token nothing is said to be gated: {told.splitlines()[-1]}"]
 
 
+def done_of(plan: str) -> list[int]:
+    """How many runs of a plan are done, of how many."""
+    found = re.search(r"([\d,]+) of ([\d,]+) runs are done", plan)
+    assert found is not None, plan
+    return [int(count.replace(",", "")) for count in found.groups()]
+
+
 def rehearse(place: Place, table: str, words: list[str], launcher: list[str], cluster: Any = None) -> dict[str, Any]:
     """Run a table and read its report. Returns its row of the record."""
     name, begun = Path(table).stem, time.perf_counter()
@@ -131,14 +138,12 @@ def rehearse(place: Place, table: str, words: list[str], launcher: list[str], cl
         place.command("stage=table", *words, *launcher, offline=True)
     again, _ = place.command("stage=plan", *words, offline=True)
     place.command("stage=report", *words, offline=True)
-    to_compute = re.search(r"^(\d+) of (\d+) runs to compute", plan)
-    assert to_compute is not None, plan
-    finished = re.match(r"0 of \d+ runs to compute", again)
-    problems = refusals + ([] if finished else [f"not finished: {again.splitlines()[0]}"])
-    kinds = dict(re.findall(r"^([a-z ]+): (\d+), \d+ finished$", again, re.MULTILINE))
+    done, total = done_of(plan)
+    problems = refusals + ([] if len({*done_of(again)}) == 1 else [f"not finished: {again.splitlines()[1]}"])
+    kinds = {kind: int(count.replace(",", "")) for kind, count in re.findall(r"^([a-z ]+?)  +([\d,]+)", again, re.M)}
     row = {
         "table": name, "launcher": "slurm, two nodes" if cluster else " ".join(launcher),
-        "runs": sum(map(int, kinds.values())), "computed": int(to_compute[1]), "kinds": kinds,
+        "runs": total, "computed": total - done, "kinds": kinds,
         **read_cells(place.runs / "reports" / name, plan, problems),
         "prefetch_seconds": round(prefetching, 1), "table_seconds": round(seconds, 1),
         "minutes": round((time.perf_counter() - begun) / 60, 1), "problems": problems,

@@ -62,7 +62,7 @@ def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> No
     there = os.environ | {"PYTHONPATH": str(installed)}
     done = forked.python("-c", code, str(installed), cwd=tmp_path, env=there)
     assert done.returncode == 1 and "3 evaluations cannot run: data_root=. has no mgsm/en/test.jsonl" in done.stderr
-    assert "11 of 11 runs to compute" in done.stdout
+    assert "0 of 11 runs are done" in done.stdout
 
 
 MINE = """

@@ -321,7 +321,7 @@ def test_a_folder_of_options_of_ones_own(own: Path, call: Call, monkeypatch: pyt
     assert "recipe=nope is not an option: did you mean mine? There are" in refused.err
     assert " mine," in refused.err and "layer_swapping_sw_1" in refused.err
     planned = call(f"--config-dir={own}", "stage=plan", "table=mine")
-    assert planned.status == 0 and "3 of 3 runs to compute" in planned.out, planned.err
+    assert planned.status == 0 and "0 of 3 runs are done" in planned.out, planned.err
     missing = call(f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is not a table: did you mean mine" in missing.err
 
@@ -390,7 +390,7 @@ def test_claims_of_ones_own(own: Path, call: Call) -> None:
     refused = call(*asked)
     assert refused.status == 1 and "mine.yaml, claim mine_is_good: 'bse' is no column or row" in refused.err
     (own / "claims/mine.yaml").write_text(claim)
-    planned = call(*asked).out
+    planned = call(*asked, "plan.lines=9").out
     assert "\nclaim mine_is_good: minimum detectable difference 11.9 points\n" in planned
     (own / "claims/mine.yaml").write_text(claim.replace("}]", "}, {id: mine_is_good}]"))
     assert "claim mine_is_good: text is missing" in call(*asked).err
@@ -420,7 +420,7 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert told.out.count("11 of 11 runs to compute") == 4  # in each plan first and last
+    assert told.out.count("0 of 11 runs are done") == 2
     assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 

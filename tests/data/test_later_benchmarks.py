@@ -152,7 +152,7 @@ def test_an_interrupted_training_resumes_and_a_plan_has_nothing_new_after_a_test
     assert told.status == 0 and "resumes after step 2" in told.err, told.err
     put(data, "mgsm/ha/test.jsonl", [question("grey")])
     told = call("stage=plan", *words)
-    assert told.status == 0 and "0 of 3 runs to compute here" in told.out, told.out
+    assert told.status == 0 and "3 of 3 runs are done" in told.out, told.out
     put(data, "mgsm/te/test.jsonl", [shares_with("red")])
     told = call("stage=plan", *words)
     assert told.status == 1 and "has 1 rows (train.jsonl line" in told.err and "redo=true" in told.err

@@ -163,9 +163,10 @@ def test_what_needs_more_than_this_machine_is_planned(
             continue
         plans.add(seen)
         told = call("stage=plan", *asked)
-        named = re.search(r"needs? up to|cannot run: data_root=DIR has no mgsm/", told.err)  # of DIR a part is here
+        # of DIR a part is here, and few disks hold 8B's snapshots
+        named = re.search(r"needs? up to|cannot run: data_root=DIR has no mgsm/|trainings write .* TB", told.err)
         assert told.status == 0 or named, told.err
-        assert re.search(r"^\d+ of \d+ runs to compute", told.out, re.MULTILINE), told.out
+        assert re.search(r"\d+ of\s+[\d,]+\s+runs\s+are\s+done\.", told.out), told.out
 
 
 # ------------------------------------------------------------------------------------------------ what pages name

@@ -230,13 +230,18 @@ columns: {math: {run: math, mean: [seed]}}
 """
 
 
+@pytest.fixture
+def large_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.commands.plan.free_bytes", lambda folder: 10**14)
+
+
 def shown(tmp_path: Path, *words: str) -> str:
     (tmp_path / "mine.yaml").write_text(TABLE)
     config: Any = compose(["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}", *words])
     return show_plan(config)
 
 
-def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path: Path) -> None:
+def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path: Path, large_disk: None) -> None:
     """Llama 3.1 8B in fp32 is 128.5 GB of states: not on 80 GB, but in shards, or with 6 bytes a parameter."""
     with pytest.raises(PipelineError) as error:
         shown(tmp_path, "plan.gpu=h100_80")
@@ -244,7 +249,7 @@ def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path:
     assert re.match(
         r"2 runs of sft need up to \d+ GB a GPU \(math-full-s\d-\w+\), and h100_80 has 84: hardware=h100_80x1, or", told
     )
-    assert "GPU-hours" in error.value.output and "memory of sft" in error.value.output
+    assert "GPU-hours" in error.value.output and "FIX   2 runs of sft need up to" in error.value.output
     remedies = told.partition(": ")[2].removesuffix(" makes them fit").split(", or ")
     assert remedies == ["hardware=h100_80x1", "hardware=h100_80x8", "plan.gpu=h200_141"]
     for remedy in remedies:  # each does what it says

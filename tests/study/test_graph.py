@@ -18,7 +18,7 @@ from pipeline.runs.run import External
 
 def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def shown(run: Any) -> str:
-        return show_runs([run], History(), reasons_unfinished([run]), 10)
+        return "\n".join(show_runs([run], History(), reasons_unfinished([run]), 10))
 
     run, other_seed = a_run(tmp_path), a_run(tmp_path, seed=3)
     assert "never made" in shown(run)

@@ -99,11 +99,10 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     )
     with pytest.raises(PipelineError, match="^cannot be planned: sft.batch_size=") as refused:
         show_plan(config)  # type: ignore[arg-type]
-    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.output
+    assert " parts that depend on these" in str(refused.value) and "2 things to fix" in refused.value.output
     found = Planning.of(config)  # type: ignore[arg-type]
-    first, *_, last = refused.value.output.splitlines()
     unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]
-    assert first == last and f"; not including {len(unplanned):,} of 1,108 scores, which cannot be planned; " in first
+    assert f"{len(unplanned):,} of 1,108 scores cannot be planned, and are not included" in refused.value.output
     assert 0 < len(unplanned) < 1108
 
 
@@ -124,15 +123,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_single_command_is_planned(own: Path) -> None:
     """What it takes first and last, of the stage that its groups name, or plan.stage."""
     words = ["expert=mine", "model=sandbox", "recipe=sandbox_math", f"data_root={own}", f"runs_dir={own}/r"]
-    lines = show_plan(compose(["stage=plan", *words, "sft.steps=3"])).splitlines()  # type: ignore[arg-type]
-    assert lines[0] == lines[-1] and re.search(r"; 2 of 2 runs to compute here: about \d+ s", lines[0])
-    assert lines[0].startswith("mine-full-s0: recipe=sandbox_math mixture=all, ") and " rows in 3 steps, " in lines[0]
+    lines = show_plan(compose(["stage=plan", *words, "sft.steps=3", "plan.lines=9"])).splitlines()  # type: ignore[arg-type]
+    assert lines[0] == "stage=sft: mine-full-s0 (recipe=sandbox_math)"
+    assert re.fullmatch(r"About \d+ s on this machine\. 0 of 2 runs are done\.", lines[1])
+    assert any(line.startswith("trainings: full; 96 rows in 3 steps of 32, ") for line in lines), lines
     run = build(compose(["stage=sft", *words, "sft.steps=3"]))  # type: ignore[arg-type]
     assert any(line.startswith(run.name) for line in lines)
     fetched = compose(["stage=prefetch", *words])
     assert fetched.runs_dir == f"{own}/r" and fetched.command == ["stage=sft", *words]  # type: ignore[attr-defined]
     data = show_plan(compose(["stage=plan", "plan.stage=data", *words[:1], *words[3:]]))  # type: ignore[arg-type]
-    assert data.startswith("1 of 1 runs to compute here: ") and "data-mine-" in data
+    assert data.startswith("stage=data: data-mine\n") and "0 of 1 runs are done." in data
     assert not (own / "r").exists()
     with pytest.raises(PipelineError, match="unknown key sft.stops: did you mean sft.steps"):
         show_plan(compose(["stage=plan", *words, "sft.stops=3"]))  # type: ignore[arg-type]

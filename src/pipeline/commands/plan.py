@@ -1,29 +1,34 @@
-"""Stage plan: the runs of a table or of a command, what they cost, what is missing, and what could be detected."""
+"""Stage plan: what the runs of a table or of a command cost, what is missing, and what could be detected."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from pipeline.commands.clean import missing_snapshots
-from pipeline.config.overrides import chosen_options, typed_in
-from pipeline.config.stages import (
-    EvalStage,
-    MergeStage,
-    PlanStage,
-    TrainStage,
-    trains,
+from pipeline.commands.overview import (
+    Overview,
+    kinds_table,
+    memory_text,
+    merge_details,
+    score_details,
+    training_details,
 )
+from pipeline.config.overrides import chosen_options, typed_in
+from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import History, describe_training, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import estimate_costs
+from pipeline.estimate.durations import NEEDS_GPU, History
+from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.estimate.training_rows import cut_lines
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
-from pipeline.report.contrasts import detectable_claims, detectable_differences
+from pipeline.report.contrasts import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.disk import check_writable
@@ -32,7 +37,6 @@ from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
@@ -43,96 +47,203 @@ from pipeline.train.memory import emulated
 
 
 def show_plan(config: PlanStage) -> str:
-    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could detect.
+    """What is decided before the runs of a table or of a command begin: an overview of 24 lines; with plan.lines the
+    runs and each note in full, with plan.keys the keys in hashes.
 
     Raises:
-        PipelineError: some runs cannot be planned, evaluated, or fit plan.gpu and plan.gpus; one sentence per cause,
-            with the shown text.
+        PipelineError: some runs cannot be planned, evaluated, or fit plan.gpu, plan.gpus and the disk; one sentence per
+            cause, with the shown text.
     """
     if config.plan.expand and config.command is None:
         return expanded_text(config.table).rstrip()
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
-        about = describe_training(runs[-1], chosen_options(config.command)) if trains(runs[-1].config) else ""
-        if isinstance(runs[-1].config, MergeStage):
-            stored = stored_dtype(runs[-1], runs[-1].runs_dir) or "the dtype of its experts"
-            about = f"the merge is stored in {stored}"
+        options = chosen_options(config.command)
+        chosen = " ".join(f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options)
+        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (f" ({chosen})" if chosen else "")
         reasons, typed = reasons_unfinished(runs), typed_in(config.command)
         problems = evaluation_problems(runs, reasons, config.plan.prompts)
-        return plan_text(config, runs, reasons, [], problems, about=about, typed=typed)
+        command = ["python", "-m", "pipeline", *config.command]
+        return plan_text(config, runs, reasons, Overview(title, "", [], [], shlex.join(command), problems), typed=typed)
     planning = Planning.of(config)
     config = cast(PlanStage, planning.config)
     check_claims(planning)
     (_, runs, reasons), waiting = planning.graph(), planning.waiting_evaluations()
     deleted = missing_snapshots(runs, reasons)
-    lines = [
-        *count_kinds(planning, runs, reasons),
-        *describe_every_keys(planning, runs),
-        *published_lines(planning.plan),
-        *ways_of_scoring(runs),
-        *empty_spbleu(planning),
-        *detectable_differences(planning),
-        *detectable_claims(planning),
-        *(f"cannot be computed: {name} was deleted, train it again with redo=true" for name in deleted),
-    ]
-    causes = [*not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)]
+    table, found, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
+    compared = [found[1]] if found else []
+    published = sum(bool(cell.published) for cell in planning.plan.cells.values())
+    compared += [f"{pluralize(published, 'cell')} with a published number"] if published else []
+    untestable = sum(claim.points is None for claim in claims)
+    compared += [f"{pluralize(untestable, 'claim')} cannot be tested"] if untestable else []
+    small = [claim for claim in claims if claim.is_small()]
+    know = [f"of {len(claims)} claims, {len(small)} are about published differences that are smaller than what is "
+            f"detectable: {small[0].text()}"] if small else []  # fmt: skip
+    know += [found[0].advice()] if found else []
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
-    omitted = f"not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
-    table = planning.plan.table
-    return plan_text(config, runs, reasons, lines, causes, omitted, table.free_snapshots, waiting, typed=table.every)
+    know += [f"{missing:,} of {len(scores):,} scores cannot be planned, and are not included"] if missing else []
+    know += [*empty_spbleu(planning), *overridden(planning)]
+    overview = Overview(
+        f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
+        next_command(config),
+        [*(f"{name} was deleted: train it again with redo=true, or remove the runs that need it" for name in deleted),
+         *not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)],
+        know,
+    )  # fmt: skip
+    overview.details += align_columns(found[0].rows(), range(1, 9)) if found else []
+    more = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
+    more += describe_every_keys(planning, runs) if config.plan.keys else []
+    return plan_text(config, runs, reasons, overview, more, table.free_snapshots, waiting, typed=table.every)
 
 
-def ways_of_scoring(runs: Sequence[Run]) -> Iterator[str]:
-    """A line: in which dtype, by which products of matrices, and by what these runs are scored."""
-    found = {
-        f"{config.dtype} ({config.products} products) by {config.backend}"
-        for run in runs if isinstance(run.config, EvalStage) for config in [run.config.eval]
-    }  # fmt: skip
-    if found:
-        yield f"scored in {'; '.join(sorted(found))}"
+def next_command(config: PlanStage) -> str:
+    """The command that computes the table that was planned, with the same words."""
+    words = [f"{key}={'null' if value is None else value}" for key, value in config.given.items()
+             if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
+    return shlex.join(["python", "-m", "pipeline", "stage=table", *words])
 
 
 def plan_text(
-    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], more: list[str], causes: list[str],
-    omitted: str = "", free_snapshots: bool = False, waiting: Sequence[Run] = (), about: str = "",
-    typed: Container[str] = (),
+    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, more: Sequence[str] = (),
+    free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = (),
 ) -> str:  # fmt: skip
-    """A plan of runs as text: what it is `about`, takes, and what is `omitted` from that, first and last; the runs,
-    their cost, and `more`. reasons: why runs are to compute; typed: keys that no hardware= would change.
+    """The overview of a plan of runs, completed by what they cost; then, as asked, its runs, notes and `more`.
+
+    reasons: why runs are to compute; typed: keys that no hardware= would change.
 
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
     remaining = [run for run in runs if run.hash in reasons]
-    cost = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
-    causes = [*causes, *(cost.causes if cost else [])]
+    bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
+    history = History(finished_manifests(Path(config.runs_dir)))
+    fix = [*overview.fix, *(bill.causes if bill else []), *disk_problems(config, bill, free_snapshots)]
     if reasons:
         try:
             check_writable(Path(config.runs_dir), create=False)
         except PipelineError as error:
-            causes.append(str(error))
+            fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
-        causes = [cause.replace("every.", "") for cause in causes]
-    history = History(finished_manifests(Path(config.runs_dir)))
-    workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
-    time, unknown = history.sum(remaining, workers)
-    time += f" with {workers} workers" * (workers > 1 and time.startswith("about"))
-    if unknown:
-        time = unknown if time == "?" else f"{time}, not including {unknown}"
-    parts = [
-        about,
-        f"{len(reasons)} of {len(runs)} runs to compute here: {time}",
-        cost.headline() if cost else "",
-        omitted,
-    ]
-    head = "; ".join([*filter(None, parts), *([pluralize(len(causes), "problem")] if causes else [])])
-    needed = cost.lines() if cost else [] if visible_gpus() else memory_lines(remaining)
-    shown = show_runs(runs, history, reasons, config.plan.lines)
-    text = "\n".join([head, shown, *cut_lines(remaining), *needed, *more, head])
-    if causes:
-        raise PipelineError("\nerror: ".join(causes), output=text)
+        fix = [cause.replace("every.", "") for cause in fix]
+    know = [*missing_inputs(runs), *overview.know, *cut_lines(remaining), *template_lines(runs)]
+    know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
+    overview = replace(
+        overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
+        table=kinds_table(runs, waiting, reasons, bill, history),
+        details=[*host_line(bill), *training_details(remaining), *merge_details([*runs, *waiting]), *stored_lines(runs),
+                 *score_details([*runs, *waiting]), *overview.details],
+        next=overview.next if reasons else overview.next.replace("stage=table", "stage=report"),
+    )  # fmt: skip
+    lines = overview.lines()
+    if config.plan.lines:
+        lines += ["", *know, *([""] if know else []), *show_runs(runs, history, reasons, config.plan.lines)]
+    if config.plan.lines or config.plan.keys:
+        lines += more
+    text = "\n".join(lines)
+    if fix:
+        raise PipelineError("\nerror: ".join(fix), output=text)
     return text
+
+
+def total_text(
+    config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None, history: History, fix: int,
+    know: int,
+) -> str:  # fmt: skip
+    """What all takes, how many runs are done, and how much there is to fix and to know."""
+    if bill is not None and bill.kinds:
+        hours, plan = sum(map(bill.hours, bill.kinds)), bill.plan
+        days = hours / plan.gpus / 24
+        time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
+        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus}"
+        takes += f" = {time} of one node" if plan.gpus > 1 else f" = {time}"
+    elif not remaining:
+        takes = "Nothing is left to compute"
+    else:
+        workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
+        time, unknown = history.sum(remaining, workers)
+        takes = {"?": "Unknown time", NEEDS_GPU: f"This {NEEDS_GPU}: add hardware=NAME for its hours"}.get(time, time)
+        takes = takes[0].upper() + takes[1:]
+        if time.startswith("about"):
+            takes += " on this machine" + f" with {workers} workers" * (workers > 1)
+        takes += f", not including {unknown}" if unknown else ""
+    counts = [pluralize(fix, "thing") + " to fix"] if fix else []
+    counts += [f"{know} to know" if fix else f"{pluralize(know, 'thing')} to know"] if know else []
+    done = f"{len(runs) - len(remaining):,} of {len(runs):,} runs are done."
+    return f"{takes}. {done}" + (f" {', '.join(counts)}." if counts else "")
+
+
+def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) -> Iterator[str]:
+    """What trainings write against what is free in runs_dir."""
+    if bill is None or not bill.disk:
+        return
+    free = free_bytes(Path(config.runs_dir).resolve())
+    if bill.disk > free:
+        written = f"trainings write {size_text(bill.disk)} to runs_dir={config.runs_dir}"
+        saved = not free_snapshots and bill.freed < 0.9 * bill.disk
+        remedy = f"free_snapshots=true needs {size_text(bill.freed)}, or " if saved else ""
+        yield f"{written}, where {size_text(free)} are free: {remedy}give a runs_dir with more room"
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free where a folder is, or will be."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+
+
+def size_text(size: float) -> str:
+    return f"{size / 1e12:.2f} TB" if size >= 1e12 else f"{size / 1e9:.1f} GB"
+
+
+def host_line(bill: Bill | None) -> Iterator[str]:
+    """The memory of a node, and the disk of trainings."""
+    if bill is not None and bill.kinds:
+        host = memory_text(cost.host for costs in bill.kinds.values() for cost in costs)
+        yield f"host memory: up to {host} GB" + (f"; trainings write {size_text(bill.disk)}" if bill.disk else "")
+
+
+def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """In which dtype the last of merges is written."""
+    merges = [run for run in runs if isinstance(run.config, MergeStage)]
+    if merges:
+        stored = stored_dtype(merges[-1], merges[-1].runs_dir) or "the dtype of its experts"
+        yield f"the merge is stored in {stored}"
+
+
+def missing_inputs(runs: Sequence[Run]) -> list[str]:
+    """What runs read from the Hub and is not pinned here, or stays empty."""
+    if not runs:
+        return []
+    inputs = collect_hub_inputs(list(runs))
+    missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
+    lines = [f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"]
+    return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+
+
+def template_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Models that are trained with a chat template and scored without it, or the reverse."""
+    unlike = {
+        (trained.config.sft.template, run.config.eval.chat_template): (trained.label, run.name)
+        for run in runs if isinstance(run.config, EvalStage)
+        for trained in order_runs([run]) if isinstance(trained.config, TrainStage)
+        if (trained.config.sft.template == "chat") != run.config.eval.chat_template
+    }  # fmt: skip
+    for (template, chat), (label, _) in unlike.items():
+        scored = "with the chat template" if chat else "without it"
+        yield (
+            f"{label} is trained with sft.template={template} and scored {scored}: set eval.chat_template="
+            f"{str(not chat).lower()}, or sft.template={'chat' if chat else 'plain'}"
+        )
+
+
+def overridden(planning: Planning) -> Iterator[str]:
+    for key, names in planning.plan.overriders.items():
+        yield f"every.{key} does not reach: {', '.join(names)}, which override it"
+
+
+def slow_lines(runs: Sequence[Run]) -> list[str]:
+    """A line about trainings on a CPU: what it computes slowly."""
+    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
+    return [f"{slow} ({run.name})" for run in trainings if (slow := emulated(run.config.sft))][:1]
 
 
 def not_planned(planning: Planning) -> list[str]:
@@ -146,8 +257,8 @@ def not_planned(planning: Planning) -> list[str]:
     return [*lines[:-1], f"{lines[-1]}, and {dependents} parts that depend on these"] if lines and dependents else lines
 
 
-def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> str:
-    """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs."""
+def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int) -> list[str]:
+    """Text table of the runs with their estimated seconds and states, at most `max_lines`."""
     rows = [("run", "stage", "seconds", "state")]
     for run in runs[:max_lines]:
         if run.hash in reasons:
@@ -157,24 +268,7 @@ def show_runs(runs: list[Run], history: History, reasons: Mapping[str, str], max
             seconds, how = (f"{manifest.seconds:.0f}", "finished") if manifest else ("", "deleted, no longer needed")
             rows.append((run.name, run.config.stage, seconds, how))
     omitted = len(runs) - max_lines
-    lines = align_columns(rows)
-    lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
-    if runs:
-        inputs = collect_hub_inputs(runs)
-        missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
-        lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
-        lines += [*inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
-    return "\n".join(lines)
-
-
-def memory_lines(runs: Sequence[Run]) -> list[str]:
-    """Lines about trainings on a CPU: the largest memory, if it is known, and what it computes slowly."""
-    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
-    estimates = [(bytes_needed, run.name) for run in trainings if (bytes_needed := memory_here(run)) is not None]
-    lines = [f"{slow} ({run.name})" for run in trainings if (slow := emulated(run.config.sft))][:1]
-    if estimates:
-        lines.append(f"memory of trainings: up to {max(estimates)[0] / 1e9:.1f} GB on a CPU ({max(estimates)[1]})")
-    return lines
+    return align_columns(rows) + ([f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else [])
 
 
 def empty_spbleu(planning: Planning) -> list[str]:
@@ -185,26 +279,6 @@ def empty_spbleu(planning: Planning) -> list[str]:
         runs = filter(None, map(planning.expected_evaluation, scores if cell.metric == "spbleu" else ()))
         empty += any(run.config.eval.spm_model is None for run in runs)
     return [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"] if empty else []
-
-
-def count_kinds(planning: Planning, runs: Sequence[Run], reasons: Mapping[str, str]) -> list[str]:
-    """Lines with the number of runs and finished runs per kind; evaluations of merges in memory are a kind of their
-    own."""
-    by_kind: dict[str, list[Run]] = {}
-    for run in runs:
-        in_memory = isinstance(run.config, EvalStage) and run.config.merge is not None
-        kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if in_memory else run.config.stage
-        by_kind.setdefault(kind, []).append(run)
-    lines = [
-        f"{kind}: {len(members)}, {sum(run.hash not in reasons for run in members)} finished"
-        for kind, members in by_kind.items()
-    ]
-    plan, waiting = planning.plan, len(planning.waiting_scores())
-    count = len(plan.scores)
-    distinct = len({run.hash for run in map(planning.evaluation_of, plan.scores) if run})
-    cells = f"{len(plan.cells)} cells of {count} scores, {distinct} distinct"
-    lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
-    return lines
 
 
 def published_lines(plan: TablePlan) -> list[str]:

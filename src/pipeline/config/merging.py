@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -59,6 +59,12 @@ class Merge(Knobs):
         """torch's name of the dtype in which the result is stored; None: that of the sources."""
         return self.dtype
 
+    @staticmethod
+    def dtype_of_several(of_base: Collection[str]) -> str:
+        """torch's name of the dtype of what is merged of experts in several: that of a base that is given, and has one;
+        else float32, which holds them all."""
+        return next(iter(of_base)) if len(of_base) == 1 else "float32"
+
     def beyond_knobs(self) -> dict[str, Any]:
         """What affects the hash next to the knobs: the version of another package, the content of a file."""
         return {"packages": {self.method: self.package}} if self.package else {}
@@ -98,6 +104,17 @@ class Merge(Knobs):
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """The beginning of its runs' names; the experts' labels follow. layers: as of `refuse`."""
         return self.method
+
+    def described(self, partition: Partition | None, layers: int | None) -> str:
+        """What it does, for readers, in the layers of its model where their number is known."""
+        words = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
+        for item in fields(self):
+            value, is_own = getattr(self, item.name), not hasattr(Merge, item.name) and not item.metadata.get("run")
+            if is_own and value is not None and (type(value) in (int, float) or value != item.default):
+                words.append(
+                    f"{item.name.replace('_', ' ')} {value:g}" if type(value) is float else f"{item.name} {value}"
+                )
+        return ", ".join([*words, *([f"partition {partition.name}"] if partition else [])])
 
 
 def check_method(kind: type[Merge], name: str, place: str) -> None:

@@ -270,7 +270,8 @@ class Plan(Knobs):
     stage: str | None = knob(None, options=RUN_STAGES)
     gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48"))
     gpus: int = knob(1, ge=1)
-    lines: int = knob(150, ge=0)  # runs that are listed individually; more are summarised
+    lines: int = knob(0, ge=0)  # runs that are listed, with all notes in full; more are summarised
+    keys: bool = False  # also list which keys of `every` are in run hashes
     prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
     expand: bool = False  # print the table with what it inherits, or that a study is, as YAML, and nothing else
 

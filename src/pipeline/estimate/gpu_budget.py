@@ -69,40 +69,19 @@ class Bill:
     plan: Plan
     kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
     disk: float = 0.0
+    freed: float = 0.0  # the disk with free_snapshots=true
     unknown: dict[str, tuple[str, str]] = field(default_factory=dict)  # run hash -> its kind, and why
     causes: list[str] = field(default_factory=list)
 
     def hours(self, kind: str) -> float:
         return sum(cost.hours for cost in self.kinds[kind])
 
-    def headline(self) -> str:
-        """GPU-hours, and how many runs of each kind are not in them, with a reason each; empty for nothing to do."""
+    def left_out(self) -> list[str]:
+        """How many runs of each kind are not in it, with a reason each."""
         missing = Counter(kind for kind, _ in self.unknown.values())
-        counts = {kind: missing[kind] + len(self.kinds.get(kind, ())) for kind in missing}
         reasons = dict(reversed(list(self.unknown.values())))  # kind -> the first
-        omitted = " and ".join(
-            f"{count:,} of {counts[kind]:,} of {kind} ({reasons[kind]})" for kind, count in missing.items()
-        )
-        hours = f"{sum(map(self.hours, self.kinds)):,.1f}" if self.kinds else "?"
-        text = f"{self.plan.gpu}: {hours} GPU-hours" if self.kinds or missing else ""
-        return text + (f", not including {omitted}" if missing else "")
-
-    def lines(self) -> list[str]:
-        """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk."""
-        plan = self.plan
-        if not self.kinds:
-            return []
-        total = sum(map(self.hours, self.kinds))
-        hours = ", ".join(f"{kind} {self.hours(kind):.1f}" for kind in self.kinds)
-        lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({hours}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
-        for kind, costs in self.kinds.items():
-            largest = max(costs, key=lambda cost: cost.memory)
-            rows = sorted({cost.rows for cost in costs if cost.rows})
-            at_once = f"; {' to '.join(map(str, dict.fromkeys((rows[0], rows[-1]))))} rows at once" if rows else ""
-            lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name}){at_once}")
-        lines.append(GPUS[plan.gpu or ""].basis())
-        host = max(cost.host for costs in self.kinds.values() for cost in costs)
-        return [*lines, f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB"]
+        counts = {kind: missing[kind] + len(self.kinds.get(kind, ())) for kind in missing}
+        return [f"{count:,} of {counts[kind]:,} of {kind} ({reasons[kind]})" for kind, count in missing.items()]
 
 
 def estimate_costs(
@@ -131,9 +110,8 @@ def estimate_costs(
             total.unknown[run.hash] = kind, str(error).strip("'")
             continue
         total.kinds[kind].append(cost)
-    total.disk = disk_bytes(
-        [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])], selections, free_snapshots
-    )
+    trainings = [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])]
+    total.disk, total.freed = (disk_bytes(trainings, selections, freed) for freed in (free_snapshots, True))
     total.causes = [
         message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan, typed)
     ]

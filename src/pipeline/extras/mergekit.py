@@ -127,6 +127,9 @@ class Mergekit(Merge):
     def label(self, partition: Partition | None, layers: int | None) -> str:
         return f"mergekit-{self.config['merge_method']}"
 
+    def described(self, partition: Partition | None, layers: int | None) -> str:
+        return f"{self.config['merge_method']} of {Path(self.file).name}"
+
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Computed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,7 @@ from typing import Any
 
 from pipeline.errors import Held, PipelineError
 from pipeline.files import write_atomically
-from pipeline.launch.attempts import NoProgress
 from pipeline.launch.cards import Cards
-from pipeline.launch.in_process import reason_of
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
@@ -129,22 +127,25 @@ class Session:
 
 def work(
     session: Session,
-    compute: Callable[[Task, Callable[[], None]], Any],
+    compute: Callable[[Task, Callable[[], None]], Any] | None,
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
     wait: Callable[[], bool] = should_wait,
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
+    helpers: Callable[[], Collection[int]] = tuple,
 ) -> dict[str, str]:
     """Make runs of a session until none is left to this worker. Returns those that another process holds: hash -> why.
 
     Args:
-        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease.
+        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease. None: all
+            are left to the helpers, as long as there are some.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
         wait: whether it waits for what other processes compute.
         stay: whether it waits for more tasks where none is left, until a signal ends it.
         tell: called whenever something may have changed.
+        helpers: the ids of the processes that this one has started to make runs.
     """
     models: list[str] = []
     held: dict[str, str] = {}
@@ -153,12 +154,17 @@ def work(
         stop.raise_if_signalled()
         session.look()
         tell()
+        pids = helpers()
         again = stay
         ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
         holders: dict[str, Holder] = {}
         for task in () if cards and cards.give_way() else ready:
-            if holder := live_holder(task.workplace):
+            holder = live_holder(task.workplace)
+            if holder and holder.pid not in pids:
                 holders[task.hash] = holder
+                continue
+            if holder or compute is None:
+                again = again or bool(pids)
                 continue
             made = False
             with cards.taken(task.gpus, partial(is_free, session, task)) if cards else nullcontext(True) as taken:
@@ -172,17 +178,13 @@ def work(
             if not again and not (holders and wait()):
                 return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
             if holders and not again and not told:
-                say(waiting_for(ready[0].name, holders[ready[0].hash]))
+                say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
                 told = True
             time.sleep(LOOK)
 
 
 def held_by(name: str, holder: Holder) -> str:
     return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
-
-
-def waiting_for(name: str, holder: Holder | None) -> str:
-    return f"{name}: held by {holder}; waiting"
 
 
 def is_free(session: Session, task: Task) -> bool:
@@ -210,11 +212,13 @@ def make(
             held[task.hash] = str(error)
         return False
     except (SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, NoProgress):
+        if isinstance(error, stop.NoProgress):
             session.fail(task, error.reason)
         session.leave(task)
         raise
     except Exception as error:
+        from pipeline.launch.in_process import reason_of
+
         session.fail(task, reason_of(error))
     else:
         session.finish(task)

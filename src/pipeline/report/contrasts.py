@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
@@ -27,40 +27,97 @@ from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 
 DISCORDANT = 0.2  # assumed share of questions that only one of two models answers correctly, until scores are known
+SPREAD = 0.02  # assumed standard deviation of a difference from seed to seed
+MORE_SEEDS = (3, 5, 8)  # fewer are no sample
 
 
-def detectable_differences(planning: Planning) -> list[str]:
-    """Text lines, one per pair of `compare`: the minimum detectable difference on the fewest and the most questions.
+class Detectable(NamedTuple):
+    """The minimum detectable differences of a comparison, in points: of these trainings (0 seeds) and of trainings in
+    general, by the number of questions."""
 
-    Only different questions count: a mean over seeds or models repeats the same ones, which reduces only other noise.
-    As in the report, each comparison is tested with Holm's correction over all.
-    """
-    lines = []
+    name: str
+    seeds: int  # of the table's trainings; 0 if these are no sample
+    points: dict[int, dict[int, float]]  # questions -> seeds -> points
+
+    @classmethod
+    def of(
+        cls, name: str, questions: int, level: float, seeds: int = 0, discordant: float = DISCORDANT,
+        spread: float = SPREAD,
+    ) -> Detectable:  # fmt: skip
+        """discordant, spread: the shares that are assumed, or were measured."""
+        of_seeds = sorted({0, seeds, *MORE_SEEDS})
+        return cls(name, seeds, {
+            count: {more: 100 * planned_difference(count, level, more, spread, discordant) for more in of_seeds}
+            for count in (questions, 2 * questions)
+        })  # fmt: skip
+
+    def rows(self) -> list[list[str]]:
+        """A small table: a line for each number of questions, a column for each number of seeds."""
+        (first, of_first), *_ = self.points.items()
+        heads = ["these trainings" if not seeds else f"{seeds} seeds" for seeds in of_first]
+        lines = [[f"{count:,} questions", *(f"{points:.1f}" for points in of.values())]
+                 for count, of in self.points.items()]  # fmt: skip
+        return [["detectable, in points", *heads], *lines]
+
+    def advice(self) -> str:
+        """What is detectable now, what of more questions or seeds helps most, and what three seeds are for."""
+        (count, now), (_, doubled) = self.points.items()
+        choices = {"twice the questions": doubled[self.seeds]}
+        choices |= {f"{seeds} seeds": points for seeds, points in now.items() if seeds > self.seeds}
+        best = min(choices, key=lambda name: choices[name])
+        text = f"{now[self.seeds]:.1f} points are detectable on {count:,} questions; "
+        helps = choices[best] < now[self.seeds]
+        text += f"{best} help{'s' * (best[0] == 't')} most ({choices[best]:.1f})" if helps else "more seeds do not help"
+        if not self.seeds:
+            text += f"; trainings in general need 3 seeds or more ({now[3]:.1f}, with 8 {now[8]:.1f})"
+        return text
+
+
+def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
+    """That of the primary comparison, else of the first one, and what is compared besides, in words; None without
+    questions."""
     plan = planning.plan
     compared, primary = [*declared_pairs(plan), *control_pairs(plan)], tuple(plan.table.primary)
+    counts = {pair: questions_under(planning, plan.cells[cell_keys(plan, pair)[0]]) for pair in compared}
+    first = next((pair for pair in sorted(compared, key=lambda pair: pair != primary) if counts[pair]), None)
+    if first is None:
+        return None
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
-    for left, right in [*plan.compare, *plan.controls]:
-        level = holm_level(len(compared), (left, right) == primary[:2], bool(primary))
-        firsts = [plan.cells[cell_keys(plan, pair)[0]] for pair in compared if pair[:2] == (left, right)]
-        counts = [questions_under(planning, cell) for cell in firsts]
-        if sizes := list(filter(None, counts)):
-            ends = [100 * planned_difference(count, level, seeds, 0.0) for count in (min(sizes), max(sizes))]
-            text = f"{ends[0]:.1f} points on {min(sizes)} questions"
-            text += f", {ends[1]:.1f} on {max(sizes)}" if max(sizes) > min(sizes) else ""
-            for spread in (2, 4) if seeds else ():
-                apart = 100 * planned_difference(max(sizes), level, seeds, spread / 100)
-                text += f"; {apart:.1f} where it varies by {spread} from seed to seed"
-            lines.append(f"{left} against {right}: minimum detectable difference {text}")
-    note = f"(two-sided 5 % after Holm's correction over {len(compared)} comparisons"
-    note += ", of which the primary one has half" if primary and len(compared) > 1 else ""
-    note += f"; power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
-    return [*lines, note] if lines else []
+    left, right, place = first
+    level = holm_level(len(compared), first == primary, bool(primary))
+    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds)
+    others = [count for pair, count in counts.items() if pair != first and count]
+    text = f"{found.name} ({'primary' if first == primary else 'first'})"
+    if others:
+        level = holm_level(len(compared), False, bool(primary))
+        ends = dict.fromkeys(f"{100 * planned_difference(end(others), level, seeds, SPREAD):.1f}" for end in (max, min))
+        text += f" and {len(compared) - 1} more (Holm's correction; {' to '.join(ends)} points are detectable)"
+    return found, text
 
 
-def detectable_claims(planning: Planning) -> list[str]:
-    """Text lines, one per claim about a table: the minimum detectable difference at 5 % on the fewest questions of its
-    cells, next to the published one; or that no answers could decide it."""
-    lines = []
+class DetectableClaim(NamedTuple):
+    """A claim about a table, before there are scores. points: its minimum detectable difference at 5 % on the fewest
+    questions of its cells; None where no answers could decide it. published: the smallest and largest difference."""
+
+    id: str
+    points: float | None
+    published: tuple[float, float] | None = None
+
+    def text(self) -> str:
+        if self.points is None:
+            return f"claim {self.id}: {NOT_TESTABLE}"
+        ends = dict.fromkeys(f"{end:+.1f}" for end in self.published or ())
+        beside = f", published {' to '.join(ends)}" if ends else ""
+        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{beside}"
+
+    def is_small(self) -> bool:
+        """Whether a published difference is smaller than what can be detected."""
+        return bool(self.points and self.published and min(map(abs, self.published)) < self.points)
+
+
+def detectable_claims(planning: Planning) -> list[DetectableClaim]:
+    """The claims about a table that its plan has the cells of, and that are decided by differences, or by nothing."""
+    found = []
     for claim in claims_of(planning.plan.table.name):
         try:
             placed = PlacedClaim.of(claim, planning.plan)
@@ -68,15 +125,13 @@ def detectable_claims(planning: Planning) -> list[str]:
             continue  # in a smaller table of the same name: its verdict reports why
         sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
         if placed.untestable:
-            lines.append(f"claim {claim.id}: {NOT_TESTABLE}")
+            found.append(DetectableClaim(claim.id, None))
         elif claim.test == "difference" and claim.metric != FACT and sizes:
-            points = 100 * planned_difference(min(sizes), LEVEL, 0, 0.0)
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
-            ends = dict.fromkeys(f"{end(differences):+.1f}" for end in (min, max)) if differences else ()
-            published = f", published {' to '.join(ends)}" if ends else ""
-            lines.append(f"claim {claim.id}: minimum detectable difference {points:.1f} points{published}")
-    return lines
+            ends = (min(differences), max(differences)) if differences else None
+            found.append(DetectableClaim(claim.id, 100 * planned_difference(min(sizes), LEVEL, 0, 0.0), ends))
+    return found
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
@@ -88,12 +143,14 @@ def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cel
     return mean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(values[1])
 
 
-def planned_difference(questions: int, level: float, seeds: int, spread: float) -> float:
+def planned_difference(
+    questions: int, level: float, seeds: int, spread: float, discordant: float = DISCORDANT
+) -> float:
     """The minimum detectable difference (a share) before there are answers. seeds: 0 if trainings are no sample."""
     if not seeds:
-        return smallest_difference(questions, DISCORDANT, level)
-    within = DISCORDANT / questions / seeds  # the answers of two seeds differ as those of two models do
-    return least_detected(power_over_experts(DISCORDANT / questions, [(spread**2 / seeds, within, seeds)], level))
+        return smallest_difference(questions, discordant, level)
+    within = discordant / questions / seeds  # the answers of two seeds differ as those of two models do
+    return least_detected(power_over_experts(discordant / questions, [(spread**2 / seeds, within, seeds)], level))
 
 
 def questions_under(planning: Planning, cell: Cell) -> int:

@@ -81,7 +81,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if config.expert.world is not None:
         return {}
     if config.expert.items is not None and config.data_root is None:
-        small_world(None, resolver.runs_dir)
+        small_world(None)
     if config.data.benchmarks is not None and not any(scored_files(Path(config.data.benchmarks)).values()):
         raise PipelineError(
             f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name a folder with some"
@@ -91,7 +91,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     data_root = resolver.data_root(config.data_root)
     refuse_items(data_root or Path(config.data_root))
     if config.expert.items is not None:
-        return {"data_root": small_world(data_root, resolver.runs_dir)}
+        return {"data_root": small_world(data_root)}
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)

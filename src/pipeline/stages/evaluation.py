@@ -24,7 +24,6 @@ from pipeline.stages.data import locked_benchmarks, own_languages
 from pipeline.stages.hub_inputs import evaluated_sets
 from pipeline.stages.merge import label_and_parents
 from pipeline.stages.resolver import Draft, Resolver, label_of
-from pipeline.stages.world import refuse_another_world
 
 
 def build(config: EvalStage, resolver: Resolver) -> Draft:
@@ -62,8 +61,6 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.data_root is not None:
         plain_folder = Path(config.data_root)
         parents["data_root"] = resolver.data_root(config.data_root) or question_files_parent(config, plain_folder)
-        for model in [parent for role, parent in parents.items() if role != "data_root"]:
-            refuse_another_world(model, parents["data_root"], config)
     else:
         parents |= locked_benchmarks(config)
     if config.eval.spm_model is not None:

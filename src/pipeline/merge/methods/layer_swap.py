@@ -12,7 +12,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge.weights import Weights, inverse_weights
 from pipeline.models.anatomy import NORMS, Site, anatomy, num_layers
-from pipeline.models.partition import is_outer, refuse_outside, resolve_partition, scaled_count, side_of
+from pipeline.models.partition import is_outer, layer_counts, refuse_outside, resolve_partition, scaled_count, side_of
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -102,6 +102,20 @@ class LayerSwap(Merge):
         b, u, *_ = self.counts_in(layers) if layers and not partition else self.counts()
         return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
 
+    def described(self, partition: Partition | None, layers: int | None) -> str:
+        """Which layers are of the language expert, and which of both."""
+        if partition:
+            counts = layer_counts(partition, layers) if layers else None
+            outer = f", outer layers {outer_layers(*counts, layers)}" if counts and layers else ""
+            return f"the language side of partition {partition.name}{outer}"
+        b, u, t_b, t_u = self.counts_in(layers) if layers else self.counts()
+        if not layers:
+            return f"the first {b} and the last {u} layers of the language expert"
+        zones = outer_layers(b + t_b, u + t_u, layers, without=(b, u)) if t_b + t_u else ""
+        noun = "layer" if b + u == 1 else "layers"
+        text = f"{noun} {outer_layers(b, u, layers) or 'none'} of {layers} of the language expert"
+        return text + (f", {zones} of both" if zones else "")
+
     def counts(self) -> list[int]:
         """b, u, t_b and t_u, as they are given, or by default."""
         return [default if getattr(self, key) is None else getattr(self, key) for key, default in COUNTS.items()]
@@ -132,6 +146,12 @@ class LayerSwap(Merge):
 
         sites = anatomy(next(iter(sources.values())).names)
         return Linear(layer_swap_weights(self, sites, partition, measure))
+
+
+def outer_layers(bottom: int, top: int, layers: int, without: tuple[int, int] = (0, 0)) -> str:
+    """The first and the last layers of a model, "0-4 and 30-31", without so many further out."""
+    ends = [(without[0], bottom - 1), (layers - top, layers - 1 - without[1])]
+    return " and ".join(f"{first}-{last}" if last > first else str(first) for first, last in ends if last >= first)
 
 
 def layer_swap_weights(

@@ -1,0 +1,206 @@
+"""The first screen of a plan: the total, what to fix and to know, kinds of runs, details, and what is next."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.estimate.durations import History, memory_here
+from pipeline.estimate.gpu_budget import Bill
+from pipeline.estimate.questions import count_questions
+from pipeline.estimate.training_rows import row_tokens
+from pipeline.progress import format_duration
+from pipeline.runs.run import Run, parent_runs
+from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.merge import layers_of
+from pipeline.stages.steps import training_steps
+from pipeline.text import align_columns
+
+WIDTH, LINES = 120, 24
+KINDS = {"data": "training sets", "sft": "trainings", "cpt": "trainings", "merge": "merges written",
+         "analyze": "maps of changes"}  # fmt: skip
+MERGED, CHOOSING = "scores of merges", "choosing snapshots"
+TOLD = 3  # kinds of merges, and tasks, that are named
+
+
+@dataclass
+class Overview:
+    """What a plan decides. fix: why it would fail; know: what a reader should know before it is started."""
+
+    title: str
+    total: str
+    table: list[str]
+    details: list[str]
+    next: str
+    fix: list[str] = field(default_factory=list)
+    know: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """At most LINES lines of WIDTH columns (but for a longer command): of what to fix and to know, as much as there
+        is room for."""
+        details = [line for text in self.details for line in wrapped(text, 2)]
+        room = LINES - 3 - len(self.table) - len(details)
+        fix = marked("FIX", self.fix, max(2, room - min(4, 2 * len(self.know))))
+        know = marked("KNOW", self.know, max(2, room - len(fix)))
+        lines = [*wrapped(self.title, 1), *wrapped(self.total, 2), *fix, *know, *self.table, *details]
+        return [*lines[: LINES - 1], f"Next: {self.next}"]
+
+
+def wrapped(text: str, most: int, first: str = "") -> list[str]:
+    """A text in at most `most` lines; what is cut ends with an ellipsis."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=" " * (len(first) or 2), max_lines=most, placeholder=" …",
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def marked(word: str, texts: Sequence[str], most: int) -> list[str]:
+    """Texts of up to two lines, the first with the word, in at most `most` lines; the last counts those left out."""
+    lines: list[str] = []
+    for place, text in enumerate(texts):
+        more = wrapped(text, 2, f"{word:<5} " if not lines else " " * 6)
+        left = len(texts) - place
+        if len(lines) + len(more) > most - (left > 1):
+            cut = wrapped(text, 1, f"{word:<5} ") if not lines else []
+            said = f"and {left - len(cut)} more: plan.lines=1 prints {'them' if left - len(cut) > 1 else 'it'}"
+            return [*lines, *cut, *([" " * 6 + said] if left > len(cut) else [])]
+        lines += more
+    return lines
+
+
+def span(values: Iterable[float], text: Callable[[float], str]) -> str:
+    """The least and the largest value, "2 to 5", or both in one."""
+    known = list(values)
+    ends = dict.fromkeys(text(end(known)) for end in (min, max)) if known else {"?": None}
+    return " to ".join(ends)
+
+
+# ---------------------------------------------------------------------------------------------------- kinds of runs
+
+
+def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of merges in memory.
+    Selections, and averages of several scores, take no time of their own."""
+    chosen = [run for run in runs if isinstance(run.config, SelectStage)]
+    inputs = [member for run in chosen for member in parent_runs(run.parents)]
+    choosing = {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        config = run.config
+        if isinstance(config, EvalStage):
+            kind = CHOOSING if run.hash in choosing else MERGED if config.merge else "scores"
+        else:
+            kind = KINDS.get(config.stage, "")
+        if kind and not is_bundle(run):
+            kinds.setdefault(kind, []).append(run)
+    return {kind: kinds[kind] for kind in [*dict.fromkeys(KINDS.values()), CHOOSING, "scores", MERGED] if kind in kinds}
+
+
+def kinds_table(
+    runs: Sequence[Run], waiting: Sequence[Run], reasons: Iterable[str], bill: Bill | None, history: History
+) -> list[str]:
+    """A line for each kind of runs: how many, how many are done, what one takes, and all. waiting: of choices."""
+    unfinished, later = set(reasons), by_kind(waiting)
+    costs = {cost.run.hash: cost for costs in (bill.kinds.values() if bill else ()) for cost in costs}
+    of_gpus, of_machine = ("GPUs each", "time each", "GPU-hours", "GB a GPU"), ("time each", "in all", "GB")
+    rows: list[tuple[str, ...]] = [("", "runs", "done", *(of_gpus if bill else of_machine))]
+    for kind, members in by_kind(runs).items():
+        left = [run for run in members if run.hash in unfinished]
+        further = later.pop(kind, [])
+        count = f"{len(members):,}" + (f" + {len(further):,}" if further else "")
+        rows.append((kind, count, f"{len(members) - len(left):,}", *takes([*left, *further], costs, bill, history)))
+    rows += [(kind, f"0 + {len(more):,}", "0", *takes(more, costs, bill, history)) for kind, more in later.items()]
+    return align_columns(rows, right=range(1, len(rows[0])))
+
+
+def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History) -> tuple[str, ...]:  # type: ignore[type-arg]
+    """What runs of a kind take: with a bill on its GPUs, else on this machine."""
+    if not runs:
+        return ("",) * (3 if bill is None else 4)
+    if bill is None:
+        seconds = [history.predict(run) for run in runs]
+        if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
+            return "needs a GPU", "?", memory_text(memory_here(run) for run in runs)
+        known = [value for value in seconds if value is not None]
+        total = format_duration(sum(known)) if len(known) == len(runs) else "?"
+        return span(known, format_duration), total, memory_text(memory_here(run) for run in runs)
+    known_costs = [costs[run.hash] for run in runs if run.hash in costs]
+    if not known_costs:
+        return ("", *takes(runs, costs, None, history)[:1], "", "") if cpu_work(runs[0]) else ("?",) * 4
+    gpus = [cost.run.config.sft.processes if isinstance(cost.run.config, TrainStage) else 1 for cost in known_costs]
+    seconds_each = [3600 * cost.hours / count for cost, count in zip(known_costs, gpus, strict=True)]
+    hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
+    return (
+        span(gpus, str), span(seconds_each, format_duration), hours,
+        memory_text(cost.memory for cost in known_costs),
+    )  # fmt: skip
+
+
+def cpu_work(run: Run) -> bool:
+    return not isinstance(run.config, TrainStage | EvalStage)
+
+
+def memory_text(sizes: Iterable[float | None]) -> str:
+    """The largest of some sizes, in GB."""
+    known = [size for size in sizes if size is not None]
+    largest = max(known, default=None)
+    return "" if largest is None else f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}"
+
+
+# ---------------------------------------------------------------------------------------------------- details
+
+
+def training_details(runs: Sequence[Run]) -> list[str]:
+    """A line: methods, rows, steps, tokens, learning rate and batch of trainings."""
+    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
+    if not trainings:
+        return []
+    settings = [run.config.sft for run in trainings]
+    rows, steps, tokens = [], [], []
+    for run in trainings:
+        if (count := training_steps(run, expected=True)) is not None:
+            steps.append(count)
+            rows.append(count * run.config.sft.batch_size)
+            with suppress(PipelineError):
+                tokens.append(rows[-1] * min(row_tokens(run), run.config.sft.seq_length) / 1e6)
+    methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
+    unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
+    return [
+        f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
+        f"{span((sft.batch_size for sft in settings), str)}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, "
+        f"learning rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}"
+    ]
+
+
+def merge_details(runs: Sequence[Run]) -> list[str]:
+    """A line: what the merges do, in the layers of their model."""
+    told: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
+            text = merge.described(run.config.partition, layers_of(run.parents))
+            told.setdefault(merge.method, {})[text] = None
+    parts = [
+        f"{method}: {'; '.join(list(texts)[:TOLD])}" + (f" and {len(texts) - TOLD} more" if len(texts) > TOLD else "")
+        for method, texts in told.items()
+    ]
+    return [f"merges: {'. '.join(parts)}"] if parts else []
+
+
+def score_details(runs: Sequence[Run]) -> list[str]:
+    """A line: tasks with shots and questions, languages, and in which dtype, by which products and by what."""
+    scores = [run for run in runs if isinstance(run.config, EvalStage) and not is_bundle(run)]
+    sizes: dict[str, list[int]] = {}
+    how: dict[str, None] = {}
+    for run in scores:
+        config, task = run.config.eval, run.config.eval.tasks[0]
+        sizes.setdefault(f"{task.task} {task.num_fewshot}-shot", []).extend(
+            count_questions(run, one, language) for one in config.tasks for language in run.config.languages
+        )
+        how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
+    tasks = [f"{name} ({span(counts, '{:,.0f}'.format)} questions)" for name, counts in sizes.items()]
+    languages = ", ".join(dict.fromkeys(language for run in scores for language in run.config.languages))
+    return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"] if tasks else []

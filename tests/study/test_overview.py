@@ -1,0 +1,111 @@
+"""The first screen of stage=plan: what is decided, in 24 lines of 120 columns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands.plan import show_plan
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.report.contrasts import Detectable
+
+OF_PAPERS = ("layer_swapping_table1", "layer_swapping_sw", "unreasonable_table3", "unreasonable_table_a3", "sandbox")
+
+
+def planned(*words: str, free: float = 1e14) -> tuple[str, str]:
+    """(the text of a plan, why it cannot be computed)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.commands.plan.free_bytes", lambda folder: free)
+        try:
+            return show_plan(compose(["stage=plan", *words])), ""  # type: ignore[arg-type]
+        except PipelineError as error:
+            return error.output, str(error)
+
+
+@pytest.mark.parametrize("hardware", [(), ("hardware=a100_80x8",)])
+@pytest.mark.parametrize("name", OF_PAPERS)
+def test_a_plan_is_one_screen_without_names_of_runs(name: str, hardware: tuple[str, ...], tmp_path: Path) -> None:
+    text, refused = planned(f"table={name}", f"runs_dir={tmp_path}", *(hardware if name != "sandbox" else ()))
+    lines = text.splitlines()
+    assert not refused and len(lines) <= 24 and max(map(len, lines[:-1])) <= 120
+    assert not re.search(r"-[0-9a-f]{12}\b", text)
+    assert lines[0].startswith(f"{name}: ") and lines[-1].startswith("Next: python -m pipeline stage=table ")
+    assert re.search(r"\b0 of\s+[\d,]+\s+runs\s+are\s+done\.", text)
+    kinds = [line.split("  ")[0] for line in lines]
+    assert {"trainings", "scores"} <= {*kinds}
+    assert any(line.startswith("detectable, in points  these trainings  3 seeds  5 seeds  8 seeds") for line in lines)
+
+
+def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
+    """Hours and runs of the kinds come to the hours and runs of the second line; selections are runs that take none."""
+    text, _ = planned("table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8")
+    total = float(re.search(r"([\d.]+) GPU-hours on a100_80x8", text)[1])  # type: ignore[index]
+    rows = re.findall(r"^([a-z ]+?)  +([\d,]+) +0 +(\d) .* ([\d.]+) +\d+$", text, re.MULTILINE)
+    assert [row[0] for row in rows] == ["trainings", "choosing snapshots", "scores", "scores of merges"]
+    assert sum(float(row[3]) for row in rows) == pytest.approx(total, abs=0.3)
+    assert dict((row[0], row[2]) for row in rows)["trainings"] == "4"  # GPUs of a training
+    assert int(rows[0][1]) == 15
+
+
+def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_path: Path) -> None:
+    words = ("table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8")
+    text, refused = planned(*words, free=3e12)
+    fix = next(line for line in text.splitlines() if line.startswith("FIX"))
+    assert "trainings write 4.34 TB to runs_dir=" in fix and "1 thing to fix, " in text
+    assert refused.endswith(
+        "where 3.00 TB are free: free_snapshots=true needs 1.22 TB, or give a runs_dir with more room"
+    )
+    _, refused = planned(*words, "free_snapshots=true", free=3e12)
+    assert not refused
+    _, refused = planned(*words, "free_snapshots=true", free=1e12)
+    assert "free_snapshots" not in refused and "trainings write 1.22 TB" in refused
+
+
+def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
+    words = ("table=sandbox", f"runs_dir={tmp_path}")
+    plain, _ = planned(*words)
+    listed, _ = planned(*words, "plan.lines=2")
+    keys, _ = planned(*words, "plan.keys=true")
+    assert listed.startswith(plain) and "and 66 more; plan.lines=68 lists all" in listed
+    assert "claim sandbox_swap_base: minimum detectable difference 11.9 points" in listed
+    assert keys.startswith(plain) and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
+    assert "run hashes" not in plain + listed
+
+
+@pytest.mark.parametrize(("trained", "scored", "said"), [
+    ("chat", "false", "trained with sft.template=chat and scored without it: set eval.chat_template=true"),
+    ("plain", "true", "trained with sft.template=plain and scored with the chat template: set eval.chat_template="),
+    ("chat", "true", ""),
+])  # fmt: skip
+def test_one_template_in_training_and_another_in_scoring_is_said(
+    trained: str, scored: str, said: str, tmp_path: Path
+) -> None:
+    words = (f"every.sft.template={trained}", f"every.eval.chat_template={scored}", "every.model=llama3.1_8b_instruct")
+    text, _ = planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=1", *words)
+    assert said in text and bool(said) is (" is trained with sft.template=" in text)
+
+
+def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
+    text, _ = planned("expert=math", f"runs_dir={tmp_path}", "hardware=h100_80x1")
+    lines = text.splitlines()
+    assert lines[0] == "stage=sft: math-full-s0 (recipe=layer_swapping_math_1 mixture=layer_swapping)"
+    assert lines[-1] == f"Next: python -m pipeline stage=sft expert=math runs_dir={tmp_path} hardware=h100_80x1"
+    assert "trainings: full; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, learning rate 2e-08" in lines
+
+
+@pytest.mark.parametrize("seeds", [0, 3])
+def test_the_advice_is_what_helps_most(seeds: int) -> None:
+    """Three seeds are the first to speak about trainings in general, and see less than one of these questions."""
+    found = Detectable.of("a with b", 100, 0.025, seeds)
+    (count, now), (twice, doubled) = found.points.items()
+    assert (count, twice) == (100, 200) and [*now] == [0, 3, 5, 8]
+    assert doubled[0] < now[0] < now[8] < now[5] < now[3]
+    choices: dict[str, Any] = {"twice the questions": doubled[seeds]}
+    choices |= {"5 seeds": now[5], "8 seeds": now[8]} if seeds else {}
+    best = min(choices, key=lambda name: choices[name])
+    assert found.advice().startswith(f"{now[seeds]:.1f} points are detectable on 100 questions; {best} help")
+    assert ("trainings in general need 3 seeds or more" in found.advice()) is (seeds == 0)
