@@ -51,8 +51,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 def test_as_many_rows_as_the_free_memory_holds(gpu: Callable[..., list[int]]) -> None:
-    """8B in float32: a row of 612 tokens of 262 kB keeps 160 MB, which a GPU of 80 GB has 256 times beside 32 GB."""
-    assert [gpu(free * 1e9) for free in (100, 52, 20, 5)] == [[512], [256], [64], [16]]
+    """8B in float32: a row of 640 tokens of 262 kB keeps 168 MB, which a GPU of 80 GB has 256 times beside 32 GB."""
+    assert [gpu(free * 1e9) for free in (100, 52, 20, 5)] == [[512], [256], [64], [8]]
     assert gpu(52e9, batch_size=32) == [32]
 
 
@@ -91,19 +91,21 @@ def test_more_than_fits_is_not_tried_twice(gpu: Callable[..., list[int]], monkey
 
 
 def test_memory_by_hand() -> None:
-    """Answers keep keys and values, 65,536 a token; likelihoods have a mask, and no more of them than a layer's."""
+    """Answers keep keys and values, 65,536 a token, in columns by 128; likelihoods have a mask, and no more keys and
+    values than a layer's. Eight bytes a word of the vocabulary are of logits."""
     answers = scoring_memory(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), 8)
     assert answers["weights"] == 4 * 8_030_261_248
-    assert answers["cache"] == (SHARED + 8 * (REST + ROOM)) * 65_536 * 4
+    assert answers["cache"] == (SHARED + 8 * 640) * 65_536 * 4
+    words = 8 * 8 * 128_256
     token, key = 3 * 14336 + 8 * 4096, 2 * 128 * 40
-    assert answers["activations"] == pytest.approx((SHARED * token + 8 * (SHARED + REST) * key) * 4)
+    assert answers["activations"] == pytest.approx((SHARED * token + 8 * (SHARED + REST) * key) * 4 + words)
     letters = scoring_memory(LLAMA_8B, 4, Prompts(SHARED, REST), 8)
     assert letters["cache"] == SHARED * 65_536 * 4
     mask = 5 * 8 * REST * (SHARED + REST)
     assert letters["activations"] == pytest.approx(answers["activations"] + mask)
     whole = scoring_memory(LLAMA_8B, 4, Prompts(0, REST, ROOM), 8)
-    assert whole["cache"] == 8 * (REST + ROOM) * 65_536 * 4
-    assert whole["activations"] == pytest.approx(8 * REST * (token + key) * 4)
+    assert whole["cache"] == 8 * 640 * 65_536 * 4
+    assert whole["activations"] == pytest.approx((8 * REST * token + 8 * 640 * key) * 4 + words)  # a step's are copied
     needed = sum(answers.values())
     assert rows_that_fit(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), needed, 512) == 8
     assert rows_that_fit(LLAMA_8B, 4, Prompts(SHARED, REST, ROOM), needed - 1, 512) == 4

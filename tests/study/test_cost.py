@@ -342,4 +342,4 @@ def test_counts_of_tokens_follow_the_language() -> None:
     there, back = question_sets("flores", 0, "ja")
     assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
     cache = flops.memory_of_rows(LLAMA_8B, math)["cache"]
-    assert cache == (4800 + 32 * (2.5 * 452 + 1024)) * 2 * 8 * 128 * 32 * 4
+    assert cache == (4800 + 32 * 17 * 128) * 2 * 8 * 128 * 32 * 4

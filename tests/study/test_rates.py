@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands.plan import show_plan
+from pipeline.config.compose import compose
 from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 from pipeline.estimate import flops
 from pipeline.estimate.flops import GPUS, QuestionSet, scoring_seconds, training_flops, training_seconds
 from pipeline.models.shape import LLAMA_8B
@@ -114,3 +117,19 @@ def test_what_cards_exchange_by_hand() -> None:
     assert short == pytest.approx(2 * 0.75 * 8 * count / (450e9 * 0.75) + optimizer)
     products = 8 * 4000 * training_flops(LLAMA_8B, every, 4000, shards.gradient_checkpointing) / (gpu.rate("bf16") * 4)
     assert long == pytest.approx(products + optimizer)
+
+
+def test_a_plan_says_what_its_hours_are_by(tmp_path: Path) -> None:
+    """Records of the card of hardware=, and rows by its memory or as they were typed."""
+
+    def shown(*words: str) -> str:
+        words = ("stage=plan", "table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)
+        try:
+            return " ".join(show_plan(compose(words)).split())  # type: ignore[arg-type]
+        except PipelineError as error:  # a disk without room for the trainings
+            return " ".join(error.output.split())
+
+    records = "rates of training: results/bench/check_h100_full.json; of scoring: results/bench/evaluate_h200.json"
+    assert f"{records}; between cards: assumed; 128 rows scored at once" in shown("hardware=h100_80x8")
+    typed = shown("hardware=a100_80x8", "every.eval.batch_size=16", "every.select.eval.batch_size=16")
+    assert "rates of training: assumed; of scoring: assumed; between cards: assumed; 16 rows scored at once" in typed

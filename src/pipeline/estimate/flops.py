@@ -72,8 +72,8 @@ class Gpu:
 
     def basis(self) -> str:
         """What its rates are by, as a plan says it."""
-        named = [f"results/bench/{record}.json" if record else "assumed" for record in self.records]
-        return f"rates of training: {named[0]}; of scoring: {named[1]}; between cards: assumed"
+        training, scoring = (f"results/bench/{record}.json" if record else "assumed" for record in self.records)
+        return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
 GPUS = {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}

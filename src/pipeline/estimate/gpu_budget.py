@@ -76,6 +76,12 @@ class Bill:
     def hours(self, kind: str) -> float:
         return sum(cost.hours for cost in self.kinds[kind])
 
+    def basis(self) -> str:
+        """What the hours are by: the rates of the card, and rows of scores that are computed together."""
+        rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
+        at_once = f"; {' to '.join(map(str, dict.fromkeys((rows[0], rows[-1]))))} rows scored at once" if rows else ""
+        return GPUS[self.plan.gpu or ""].basis() + at_once
+
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with a reason each."""
         missing = Counter(kind for kind, _ in self.unknown.values())

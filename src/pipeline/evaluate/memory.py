@@ -5,18 +5,18 @@ Plans and the backend reckon by the same formulas. Nothing heavy is imported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.models.shape import Shape
 from pipeline.train.memory import CONTEXT
 
 MOST_ROWS = 512  # of eval.batch_size=null on a GPU
 ROWS = 32  # of eval.batch_size=null on a CPU, and of models of which no shape is known
+COLUMNS = 128  # on CUDA rows have, and steps read, a multiple of these
 FILL = 2**16  # tokens whose keys and values are read at once when rows are filled, those of the prefix by each row
 
 
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """Tokens of what is computed together: the shared prefix, the longest prompt after it, and the longest answer; 0:
     likelihoods, which leave no keys and values behind."""
 
@@ -29,24 +29,21 @@ def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict
     """What for -> bytes, of numbers of `size` bytes.
 
     Weights; keys and values of the prefix, once, and of the rows; and the widest layer of a forward pass, of all rows
-    or, where answers are generated, of those that are filled at once (FILL), or of a step. A layer holds three times
-    the MLP's width a token and eight times its own, and copies keys and values for each head of those that are read:
-    of a step's rows where no prefix is read apart. The mask of a likelihood's row is a line for each token.
+    or, where answers are generated, of those that are filled at once (FILL). It holds three times the MLP's width a
+    token and eight times its own, and copies for each head the keys and values that are read, of a step's rows where no
+    prefix is read apart. The mask of a likelihood's row is a line for each token. Logits are of a token a row.
     """
-    key = 2 * shape.head_width * (shape.heads + shape.kv_heads)
-    longest = prompts.prefix + prompts.question
-    held = rows * (prompts.question + prompts.room)
-    read = min(rows * longest, max(FILL, longest)) if prompts.room else rows * longest
-    computed = max(prompts.prefix, read * prompts.question / longest)
-    layer = (computed * (3 * shape.inner + 8 * shape.width) + read * key) * size
-    if not prompts.room:
-        layer += 5 * rows * prompts.question * longest  # of booleans, and as they are added to scores
-    elif not prompts.prefix:
-        layer = max(layer, held * key * size)
+    prefix, question, room = prompts
+    longest = prefix + question
+    held = rows * COLUMNS * -(-(question + room) // COLUMNS) if room else 0
+    at_once = min(rows * longest, max(FILL, longest)) if room else rows * longest
+    read = at_once if prefix else max(at_once, held)
+    token, key = 3 * shape.inner + 8 * shape.width, 2 * shape.head_width * (shape.heads + shape.kv_heads)
+    layer = (max(prefix, at_once * question / longest) * token + read * key) * size
+    mask = 0 if room else 5 * rows * question * longest  # of booleans, and as they are added to scores
     return {
-        "weights": shape.parameters * size,
-        "cache": (prompts.prefix + held * bool(prompts.room)) * shape.kv_values * size,
-        "activations": layer, "context": CONTEXT,
+        "weights": shape.parameters * size, "cache": (prefix + held) * shape.kv_values * size,
+        "activations": layer + mask + 8 * rows * shape.vocabulary, "context": CONTEXT,
     }  # fmt: skip
 
 
