@@ -131,5 +131,5 @@ def test_a_plan_says_what_its_hours_are_by(tmp_path: Path) -> None:
 
     records = "rates of training: results/bench/check_h100_full.json; of scoring: results/bench/evaluate_h200.json"
     assert f"{records}; between cards: assumed; 128 rows scored at once" in shown("hardware=h100_80x8")
-    typed = shown("hardware=a100_80x8", "every.eval.batch_size=16", "every.select.eval.batch_size=16")
+    typed = shown("hardware=a100_80x8", "every.eval.batch_size=16")
     assert "rates of training: assumed; of scoring: assumed; between cards: assumed; 16 rows scored at once" in typed

@@ -103,7 +103,7 @@ def run_study(
     while len(ended) < trials:
         complete = [trial for trial in ended if trial.values and not trial.stopped]
         best = max(complete, key=lambda trial: trial.values, default=None)
-        trial = study.ask(space)
+        trial = study.ask(dict(space))
         point = {name: json.loads(value) if isinstance(value, str) else value for name, value in trial.params.items()}
         before = f", best so far {best.values[0]:.1f}" if best and len(best.values) == 1 else ""
         say(f"trial {len(ended) + 1} of {trials}: {point_name(point)}{before}")
