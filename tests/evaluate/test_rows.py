@@ -60,7 +60,17 @@ def test_what_the_last_prompts_left_is_room_for_the_next(gpu: Callable[..., list
     states = torch.empty(16 * 10**9, dtype=torch.uint8, device="meta")
     layer = SimpleNamespace(is_initialized=True, keys=states, values=states, kept=[])
     unused = SimpleNamespace(is_initialized=False)
-    assert gpu(20e9, kept=SimpleNamespace(layers=[layer, unused])) == gpu(52e9) == [256]
+    kept = SimpleNamespace(layers=[layer, unused])
+    assert gpu(20e9, kept=kept) == gpu(52e9) == [256]
+    gpu(20e9)
+    config, device = LlamaConfig(**SIZES), torch.device("cuda")
+    found = []
+    for memory in (kept, None):  # likelihoods do not take its place
+        backend = TorchBackend(None, model=SimpleNamespace(config=config, device=device, dtype=torch.float32))
+        setattr(backend.model, KEPT, memory)
+        backend._fit_rows([(0, [0])], [[0] * 1000])
+        found.append(backend.batch_size)
+    assert found == [32, 32]
 
 
 def test_a_model_whose_shape_is_not_known_has_32_rows(gpu: Callable[..., list[int]]) -> None:

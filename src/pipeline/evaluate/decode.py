@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import GenerationConfig
@@ -50,18 +49,15 @@ def settings_beyond_greedy(model: Any) -> list[str]:
 class Ending:
     """When an answer is over: at one of the tokens `ends`, at a string of `stop`, after `room` tokens.
 
-    to_text: decodes tokens, special ones too.
+    to_text: decodes tokens, special ones too. completes: token -> whether it could complete a stop string, as far as
+    this was asked.
     """
 
     ends: set[int]
     stop: Sequence[str]
     room: int
     to_text: Callable[[list[int]], str]
-
-    @cached_property
-    def completes(self) -> dict[int, bool]:
-        """Token -> whether it could complete a stop string, as far as this was asked."""
-        return {}
+    completes: dict[int, bool] = field(default_factory=dict)
 
     def could_complete(self, token: int) -> bool:
         """Whether a stop string could be complete with this token: it has all of one, or begins with the end of one,
@@ -134,10 +130,12 @@ def decode(
         while waiting or running or any(rows):
             free = [place for place, row in enumerate(rows) if row is None][: slots - sum(map(bool, rows))]
             if waiting and len(free) >= min(together, len(waiting)):
-                for batch in fills(free[: len(waiting)], waiting, rests, len(prefix)):
-                    cache.fill(batch, [rests[waiting[at]] for at in range(len(batch))])
-                    for place in batch:
-                        index = waiting.popleft()
+                while free and waiting:  # the longest comes first
+                    most = max(1, FILL // (len(prefix) + len(rests[waiting[0]])))
+                    places, free = free[: min(most, len(waiting))], free[most:]
+                    indices = [waiting.popleft() for _ in places]
+                    cache.fill(places, [rests[index] for index in indices])
+                    for place, index in zip(places, indices, strict=True):
                         rows[place] = _Row(index, list(rests[index]))
             elif not waiting:
                 rows = _closed_up(cache, rows)
@@ -157,18 +155,6 @@ def decode(
                         if prompt.over:
                             rows[rows.index(prompt)] = None
                             answered(prompt.index, prompt.answer)
-
-
-def fills(free: Sequence[int], waiting: Sequence[int], rests: Sequence[Sequence[int]], shared: int) -> list[list[int]]:
-    """Rows that are filled together with the next prompts: a prompt, or several that read at most FILL tokens."""
-    batches: list[list[int]] = []
-    longest = 0
-    for at, place in enumerate(free):
-        if not batches or (len(batches[-1]) + 1) * longest > FILL:
-            batches.append([])
-            longest = shared + len(rests[waiting[at]])  # the longest come first
-        batches[-1].append(place)
-    return batches
 
 
 def _closed_up(cache: SharedCache, rows: list[_Row | None]) -> list[_Row | None]:

@@ -285,6 +285,5 @@ def say_if_rounded(settings: Eval) -> None:
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
     """The numbers of rows that answers were computed in, also those that are stored where the number decides them."""
     other = settings.batch_size if below_float32(settings) else None
-    found = {one.answers.found.get(USED, other) for one in asked}
-    used = sorted(number for number in found if number)
+    used = sorted(filter(None, {one.answers.found.get(USED, other) for one in asked}))
     return {USED: used if len(used) > 1 else used[0]} if used else {}

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -174,7 +175,7 @@ class SharedCache(Cache):
         self.places[at] = torch.tensor(lengths, device=self.device)[:, None]
         if width := max(lengths):
             places = torch.arange(width, device=self.device)[None]
-            ids = torch.tensor([[*prompt[:-1], *[0] * (width - len(prompt) + 1)] for prompt in prompts])
+            ids = pad_sequence([torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts], batch_first=True)
             row, column = (places <= self.places[at] - 1).nonzero(as_tuple=True)
             self.reads, self.written = 0, ((row, column), (at[row], column))
             self.logits(ids, places, self.masks(places, places))

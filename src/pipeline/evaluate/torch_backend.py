@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
+from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens
@@ -158,7 +159,8 @@ class TorchBackend:
     # --------------------------------------------------------------------------------------------------- memory
 
     def _fit_rows(self, groups: Sequence[tuple[int, list[int]]], prompts: Sequence[Tokens], room: int = 0) -> None:
-        """Without a number of its own, as many rows as the free memory of the GPU holds of these groups."""
+        """Without a number of its own, as many rows as the free memory of the GPU holds of these groups. Answers take
+        the place of the last prompts' keys and values, likelihoods leave them."""
         if not self.by_memory or self.model.device.type != "cuda":
             return
         try:
@@ -169,7 +171,7 @@ class TorchBackend:
         rests = (len(prompts[place]) - shared for shared, members in groups for place in members)
         longest = Prompts(max((shared for shared, _ in groups), default=0), max(rests, default=1), room)
         free, _ = torch.cuda.mem_get_info()
-        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated() + kept_bytes(self.model)
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated() + (kept_bytes(self.model) if room else 0)
         size = self.model.dtype.itemsize
         self.batch_size = rows_that_fit(shape, size, longest, free + shape.parameters * size, self.most)
 
@@ -207,8 +209,7 @@ def logits_of(
 ) -> list[torch.Tensor]:
     """Logits [places, vocabulary] of the places `needed` of each trie after the prefix. Padding is on the right.
     Without a cache, for models that take no masks of positions, tries are prompts by themselves."""
-    width = max(len(trie.tokens) for trie in tries)
-    ids = torch.tensor([[*trie.tokens, *[0] * (width - len(trie.tokens))] for trie in tries])
+    ids = pad_sequence([torch.tensor(trie.tokens) for trie in tries], batch_first=True)
     with keep_places(model, needed):
         if cache is None:
             logits = model(input_ids=ids.to(model.device), use_cache=False).logits[0]
