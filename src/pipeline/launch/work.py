@@ -24,6 +24,7 @@ from pipeline.progress import say
 from pipeline.runs import state, stop
 from pipeline.runs.lease import Holder, live_holder, should_wait, slurm_job
 
+Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
 PLAN = "plan.jsonl"
 LOOK = 0.2  # seconds between two looks of a worker that waits for others
 TRIES = 3  # of a run whose workers died
@@ -127,7 +128,7 @@ class Session:
 
 def work(
     session: Session,
-    compute: Callable[[Task, Callable[[], None]], Any] | None,
+    compute: Compute | None,
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
     wait: Callable[[], bool] = should_wait,
@@ -159,6 +160,8 @@ def work(
         ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
         holders: dict[str, Holder] = {}
         for task in () if cards and cards.give_way() else ready:
+            if compute is None and again:  # helpers have work: who holds the others does not matter
+                continue
             holder = live_holder(task.workplace)
             if holder and holder.pid not in pids:
                 holders[task.hash] = holder
@@ -193,10 +196,7 @@ def is_free(session: Session, task: Task) -> bool:
     return task in session.left and live_holder(task.workplace) is None
 
 
-def make(
-    session: Session, task: Task, compute: Callable[[Task, Callable[[], None]], Any], held: dict[str, str],
-    tell: Callable[[], None],
-) -> bool:  # fmt: skip
+def make(session: Session, task: Task, compute: Compute, held: dict[str, str], tell: Callable[[], None]) -> bool:
     """Make a run and record how it ended. False: it could not get its lease; of one that no process holds, `held` gets
     the reason."""
 
