@@ -152,8 +152,11 @@ def of_unfinished(run_hash: str, plan: str, task: Task | None, runs_dir: Path, f
     elif record.get("state") == "failed":
         status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
     else:
-        stopped = ("stopped", unpublished_reason(workplace, record)) if workplace.is_dir() else None
-        status.state, status.detail = stopped or submitted(task, runs_dir / FOLDER / plan) or ("planned", "")
+        job, job_log = log_of(task, runs_dir / FOLDER / plan) if task else (None, None)
+        if workplace.is_dir():
+            status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
+        else:
+            status.state, status.detail = submitted(job, job_log) if job else ("planned", "")
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
     if task and (row := RUN_STAGES.get(stage)) and task.version != row.version:
@@ -161,12 +164,8 @@ def of_unfinished(run_hash: str, plan: str, task: Task | None, runs_dir: Path, f
     return status
 
 
-def submitted(task: Task | None, folder: Path) -> tuple[str, str] | None:
-    """(state, detail) of a run that no process has begun, by the job of its level and kind; None if it has none.
-    folder: of the submission."""
-    job, log = log_of(task, folder) if task else (None, None)
-    if job is None:
-        return None
+def submitted(job: str, log: Path | None) -> tuple[str, str]:
+    """(state, detail) of a run that no process has begun, by the job of its level and kind, and the log of that."""
     if words := last_log_line(log) if log else None:
         return "failed", f"job {job} ended before it began: {words}; {log}"
     return "waiting", f"for job {job}; where squeue --me does not list it, rerun the same command to submit it again"
@@ -183,12 +182,13 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
     return f"{text}, about {status.seconds_left:.0f} s left"
 
 
-def unpublished_reason(workplace: Path, record: dict[str, Any]) -> str:
-    """Why a run was not published, and how to resume or delete it."""
+def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
+    """Why a run was not published, and how to resume or delete it. job: of Slurm, which was to make it."""
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
     place = f", resume point after step {resume_point['step']}" if resume_point else ""
     knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
     deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
-    return f"{reason}{place}; rerun the same command to resume; {deletes}"
+    resumes = f"job {job} resumes it where squeue --me lists it, else " if job else ""
+    return f"{reason}{place}; {resumes}rerun the same command to resume; {deletes}"

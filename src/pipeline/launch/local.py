@@ -90,13 +90,13 @@ class Local:
         reasons = reasons_unfinished(runs, targets)
         unfinished = [run for run in runs if run.hash in reasons and run.name not in failed]
         if unfinished:
-            refuse_too_large(unfinished)
             check_writable(runs[0].runs_dir)
             refuse_without_gpus(unfinished)
             if stop.stop_signal_name():
                 # before the first run: the attempt is counted for the training, which takes longest
                 with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
                     pass
+            refuse_too_large(unfinished)
         for run in runs:
             if run.hash not in reasons:
                 clear_workplace(run)
