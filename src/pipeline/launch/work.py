@@ -119,6 +119,9 @@ class Session:
             state.update_state(task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason)
         self._write(task, "failed", reason)
 
+    def has_ended(self, task: Task) -> bool:
+        return any(self._file(task, kind).is_file() for kind in ("done", "failed"))
+
     def _file(self, task: Task, kind: str) -> Path:
         return self.folder / f"{task.hash}.{kind}"
 
@@ -191,9 +194,8 @@ def held_by(name: str, holder: Holder) -> str:
 
 
 def is_free(session: Session, task: Task) -> bool:
-    """Whether nobody has made a run, or makes it now."""
-    session.look()
-    return task in session.left and live_holder(task.workplace) is None
+    """Whether nobody has made a run, or makes it now. Of its files alone: a list of all takes long where it is long."""
+    return not session.has_ended(task) and live_holder(task.workplace) is None
 
 
 def make(session: Session, task: Task, compute: Compute, held: dict[str, str], tell: Callable[[], None]) -> bool:
