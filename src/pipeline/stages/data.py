@@ -13,7 +13,6 @@ from pipeline.config.data import Data
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent
 from pipeline.stages.hub_inputs import benchmark_sources
@@ -95,7 +94,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
-        data_root = External(folder.name, content_hash(files, folder), folder, files=tuple(files))
+        data_root = External.of_files(folder, files)
     return {"data_root": data_root}
 
 
@@ -109,8 +108,7 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
             named = list(folder.glob(source.files)) if source.files and folder == place else []
             found = named or (folder.rglob("*") if folder == place else [place])
             visible = (path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
-            files = tuple(sorted(path for path in visible if path.is_file()))
-            parents[f"source {name}"] = External(place.name, content_hash([*files], folder), folder, files=files)
+            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), place.name)
     return parents
 
 
