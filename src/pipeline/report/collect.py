@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import EvalStage, TableStage
+from pipeline.config.stages import EvalStage, MergeStage, TableStage
 from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
@@ -25,6 +25,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
+from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
@@ -129,10 +130,22 @@ def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunR
     return RunResult(
         name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
         model=parents.get("checkpoint") or merge or parents.get("model", ""),
-        parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
+        merge=merge_text(run), parents=parents, config=config,
+        seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
         warnings=[without_private(warning) for warning in manifest.facts.get("warnings", [])],
     )  # fmt: skip
+
+
+def merge_text(run: Run) -> str:
+    """What the merge that a run scores does, in the layers of its model; empty for others."""
+    scored = run.parents.get("checkpoint")
+    merged = scored if isinstance(scored, Run) and isinstance(run.config, EvalStage) else run
+    config = merged.config
+    if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
+        return ""
+    text = config.merge.described(config.partition, layers_of(merged.parents))
+    return f"{text}, with the base as {', '.join(config.merge.controlled_roles())}" if config.merge.control else text
 
 
 def format_knob_value(value: Any) -> Any:
