@@ -18,7 +18,7 @@ from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
 from pipeline.report.private import without_private
-from pipeline.report.stored import StoredAnswers
+from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -40,6 +40,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     runs = order_runs(targets)
     names = {run.hash: run.name for run in runs}
     stored = StoredAnswers(planning, failed)
+    first = {name: first_failure(name, failed) for name in failed}
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
@@ -50,7 +51,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
-        failed={name: without_private(reason) for name, reason in failed.items()}, missing=missing,
+        failed={name: without_private(reason) for name, reason in failed.items() if first[name] == name},
+        missing={**{name: f"not made ({first[name]} failed)" for name in failed if first[name] != name}, **missing},
         seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
         machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
