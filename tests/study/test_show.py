@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
     assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
 
 
-def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     """Of a run that failed: the state, its reason once, thirty lines of its log, and where that is."""
     work, logs = tmp_path / "runs/.work" / ("a" * 64), tmp_path / "runs/.logs"
     work.mkdir(parents=True)

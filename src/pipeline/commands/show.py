@@ -57,10 +57,8 @@ def unfinished_text(config: ShowStage) -> str:
     if len({one.run for one in found}) != 1:
         return ""
     (status,) = found[-1:]
-    heading = [
-        status.run,
-        f"stage={status.stage}, {status.state}: {status.detail.partition('; ' + str(status.log))[0]}",
-    ]
+    reason = status.detail.removesuffix(f"; {status.log}")
+    heading = [status.run, f"stage={status.stage}, {status.state}: {reason}"]
     if status.log is None:
         return "\n".join([*heading, "it has no log of its own: its command printed what it said"])
     lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
