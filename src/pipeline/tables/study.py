@@ -5,6 +5,7 @@
       math: ./math                      # a folder, whole or an adapter, a run, or hub:org/name
       sw: {run: ./swahili, side: language}
       te: {expert: te, recipe: default} # trained: words of stage=sft
+      bn: {train: mine.csv, prompt: "{q}", completion: "{a}", language: bn, sft: lora} # on rows of one's own
     methods: [layer_swap, soup]         # or with knobs: {layer_swap: {bottom_layers: 2}, ties: {density: 0.3}}
     languages: [en, sw]
     benchmarks: [mgsm_2shot]
@@ -38,6 +39,7 @@ KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "ben
 EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot"}
 LISTS = tuple(EXAMPLES)
 SIDES = ("math", "language")
+OF_ROWS = {"rows", "prompt", "completion", "column", "language", "language_column", "licence"}  # words of own rows
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
 Words = dict[str, Any]
@@ -114,6 +116,8 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for name, expert in experts.items():
         words = dict(expert) if isinstance(expert, dict) else {"run": expert}
+        if "train" in words:
+            words = of_own_rows(str(name), words, refuse)
         side = words.pop("side", None) or side_of(str(name), words)
         if side not in SIDES:
             raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
@@ -124,6 +128,22 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
         if "stage" in runs[name] and not trainable and "model" not in words:
             raise refuse(f"experts: {name}", "no base to train it from: give base, a folder or a name on the Hub")
     return runs, sides
+
+
+def of_own_rows(name: str, words: Words, refuse: Refuse) -> Words:
+    """The words of a training on the file `train`, of which prompt and completion are templates with {column}s."""
+    file = Path(str(words.pop("train")))
+    if not file.is_file():
+        raise refuse(
+            f"experts: {name}", f"train={file} is not a file of {Path.cwd()}: give one of JSONL, CSV or parquet"
+        )
+    rows = {
+        "rows": "template" if "prompt" in words else "text",
+        **{key: words.pop(key) for key in OF_ROWS & words.keys()},
+    }
+    side = words.setdefault("side", side_of(name, words))
+    own = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
+    return {**own, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **words}
 
 
 def side_of(name: str, words: Words) -> str:
