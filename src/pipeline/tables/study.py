@@ -6,13 +6,15 @@
       sw: {run: ./swahili, side: language}
       te: {expert: te, recipe: default} # trained: words of stage=sft
       bn: {train: mine.csv, prompt: "{q}", completion: "{a}", language: bn, sft: lora} # on rows of one's own
-    methods: [layer_swap, soup]         # or with knobs: {layer_swap: {bottom_layers: 2}, ties: {density: 0.3}}
+    methods: [layer_swap, soup]         # or with knobs and names: {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
     benchmarks: [mgsm_2shot]
     controls: true
     every: {data_root: ./data}
 
-A math expert meets each language expert in each method. Whatever the form cannot say, the table language can
+A math expert meets each language expert in each method; where these are of several of the study's languages, a merge is
+scored in its own and in English. A file of mergekit is a method, {merge: mergekit, file: ./recipe.yaml}, whose models 0
+and 1 are the math and the language expert. Whatever the form cannot say, the table language can
 (tables/schema.py): stage=plan plan.expand=true prints the table that a study is.
 """
 
@@ -69,11 +71,13 @@ def expand_study(study: Words, file: str) -> Words:
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or []
-    for method in [methods] if isinstance(methods, str) else methods:
-        knobs = (methods[method] if isinstance(methods, dict) else None) or {}
-        for name, pair in pairs(str(method), sides, refuse):
-            elsewhere = base and any("checkpoint" in experts[expert] for expert in pair)
-            merges[name] = merge_words(str(method), pair, refuse) | ({"merge.base": "base"} if elsewhere else {})
+    for title in [methods] if isinstance(methods, str) else methods:
+        knobs = dict((methods[title] if isinstance(methods, dict) else None) or {})
+        method = str(knobs.pop("merge", title))
+        for name, pair in pairs(str(title), sides, refuse):
+            elsewhere = base and method != "mergekit" and any("checkpoint" in experts[expert] for expert in pair)
+            merges[name] = merge_words(method, pair, "file" in knobs, refuse)
+            merges[name] |= {"merge.base": "base"} if elsewhere else {}
             merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
             compare[name] = list(pair)
     for name, words in experts.items():
@@ -83,15 +87,19 @@ def expand_study(study: Words, file: str) -> Words:
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     place = next((name for name, column in columns.items() if column["in"] != "en"), None)
+    spoken = {name: language_of(str(name), experts[name]) for name in sides["language"]}
+    several = len({*spoken.values()} & {*lists["languages"]}) > 1
+    own = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
     if compare and place:
         first = next(iter(compare))
+        place = next((name for name, column in columns.items() if column["in"] == own.get(first)), place)
         optional["primary"] = [first, compare[first][0], place]
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
         "every": {**({"model": base} if base else {}), **every},
         "runs": runs, "columns": columns, "compare": compare,
-        "rows": {name: {"run": name} for name in runs},
+        "rows": {name: {"run": name} | (columns_in(own[name], columns) if name in own else {}) for name in runs},
     }  # fmt: skip
 
 
@@ -160,11 +168,22 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
         yield " ".join([method, *multiple]), pair  # type: ignore[misc]
 
 
-def merge_words(method: str, pair: tuple[str, str], refuse: Refuse) -> Words:
+def language_of(name: str, words: Words) -> str:
+    """The language of an expert's own rows, or of its option by that name, else its own name."""
+    return str(words.get("expert.sources.own.language") or (words["expert"] if "stage" in words else name))
+
+
+def columns_in(language: str, columns: Words) -> Words:
+    """A row's word that leaves it the columns in a language and in English; none for an unknown language."""
+    named = [name for name, column in columns.items() if column["in"] in (language, "en")]
+    return {"columns": named} if any(columns[name]["in"] == language for name in named) else {}
+
+
+def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
     """A merge of two experts in the table language."""
     if reads_sides(method):
         return {"merge": method, "merge.math": pair[0], "merge.language": pair[1]}
-    if not reads_experts(method):
+    if not reads_experts(method) and not has_file:
         two = [option for option in conf.options("merge") if reads_sides(option) or reads_experts(option)]
         raise refuse("methods", f"{method} is not a merge of two experts: {suggest(method, two)}")
     return {"merge": method, "merge.experts": list(pair)}
