@@ -25,6 +25,7 @@ from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL, least_detected, smallest_difference
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
+from pipeline.tables.schema import TRAININGS
 
 DISCORDANT = 0.2  # assumed share of questions that only one of two models answers correctly, until scores are known
 SPREAD = 0.02  # assumed standard deviation of a difference from seed to seed
@@ -41,11 +42,12 @@ class Detectable(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, questions: int, level: float, seeds: int = 0, discordant: float = DISCORDANT,
-        spread: float = SPREAD,
+        cls, name: str, questions: int, level: float, seeds: int = 0, trains: bool = True,
+        discordant: float = DISCORDANT, spread: float = SPREAD,
     ) -> Detectable:  # fmt: skip
-        """discordant, spread: the shares that are assumed, or were measured."""
-        of_seeds = sorted({0, seeds, *MORE_SEEDS})
+        """trains: whether the models are trained here, so that there can be more seeds. discordant, spread: the shares
+        that are assumed, or were measured."""
+        of_seeds = sorted({0, seeds, *(MORE_SEEDS if trains else ())})
         return cls(name, seeds, {
             count: {more: 100 * planned_difference(count, level, more, spread, discordant) for more in of_seeds}
             for count in (questions, 2 * questions)
@@ -68,7 +70,7 @@ class Detectable(NamedTuple):
         text = f"{now[self.seeds]:.1f} points are detectable on {count:,} questions; "
         helps = choices[best] < now[self.seeds]
         text += f"{best} help{'s' * (best[0] == 't')} most ({choices[best]:.1f})" if helps else "more seeds do not help"
-        if not self.seeds:
+        if not self.seeds and len(now) > 1:
             text += f"; trainings in general need 3 seeds or more ({now[3]:.1f}, with 8 {now[8]:.1f})"
         return text
 
@@ -85,7 +87,8 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
     left, right, place = first
     level = holm_level(len(compared), first == primary, bool(primary))
-    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds)
+    trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
+    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
     others = [count for pair, count in counts.items() if pair != first and count]
     text = f"{found.name} ({'primary' if first == primary else 'first'})"
     if others:
@@ -178,6 +181,20 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
     if unknown or kind_of(task.task) in ("translation", "text"):
         return None
     return task.task, count_questions(run, task, language)
+
+
+def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Detectable | None:
+    """That of the primary comparison, else of the first one, with what was measured of it. lines: of contrasts.csv;
+    trainings: the labels of the trainings behind them, which seeds share."""
+    tested = [line for line in lines if line["p_holm"] is not None and line.get("discordant")]
+    line = next((line for line in sorted(tested, key=lambda line: not line["primary"])), None)
+    if line is None:
+        return None
+    level = holm_level(len(tested), line["primary"], any(line["primary"] for line in lines))
+    seeds = max(map(trainings.count, trainings)) if line.get("trainings") == "a sample" else 0
+    name = f"{line['left']} with {line['right']} in {line['place']}"
+    spread = SPREAD if line.get("spread") is None else line["spread"] / 100
+    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread)
 
 
 # ---------------------------------------------------------------------------------------------------- measured
