@@ -203,8 +203,8 @@ def narrow_frozen(model: Any, sft: Sft) -> None:
             weight, narrow = module.weight.data, module.weight.data.bfloat16()
             if weight.dtype == torch.float32 and bool((narrow == weight).all()):
                 module.weight.data = narrow
-                if module is looked_up:
-                    module.register_forward_hook(lambda _, inputs, found: found.float())
+    if looked_up is not None and looked_up.weight.dtype == torch.bfloat16:
+        looked_up.register_forward_hook(lambda _, inputs, found: found.float())
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:
