@@ -101,6 +101,12 @@ def test_values_that_bfloat16_cannot_hold_stay_wide(tmp_path: Path, way: str) ->
     assert not after["narrow"]
 
 
+def test_embeddings_trained_with_in_bfloat16_stay_so(tmp_path: Path) -> None:
+    recipe = tiny.recipe(precision="bf16", weights="bfloat16", **LORA)
+    made = tiny.trainer(tmp_path, recipe, tiny.rows(16), None, of=tiny.model(dtype=torch.bfloat16))
+    assert made.model.get_input_embeddings()(torch.tensor([[1, 2]])).dtype == torch.bfloat16
+
+
 def test_dropout_keeps_its_mask(tmp_path: Path) -> None:
     same(wide(train, tmp_path / "a", "lora", lora_dropout=0.3), train(tmp_path / "b", "lora", lora_dropout=0.3))
 

@@ -194,7 +194,7 @@ def narrow_frozen(model: Any, sft: Sft) -> None:
     embeddings that are tied to it, stay as they are: TRL's loss reads it without autocast."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     untied = type(embedding) is torch.nn.Embedding and embedding.weight is not head.weight
-    looked_up = embedding if untied and sft.adapter == "lora" else None
+    looked_up = embedding if untied and embedding.weight.dtype == torch.float32 and sft.adapter == "lora" else None
     for module in model.modules():
         if sft.lora_dropout == 0 and hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
