@@ -12,6 +12,7 @@ from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
 from pipeline.estimate.flops import GPUS, MGSM, ROW, QuestionSet, question_sets, scoring_seconds
 from pipeline.estimate.gpu_budget import written_bytes
+from pipeline.evaluate.memory import scoring_memory
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
 from pipeline.train.memory import (
     Trained,
@@ -341,5 +342,5 @@ def test_counts_of_tokens_follow_the_language() -> None:
     assert (mmlu.questions, mmlu.prefixes, mmlu.prefix) == (14042, 57, 5 * mmlu.question)
     there, back = question_sets("flores", 0, "ja")
     assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
-    cache = flops.memory_of_rows(LLAMA_8B, math)["cache"]
+    cache = scoring_memory(LLAMA_8B, 4, flops.prompts_of(math), 32)["cache"]
     assert cache == (4800 + 32 * 17 * 128) * 2 * 8 * 128 * 32 * 4

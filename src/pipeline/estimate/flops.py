@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
-from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit, scoring_memory
+from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
 from pipeline.files import read_yaml, shipped_conf
 from pipeline.models.anatomy import Site
 from pipeline.models.shape import Shape
@@ -232,11 +232,12 @@ def scoring_seconds(
     stop.
     """
     prefill = decode = 0.0
-    kind_of_products = products if products != "ieee" else "float32" if dtype == "float32" else "bfloat16"
-    rate, size = machine.scoring_rate(kind_of_products), WIDTH[dtype]
-    bandwidth = machine.bandwidth * machine.bandwidth_share
-    launch = (0.0 if vllm else LAUNCH) * shape.layers
-    step = launch if machine.is_cpu else (0.0 if vllm else machine.scoring[kind_of_products][1]) * shape.layers
+    if products == "ieee":
+        products = "float32" if dtype == "float32" else "bfloat16"
+    rate, size = machine.scoring_rate(products), WIDTH[dtype]
+    bandwidth, layers = machine.bandwidth * machine.bandwidth_share, 0 if vllm else shape.layers
+    launch = LAUNCH * layers
+    step = launch if machine.is_cpu else machine.scoring[products][1] * layers
     weights = (shape.layers * shape.layer + shape.embedding) * size / bandwidth
     each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
     core = 4.0 * shape.layers * shape.heads * shape.head_width
@@ -263,14 +264,9 @@ def scoring_seconds(
     return prefill, decode
 
 
-def prompts_of(kind: QuestionSet, shared: bool = True) -> Prompts:
+def prompts_of(kind: QuestionSet) -> Prompts:
     """The most tokens of what is computed together, by the means of a kind of questions."""
-    prefix, question = kind.prefix * shared, LONGEST_QUESTION * kind.question
-    return Prompts(prefix, question + kind.prefix - prefix, kind.room if kind.answer else 0)
-
-
-def memory_of_rows(shape: Shape, kind: QuestionSet, dtype: str = "float32", rows: int = 32) -> dict[str, float]:
-    return scoring_memory(shape, WIDTH[dtype], prompts_of(kind), rows)
+    return Prompts(kind.prefix, LONGEST_QUESTION * kind.question, kind.room if kind.answer else 0)
 
 
 def rows_of(shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_size: int | None) -> int:

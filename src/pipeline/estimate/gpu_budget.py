@@ -22,7 +22,7 @@ from pipeline.estimate.flops import (
     GPUS,
     Gpu,
     host_memory,
-    memory_of_rows,
+    prompts_of,
     rows_of,
     scoring_seconds,
     training_seconds,
@@ -30,6 +30,7 @@ from pipeline.estimate.flops import (
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
 from pipeline.estimate.training_rows import padded_row, row_tokens
+from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
 from pipeline.runs.run import Run, parent_runs
@@ -37,6 +38,7 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
+    WIDTH,
     Trained,
     bytes_per_parameter,
     full_model,
@@ -246,7 +248,8 @@ def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
-    return max(sum(memory_of_rows(shape, kind, dtype, 1).values()) for kind in question_sets_of(run))
+    kinds = map(prompts_of, question_sets_of(run))
+    return max(sum(scoring_memory(shape, WIDTH[dtype], prompts, 1).values()) for prompts in kinds)
 
 
 def dtype_of(run: Run[EvalStage]) -> str:
