@@ -36,7 +36,7 @@ def test_functions_give_what_the_commands_print(
     live = {"merge.math": math, "merge.language": qac, "merge.scale_to_depth": True}
     assert scores.attrs["folder"].parent == tmp_path / "runs" and set(scores.run) == {scores.attrs["folder"].name}
     rows = json.loads((scores.attrs["folder"] / "scores.json").read_text())["rows"]
-    assert scores.value.tolist()[: len(rows)] == [row["value"] for row in rows]
+    assert scores.value.tolist()[: len(rows)] == [100 * row["value"] for row in rows]  # as those of a table
     named = {"math": math, "language": qac, "scale_to_depth": True}
     assert evaluate(merge="layer_swap", **named, **words).value.tolist() == scores.value.tolist()
     assert evaluate(merge="layer_swap", **live, **words).value.tolist() == scores.value.tolist()

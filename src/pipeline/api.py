@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +44,13 @@ class Report(NamedTuple):
     scores: DataFrame
     answers: DataFrame
 
+    @property
+    def cells(self) -> DataFrame:
+        """The cells as the page shows them, a row each: row, column, value, low, high, n ..."""
+        import pandas as pd
+
+        return pd.read_csv(self.page.with_name("cells.csv"), keep_default_na=False, na_values=[""])
+
 
 def train(expert: str, stage: str = "sft", **words: Any) -> Path:
     """The folder of a trained expert; stage="cpt" for continual pretraining. Further keywords: model, sft (a method),
@@ -57,17 +64,20 @@ def merge(method: str, **words: Any) -> Path:
 
 
 def evaluate(**words: Any) -> DataFrame:
-    """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric: fractions of 1, BLEU and
-    chrF++ 0-100. `run` names the run, whose folder, with its answers in samples/, is attrs["folder"].
+    """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric, in percent as those of
+    `table`; BLEU, chrF++, perplexities and bits on their own scale. `run` names the run, whose folder, with its answers
+    in samples/, is attrs["folder"].
 
     Keywords: checkpoint, or merge with its runs and knobs; eval or tasks; languages ...; knobs of eval.
     """
     import pandas as pd
 
     from pipeline.evaluate.records import read_scores
+    from pipeline.report.render.tidy import in_percent
 
     folder = Path(answer("eval", "eval", words))
-    frame = pd.DataFrame([{"run": folder.name, **asdict(row)} for row in read_scores(folder / "scores.json")[0]])
+    rows = [{"run": folder.name, **in_percent(row)} for row in read_scores(folder / "scores.json")[0]]
+    frame = pd.DataFrame(rows)
     frame.attrs["folder"] = folder
     return frame
 

@@ -110,8 +110,7 @@ def adapter() -> Any:
 
 def of_fields(code: str, content: dict[str, Any]) -> Language:
     """A language of what a file says about it. Raises pydantic's ValidationError for other fields or types."""
-    values = {"code": code, "aya": content.get("name"), **content}
-    made: Language = adapter().validate_python(values, extra="forbid")
+    made: Language = adapter().validate_python({"code": code, "aya": content.get("name"), **content}, extra="forbid")
     return made
 
 

@@ -83,7 +83,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
     assert HOSTILE in browser.find_element("css selector", "[id^=run-]").get_attribute("textContent")
     lines = answers_shown(browser)
     assert len(lines) == 3 and [line[6] for line in lines] == [HOSTILE.split()[-1] + str(doc) for doc in range(3)]
-    assert [line[7] for line in lines] == [HOSTILE + str(doc) for doc in range(3)]
+    assert [line[4] for line in lines] == [HOSTILE + str(doc) for doc in range(3)]
     assert browser.execute_script("return window.hit === undefined")
     assert browser.find_elements("css selector", "img, iframe, a[href^='javascript']") == []
     assert len(browser.find_elements("css selector", "script")) == 3

@@ -102,7 +102,7 @@ def test_the_page(one_language, reports):
         assert all(f"#run-{name}" in page.addresses and f"run-{name}" in page.ids for name in cell.runs)
     tags = [tag for tag, _ in page.tags]
     assert (
-        tags.count("table") == tags.count("caption") + 1 and tags.count("svg") == 1
+        tags.count("table") == tags.count("caption") + 1 and tags.count("svg") == 2
     )  # the answers' table is JavaScript's
     assert all("scope" in attrs for tag, attrs in page.tags if tag == "th")
     assert all(attrs.get("aria-label") for tag, attrs in page.tags if tag == "svg")
@@ -186,7 +186,7 @@ def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
     page = Page(write_report(results_of(cells, found), reports))
     (_, (_, math, loss)) = page.tables[0]
     lines = [" ".join(line.split()) for line in math.splitlines() if line.strip()]
-    assert lines == ["51.2 (4)", "qaa, seed 0 25.0", "qaa, seed 1 50.0", "qab, seed 0 77.5",
+    assert lines == ["51.2 ×4", "qaa, seed 0 25.0", "qaa, seed 1 50.0", "qab, seed 0 77.5",
                      "language qab, seed 1 swap-qab-s1", "answers"]  # fmt: skip
     assert loss.split() == ["1.234", "sft-1"]
     assert "77.5" not in page.visible and "51.2" in page.visible

@@ -16,7 +16,7 @@ from pipeline.report.render.cells import BEST_NOTE, cells_markdown
 from pipeline.report.write import write_report
 
 EARLIER = ("table.csv", "table.md", "scores.json")
-COUNTS = "Round brackets: the number of values that a cell is reduced from."
+COUNTS = "×: the number of values that a cell is reduced from."
 PUBLISHED = "Square brackets: the published number."
 
 
@@ -64,7 +64,7 @@ def test_the_table_exactly(tmp_path):
     )  # fmt: skip
     assert page == folder / "index.html" and not any((folder / name).exists() for name in EARLIER)
     told = (folder / "cells.md").read_text()
-    for line in ("| base | 25.0 | 43.2 |", "| swap | 50.0 (3) | — |", "| a\\|b | — | — |", "- to-2: no memory"):
+    for line in ("| base | 25.0 | 43.2 |", "| swap | 50.0 ×3 | — |", "| a\\|b | — | — |", "- to-2: no memory"):
         assert f"\n{line}\n" in told, line
     assert (folder / "cells.csv").read_text() == (
         "row,column,value,low,high,maximum,n,published,difference,suspect,missing,runs\n"
@@ -153,9 +153,9 @@ def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_
     ("cell", "shown", "note"),
     [
         (CellResult("a", "b", 45.2), "45.2", []),
-        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", [COUNTS]),
+        (CellResult("a", "b", 45.2, n=9), "45.2 ×9", [COUNTS]),
         (CellResult("a", "b", 45.2, published=47.8, maximum=47.0), "45.2 max 47.0 [47.8]", [PUBLISHED, BEST_NOTE]),
-        (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 (9) [44.8]", [COUNTS, PUBLISHED]),
+        (CellResult("a", "b", 45.2, n=9, published=44.8), "45.2 ×9 [44.8]", [COUNTS, PUBLISHED]),
     ],
 )
 def test_a_cell_in_markdown(cell, shown, note):

@@ -34,12 +34,13 @@ from pipeline.config.compose import compose
 from pipeline.report.cells import cell_result
 from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
 from pipeline.report.compare import headline_sentences
-from pipeline.report.contrasts import DISCORDANT, compared_pairs, measure_pairs, task_and_questions
+from pipeline.report.contrasts import compared_pairs, measure_pairs, task_and_questions
 from pipeline.report.load.answers import Vector
 from pipeline.report.placed_claims import claims_of
 from pipeline.report.stored import NoScore, StoredAnswers, Translations
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.provenance import machine_facts, package_versions
+from pipeline.stats.detectable import DISCORDANT
 from pipeline.tables.plan import Cell, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.run_specs import Spec

@@ -11,7 +11,7 @@ import pytest
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.report.contrasts import Detectable
+from pipeline.stats.detectable import Detectable
 
 OF_PAPERS = ("layer_swapping_table1", "layer_swapping_sw", "unreasonable_table3", "unreasonable_table_a3", "sandbox")
 

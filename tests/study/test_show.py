@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,25 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
     assert make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked) == scored
     told = capfd.readouterr()
     assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
+
+
+def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    """Of a run that failed: the state, its reason once, thirty lines of its log, and where that is."""
+    work, logs = tmp_path / "runs/.work" / ("a" * 64), tmp_path / "runs/.logs"
+    work.mkdir(parents=True)
+    logs.mkdir()
+    state = {"name": "math-full-s0-aaaa", "stage": "sft", "state": "failed", "last_line": "no room on the GPU"}
+    (work / "state.json").write_text(json.dumps(state))
+    (logs / "math-full-s0-aaaa.log").write_text("".join(f"line {number}\n" for number in range(50)))
+    told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs")
+    assert told.status == 0, told.err
+    lines = told.out.splitlines()
+    assert lines[:2] == ["math-full-s0-aaaa", "stage=sft, failed: no room on the GPU"]
+    assert lines[3] == f"log: {logs}/math-full-s0-aaaa.log, the last 30 of 50 lines:"
+    assert lines[4:] == [f"  line {number}" for number in range(20, 50)]
+    (logs / "math-full-s0-aaaa.log").unlink()
+    assert "no log of its own" in call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs").out
+    assert "not a finished run of" in call("stage=show", "run=language", f"runs_dir={tmp_path}/runs").err
 
 
 def test_status_tells_scores_of_the_development_split_apart() -> None:

@@ -581,8 +581,8 @@ def test_status_tells_of_each_run(tmp_path: Path, call: Callable[..., SimpleName
         make_once(waits, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
     shown = call("stage=status", f"runs_dir={runs_dir}").out
     assert (
-        "stopped: it received a signal; rerun the same command to resume; stage=clean clean.hours=0 "
-        "clean.dry_run=false deletes it and other unfinished work" in shown
+        "stopped: it received a signal; job 5 resumes it where squeue --me lists it, else rerun the same command to "
+        "resume; stage=clean clean.hours=0 clean.dry_run=false deletes it and other unfinished work" in shown
     )
 
 

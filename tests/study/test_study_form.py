@@ -11,7 +11,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.runs.graph import order_runs
+from pipeline.stages.steps import training_rows
+from pipeline.tables.planned_runs import Planning
 from pipeline.tables.study import expand_study
 
 Call = Callable[..., SimpleNamespace]
@@ -85,6 +89,57 @@ def test_several_experts_are_merged_two_by_two_and_flores_has_both_directions() 
     assert list(table["columns"]) == ["flores en-sw", "flores sw-en", "mgsm_0shot en", "mgsm_0shot sw",
                                       "mgsm_8shot en", "mgsm_8shot sw"]  # fmt: skip
     assert table["columns"]["flores sw-en"] == {"eval": "flores_0shot", "in": "sw", "pair": "sw-en"}
+
+
+def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are no axes, its file is read beside any data_root, which then has the benchmarks alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("q,a\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
+    own = {"train": "mine.csv", "prompt": "Swali: {q}", "completion": "{a}", "language": "sw", "sft": "lora"}
+    table = expand_study(STUDY | {"experts": {"math": own, "swahili": own | {"sft.steps": 3}}}, "s")
+    assert table["runs"]["swahili"] == {
+        "stage": "sft", "expert": "own", "expert.name": "swahili", "expert.side": "language",
+        "expert.sources.own.url": "./mine.csv", "expert.sources.own.rows": "template",
+        "expert.sources.own.prompt": "Swali: {q}", "expert.sources.own.completion": "{a}",
+        "expert.sources.own.language": "sw", "sft": "lora", "sft.steps": 3,
+    }  # fmt: skip
+    assert table["runs"]["math"]["expert.side"] == "math"
+    (tmp_path / "data/mgsm/sw").mkdir(parents=True)
+    (tmp_path / "data/mgsm/sw/test.jsonl").write_text('{"question": "1 + 1?", "answer_number": 2}\n')
+    study = STUDY | {"base": "sandbox", "experts": {"math": own, "sw": own | {"sft.steps": 3}}, "languages": ["sw"],
+                     "benchmarks": ["mgsm_0shot"], "every": {"data_root": "./data"}}  # fmt: skip
+    Path("s.yaml").write_text(yaml.safe_dump(study))
+    planning = Planning.of(compose(["stage=plan", "table=./s.yaml", "runs_dir=./runs"]))  # type: ignore[arg-type]
+    data = [run for run in order_runs(planning.targets()) if run.config.stage == "data"]
+    assert not planning.problems and {run.config.data.benchmarks for run in data} == {"./data"}
+    assert all("data_root" not in run.parents and training_rows(run, expected=True) == 40 for run in data)
+    with pytest.raises(PipelineError, match="s, experts: sw: train=gone.csv is not a file of "):
+        expand_study(STUDY | {"experts": {"math": own, "sw": own | {"train": "gone.csv"}}}, "s")
+
+
+def test_a_method_has_a_name_of_its_own_and_may_be_a_file_of_mergekit() -> None:
+    methods = {"narrow": {"merge": "layer_swap", "bottom_layers": 2}, "wide": {"merge": "layer_swap"},
+               "theirs": {"merge": "mergekit", "file": "./recipe.yaml"}}  # fmt: skip
+    table = expand_study(STUDY | {"methods": methods}, "s")
+    swap = {"merge": "layer_swap", "merge.math": "math", "merge.language": "sw", "merge.base": "base"}
+    assert table["runs"]["narrow"] == swap | {"merge.bottom_layers": 2} and table["runs"]["wide"] == swap
+    assert table["runs"]["theirs"] == {
+        "merge": "mergekit", "merge.experts": ["math", "sw"], "merge.file": "./recipe.yaml",
+    }  # fmt: skip
+    assert [*table["rows"]] == ["base", "math", "sw", "narrow", "wide", "theirs"]
+    with pytest.raises(PipelineError, match="mergekit is not a merge of two experts"):
+        expand_study(STUDY | {"methods": ["mergekit"]}, "s")
+
+
+def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -> None:
+    experts = {"math": "./math", "sw": "./sw", "te": "./te"}
+    study = STUDY | {"experts": experts, "languages": ["en", "te", "sw"], "methods": ["soup"]}
+    table = expand_study(study, "s")
+    assert table["rows"]["soup sw"] == {"run": "soup sw", "columns": ["mgsm en", "mgsm sw"]}
+    assert table["rows"]["soup te"]["columns"] == ["mgsm en", "mgsm te"] and table["rows"]["te"] == {"run": "te"}
+    assert table["primary"] == ["soup sw", "math", "mgsm sw"]
+    alone = expand_study(study | {"experts": {"math": "./math", "sw": "./sw"}}, "s")
+    assert alone["rows"]["soup"] == {"run": "soup"}  # of one expert everywhere
 
 
 @pytest.mark.parametrize(

@@ -14,25 +14,32 @@ from pipeline.report.collect import gather_results
 from pipeline.report.load.archive import check_archive, unpack, write_archive
 from pipeline.report.load.contents import Results
 from pipeline.report.render.cells import cells_csv
+from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.report_state import Reported
 from pipeline.report.write import write_report
+from pipeline.runs.find import find_run
+from pipeline.runs.folders import label_in
 from pipeline.tables.planned_runs import Planning
+
+LM_EVAL = "lm_eval"
 
 
 def export(config: ExportStage) -> str:
     """Pack the finished results of a table into the file export.to, or write a checkpoint to a folder or the Hub."""
     if config.export.to is None:
-        suffix = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv", "figures": "d"}[
-            config.export.format
-        ]
+        suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
+        suffix = suffixes.get(config.export.format, "d")
         place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
         raise PipelineError(f"stage=export needs export.to: give export.to={place}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
+        if config.export.format == LM_EVAL:
+            run = find_run(config.checkpoint, Path(config.runs_dir), "checkpoint")
+            return str(write_harness_logs(run.folder, Path(config.export.to), label_in(run.name)).parent)
         if config.export.format != Export().format:
-            raise PipelineError("export.format applies to table=T only: remove it")
+            raise PipelineError(f"export.format={config.export.format} applies to table=T only: remove it")
         if config.export.adapter and config.export.dtype:
             raise PipelineError(
                 f"export.dtype={config.export.dtype} rounds what export.adapter=true writes exactly, in float32: "
@@ -49,11 +56,11 @@ def export(config: ExportStage) -> str:
 
 
 def export_table(config: ExportStage, to: str) -> Path:
-    file, figures = Path(to), config.export.format == "figures"
-    if figures and file.is_dir() and any(file.iterdir()):
-        raise PipelineError(f"export.to={file} holds files: name a new or empty folder for export.format=figures")
-    if (file.is_file() if figures else file.is_dir()) or not file.parent.is_dir():
-        kind = "folder" if figures else "file"
+    file, form, is_folder = Path(to), config.export.format, config.export.format in ("figures", LM_EVAL)
+    if is_folder and file.is_dir() and any(file.iterdir()):
+        raise PipelineError(f"export.to={file} holds files: name a new or empty folder for export.format={form}")
+    if (file.is_file() if is_folder else file.is_dir()) or not file.parent.is_dir():
+        kind = "folder" if is_folder else "file"
         raise PipelineError(f"export.to={file} is not a place for a {kind}: name one in an existing folder")
     if config.export.format == "archive" and file.suffix != ".zip":
         raise PipelineError(f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}")
@@ -62,7 +69,16 @@ def export_table(config: ExportStage, to: str) -> Path:
     results = gather_results(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
-    if figures:
+    if form == LM_EVAL:
+        folders = {run.name: run.folder for run in results.runs}
+        for cell in results.cells:
+            for score in cell.scores:
+                if score.run in results.evaluations:
+                    seed = f" seed {score.at['seed']}" if "seed" in score.at else ""
+                    model = f"{cell.row}{seed}"
+                    write_harness_logs(folders[score.run], file / model / score.run, model)
+        return file
+    if form == "figures":
         from pipeline.report.page import write_figures
 
         file.mkdir(exist_ok=True)

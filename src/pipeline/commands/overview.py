@@ -130,7 +130,10 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
         return span(known, format_duration), total, memory_text(memory_here(run) for run in runs)
     known_costs = [costs[run.hash] for run in runs if run.hash in costs]
     if not known_costs:
-        return ("", *takes(runs, costs, None, history)[:1], "", "") if cpu_work(runs[0]) else ("?",) * 4
+        if cpu_work(runs[0]):
+            return "", takes(runs, costs, None, history)[0], "", ""
+        trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
+        return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
     gpus = [cost.run.config.sft.processes if isinstance(cost.run.config, TrainStage) else 1 for cost in known_costs]
     seconds_each = [3600 * cost.hours / count for cost, count in zip(known_costs, gpus, strict=True)]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"

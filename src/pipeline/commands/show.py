@@ -8,22 +8,27 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.status import all_statuses
 from pipeline.config.stages import ShowStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import score_lines
 from pipeline.runs.find import find_run
+from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import flatten_dict
 from pipeline.text import align_columns
 from pipeline.train.examples import ROWS
 
 POINTS = 8  # of a curve
+LOG_LINES = 30
 LONGEST = 600  # characters of a prompt's end and of an answer
 
 
 def show_run(config: ShowStage) -> str:
     """Text that describes the run, for a terminal."""
+    if unfinished := unfinished_text(config):
+        return unfinished
     run = find_run(config.run, Path(config.runs_dir), "run")
     folder = getattr(run, "folder", None)
     manifest = read_manifest(folder) if folder else None
@@ -41,6 +46,24 @@ def show_run(config: ShowStage) -> str:
     if config.show.rows:
         parts.append(rows_of(manifest, folder, config))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def unfinished_text(config: ShowStage) -> str:
+    """The state of an unfinished run, the end of its log and where that is; empty where none has this name."""
+    runs_dir = Path(config.runs_dir)
+    if "/" in config.run or finished_names(runs_dir, config.run):
+        return ""
+    found = [one for one in all_statuses(runs_dir) if one.run.startswith(config.run) and one.state != "finished"]
+    if len({one.run for one in found}) != 1:
+        return ""
+    (status,) = found[-1:]
+    reason = status.detail.removesuffix(f"; {status.log}")
+    heading = [status.run, f"stage={status.stage}, {status.state}: {reason}"]
+    if status.log is None:
+        return "\n".join([*heading, "it has no log of its own: its command printed what it said"])
+    lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
+    cut = f", the last {LOG_LINES} of {len(lines)} lines" if len(lines) > LOG_LINES else ""
+    return "\n".join([*heading, "", f"log: {status.log}{cut}:", *(f"  {line}" for line in lines[-LOG_LINES:])])
 
 
 def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
@@ -93,8 +116,10 @@ def heading_lines(manifest: Manifest) -> list[str]:
     hardware = ", ".join(
         f"{key} {value}" for key, value in machine.items() if isinstance(value, str | int) and value != ""
     )
+    merge = manifest.facts.get("merge")
     return [
         manifest.name,
+        *([f"merge: {merge}"] if merge else []),
         ", ".join(facts),
         ", ".join(spent),
         *([f"on {hardware}"] if hardware else []),

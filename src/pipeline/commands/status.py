@@ -7,9 +7,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,12 @@ def all_statuses(runs_dir: Path) -> list[RunStatus]:
     planned = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
     failed: dict[str, str] = {}
+    of_array = cache(submitted)  # a directory of logs is listed once for each
     later = {(label_in(entry.name), entry.stage): entry.started for entry in manifests.values()}
     for run_hash in [*planned, *(key for key in work if key not in planned)]:
         if run_hash not in manifests:
             plan, task = planned.get(run_hash, ("", None))
-            status = of_unfinished(run_hash, plan, task, runs_dir, failed)
+            status = of_unfinished(run_hash, plan, task, runs_dir, failed, of_array)
             if status.state != "failed" or not was_rerun(runs_dir / ".work" / run_hash, later.get(key_of(status))):
                 statuses.append(status)
     return statuses
@@ -135,9 +137,12 @@ def main_score(scores: Mapping[str, float]) -> str | None:
     return None
 
 
-def of_unfinished(run_hash: str, plan: str, task: Task | None, runs_dir: Path, failed: dict[str, str]) -> RunStatus:
+def of_unfinished(
+    run_hash: str, plan: str, task: Task | None, runs_dir: Path, failed: dict[str, str],
+    of_array: Callable[[str, Path], tuple[str | None, str, str]],
+) -> RunStatus:  # fmt: skip
     """Status of an unfinished run. plan: name of the plan that it is in as `task`; failed: run hash -> name of the
-    failed runs so far, updated here."""
+    failed runs so far, updated here; of_array: `submitted`."""
     workplace = runs_dir / ".work" / run_hash
     record = state.read_state(workplace)
     name = task.name if task else record.get("name") or run_hash[:12]
@@ -152,8 +157,10 @@ def of_unfinished(run_hash: str, plan: str, task: Task | None, runs_dir: Path, f
     elif record.get("state") == "failed":
         status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
     else:
-        stopped = ("stopped", unpublished_reason(workplace, record)) if workplace.is_dir() else None
-        status.state, status.detail = stopped or submitted(task, runs_dir / FOLDER / plan) or ("planned", "")
+        job, *now = of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
+        status.state, status.detail = now
+        if workplace.is_dir():
+            status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
     if task and (row := RUN_STAGES.get(stage)) and task.version != row.version:
@@ -161,15 +168,15 @@ def of_unfinished(run_hash: str, plan: str, task: Task | None, runs_dir: Path, f
     return status
 
 
-def submitted(task: Task | None, folder: Path) -> tuple[str, str] | None:
-    """(state, detail) of a run that no process has begun, by the job of its level and kind; None if it has none.
-    folder: of the submission."""
-    job, log = log_of(task, folder) if task else (None, None)
+def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
+    """(job of an array, state and detail of those of its runs that no process has begun). folder: of its submission."""
+    job, log = log_of(array, folder)
     if job is None:
-        return None
+        return None, "planned", ""
     if words := last_log_line(log) if log else None:
-        return "failed", f"job {job} ended before it began: {words}; {log}"
-    return "waiting", f"for job {job}; where squeue --me does not list it, rerun the same command to submit it again"
+        return job, "failed", f"job {job} ended before it began: {words}; {log}"
+    again = "where squeue --me does not list it, rerun the same command to submit it again"
+    return job, "waiting", f"for job {job}; {again}"
 
 
 def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
@@ -183,12 +190,13 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
     return f"{text}, about {status.seconds_left:.0f} s left"
 
 
-def unpublished_reason(workplace: Path, record: dict[str, Any]) -> str:
-    """Why a run was not published, and how to resume or delete it."""
+def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
+    """Why a run was not published, and how to resume or delete it. job: of Slurm, which was to make it."""
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
     place = f", resume point after step {resume_point['step']}" if resume_point else ""
     knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
     deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
-    return f"{reason}{place}; rerun the same command to resume; {deletes}"
+    resumes = f"job {job} resumes it where squeue --me lists it, else " if job else ""
+    return f"{reason}{place}; {resumes}rerun the same command to resume; {deletes}"

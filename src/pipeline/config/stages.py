@@ -239,12 +239,13 @@ class ReportStage(TableStage):
 
 @dataclass
 class Export(Knobs):
-    """What stage=export writes, and where. `format` is read with table=, all others but `to` with checkpoint=."""
+    """What stage=export writes, and where. `format` is read with table= (lm_eval also with the checkpoint=RUN of an
+    evaluation), all others but `to` with checkpoint=."""
 
     to: str | None = None  # of a table a file, of its figures a folder; of a checkpoint a new folder or hub:org/name
     format: str = knob(
-        "archive", options=("archive", "latex", "markdown", "csv", "figures")
-    )  # archive: all results; figures: a folder of SVG and PDF; others: cells
+        "archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval")
+    )  # archive: all results; figures: a folder of SVG and PDF; lm_eval: a folder of its logs; others: cells
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
     adapter: bool = False  # a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32; else the whole model
     base: str | None = knob(None, run=True)  # of an adapter from elsewhere; null: the one that it names

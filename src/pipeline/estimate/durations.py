@@ -26,7 +26,7 @@ from pipeline.estimate import cpu
 from pipeline.estimate.flops import GPUS, Gpu, merge_seconds
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.training_rows import WORLD_ROW, row_tokens
+from pipeline.estimate.training_rows import WORLD_ROW, row_tokens, source_files
 from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.folders import label_in
@@ -236,9 +236,11 @@ def data_seconds(run: Run[DataStage]) -> float | None:
         return 1.0
     if isinstance(root, Run) and not root.folder.is_dir() and root.config.expert.world:
         return 0.7 + WORLD_ROW * sum(TRAINING[source.file] for source in expert.sources.values()) / READ_RATE
-    if root is None or not root.folder.is_dir():
+    files = [file for _, _, file in source_files(run)]
+    if len(files) < len(expert.sources) and (root is None or not root.folder.is_dir()):
         return None
-    bytes_read = sum((root.folder / source.file).stat().st_size for source in expert.sources.values())
+    files = files or [root.folder / source.file for source in expert.sources.values()] if root else files
+    bytes_read = sum(file.stat().st_size for file in files)
     return 0.7 + bytes_read / READ_RATE
 
 

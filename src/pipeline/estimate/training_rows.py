@@ -23,7 +23,7 @@ from pipeline.estimate.flops import ROW
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, padded_length, read_rows, sampled_lengths
+from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
 from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 
@@ -130,6 +130,9 @@ def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
 
 def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
     """The files of data_root that a data run will read, where they can be read here."""
+    if isinstance(data, Run) and all(map(is_here, data.config.expert.sources.values())):
+        own = [(name, source, Path(source.url or "")) for name, source in data.config.expert.sources.items()]
+        return [(name, source, file) for name, source, file in own if file.suffix in READABLE]
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return []

@@ -80,10 +80,11 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")
-    merge: dict[str, float] = {}
+    merge: dict[str, Any] = {}
     if not written:  # what the run of the written merge records
-        merge = measure_merge(weights, key["root"], run.config.threads)
+        merge = {**measure_merge(weights, key["root"], run.config.threads)}
     tracker.summary(scores | merge)
+    merge |= {} if written else {"merge": weights.described(run.config.partition)}
     return {"scores": scores, "harness": result.harness, "weights_root": key["root"], **merge}
 
 

@@ -12,14 +12,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.metrics import finite_or_none, mean
 from pipeline.report.load.answers import read_samples, text_of
 from pipeline.report.private import without_private
+from pipeline.report.render.harness_logs import write_harness_logs
+from pipeline.runs.folders import label_in
+from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import flatten_dict
 
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
@@ -95,13 +99,27 @@ def read_entry(path: Path) -> list[Log]:
                 raise PipelineError(
                     f"{file} is of lm_eval before 0.4, which logs no items: score again with a later one, --log_samples"
                 )
+            elif {"rows", "harness"} <= set(keys) and (file.parent / MANIFEST).is_file():
+                with TemporaryDirectory() as folder:  # a run of stage=eval
+                    written = write_harness_logs(file.parent, Path(folder), scored_model(file.parent))
+                    logs += [replace(log, file=file) for log in read_lm_eval(written, json.loads(written.read_bytes()))]
             elif {"results", "configs", "n-shot"} <= set(keys):  # its unpaired surrogates become question marks
                 logs += read_lm_eval(file, json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace")))
     if not logs:
-        expected = "results_*.json with samples_*.jsonl of lm_eval, nor .eval or .json of inspect_ai"
+        expected = "results_*.json with samples_*.jsonl of lm_eval, .eval or .json of inspect_ai, nor a run of eval"
         there = f"holds no log, neither {expected}" if path.exists() else "does not exist"
         raise PipelineError(f"results={path} {there}: give folders or files that lm_eval or inspect_ai wrote")
     return logs
+
+
+def scored_model(run: Path) -> str:
+    """The model that a run of stage=eval scored: the name of its checkpoint, or the label of a merge in memory."""
+    manifest = read_manifest(run)
+    assert manifest is not None
+    if checkpoint := manifest.parents.get("checkpoint"):
+        return checkpoint.name
+    evaluated, languages = manifest.config["eval"]["name"], "-".join(manifest.config["languages"])
+    return label_in(manifest.name).removeprefix(f"eval-{evaluated}-").removesuffix(f"-{languages}")
 
 
 @contextmanager

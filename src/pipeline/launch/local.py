@@ -27,6 +27,7 @@ from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan
+from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.work import BLOCKED, Session, work
 from pipeline.progress import LOG_SECONDS, say
 from pipeline.runs import state, stop
@@ -82,6 +83,7 @@ class Local:
         earlier: failures of an earlier call, which are not retried.
 
         Raises:
+            PipelineError: before anything is computed, for a run that does not fit this machine, or cannot be written.
             Held: when all else is done, for a run that another process holds.
         """
         runs, failed = order_runs(targets), dict(earlier or {})
@@ -94,6 +96,7 @@ class Local:
                 # before the first run: the attempt is counted for the training, which takes longest
                 with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
                     pass
+            refuse_too_large(unfinished)
         for run in runs:
             if run.hash not in reasons:
                 clear_workplace(run)
@@ -209,7 +212,7 @@ class Watch:
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
-        session, several = self.session, self.local.count > 1
+        session = self.session
         self.started = {key: begun for key, begun in self.started.items() if key in session.begun}
         for task in session.tasks:
             key = task.hash
@@ -218,16 +221,14 @@ class Watch:
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
                 left, more = self.time_left()
-                following = next((one.name for one in session.left if one.hash not in session.begun), None)
-                suffix = f"; next {following}" if following and not several else ""
-                say(f"{self.head()} {task.name} ({task.stage}), {left} left in all{more}{suffix}")
+                say(f"{self.head()} {task.name} ({task.stage}), {left} left in all{more}")
             if key in session.failed:
                 if self.local.aloud and not session.failed[key].startswith(BLOCKED):
                     say(f"{task.name} failed: {session.failed[key]}")
             elif key in session.done:
                 now = time.monotonic()
                 seconds = now - self.started.get(key, now)
-                say(f"{task.name if several else self.head()} done in {seconds:.1f} s")
+                say(f"{task.name if self.local.count > 1 else self.head()} done in {seconds:.1f} s")
                 if manifest := read_manifest(self.runs[key].folder):
                     self.history.add(manifest)
             else:

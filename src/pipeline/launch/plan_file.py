@@ -67,6 +67,11 @@ class Task:
         return self.runs_dir / ".work" / self.hash
 
     @property
+    def array(self) -> str:
+        """The name of the job array whose tasks make it."""
+        return f"{self.level}-{self.kind}"
+
+    @property
     def log(self) -> Path:
         return self.runs_dir / LOGS / f"{folder_name(self.label, self.hash)}.log"
 

@@ -70,9 +70,14 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
             except PipelineError as error:
                 problems[str(error)] = None
         if isinstance(run.config, DataStage) and run.hash in remaining:
-            for name, source, _ in source_files(run):
+            root = run.parents["data_root"].folder if "data_root" in run.parents else None
+            here = {name for name, _, _ in source_files(run)}
+            for name, source in run.config.expert.sources.items():
+                of_hub = source.hub is not None or "://" in (source.url or "")
+                if name not in here and (root is not None or of_hub):
+                    continue  # what another run will write, or what is to be fetched
                 try:
-                    open_source(name, source, run.parents["data_root"].folder)
+                    open_source(name, source, root)
                 except PipelineError as error:
                     problems[str(error)] = None
     return [*problems, *row_problems([run for run in runs if run.hash in remaining])]

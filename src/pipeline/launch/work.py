@@ -24,6 +24,7 @@ from pipeline.progress import say
 from pipeline.runs import state, stop
 from pipeline.runs.lease import Holder, live_holder, should_wait, slurm_job
 
+Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
 PLAN = "plan.jsonl"
 LOOK = 0.2  # seconds between two looks of a worker that waits for others
 TRIES = 3  # of a run whose workers died
@@ -118,6 +119,9 @@ class Session:
             state.update_state(task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason)
         self._write(task, "failed", reason)
 
+    def has_ended(self, task: Task) -> bool:
+        return any(self._file(task, kind).is_file() for kind in ("done", "failed"))
+
     def _file(self, task: Task, kind: str) -> Path:
         return self.folder / f"{task.hash}.{kind}"
 
@@ -127,7 +131,7 @@ class Session:
 
 def work(
     session: Session,
-    compute: Callable[[Task, Callable[[], None]], Any] | None,
+    compute: Compute | None,
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
     wait: Callable[[], bool] = should_wait,
@@ -159,6 +163,8 @@ def work(
         ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
         holders: dict[str, Holder] = {}
         for task in () if cards and cards.give_way() else ready:
+            if compute is None and again:  # helpers have work: who holds the others does not matter
+                continue
             holder = live_holder(task.workplace)
             if holder and holder.pid not in pids:
                 holders[task.hash] = holder
@@ -188,15 +194,11 @@ def held_by(name: str, holder: Holder) -> str:
 
 
 def is_free(session: Session, task: Task) -> bool:
-    """Whether nobody has made a run, or makes it now."""
-    session.look()
-    return task in session.left and live_holder(task.workplace) is None
+    """Whether nobody has made a run, or makes it now. Of its files alone: a list of all takes long where it is long."""
+    return not session.has_ended(task) and live_holder(task.workplace) is None
 
 
-def make(
-    session: Session, task: Task, compute: Callable[[Task, Callable[[], None]], Any], held: dict[str, str],
-    tell: Callable[[], None],
-) -> bool:  # fmt: skip
+def make(session: Session, task: Task, compute: Compute, held: dict[str, str], tell: Callable[[], None]) -> bool:
     """Make a run and record how it ended. False: it could not get its lease; of one that no process holds, `held` gets
     the reason."""
 

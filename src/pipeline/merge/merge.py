@@ -28,7 +28,7 @@ from pipeline.merge.vocabulary import Vocabulary, align_vocabularies
 from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.models import arrays
-from pipeline.models.anatomy import TOWER, towers
+from pipeline.models.anatomy import TOWER, anatomy, towers
 from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TORCH_NAMES, TensorInfo
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class Merging:
         if self.adapter:
             return "float32"
         return " and ".join(sorted({TORCH_NAMES[self.stored_dtype(name)] for name in self.names}))
+
+    def described(self, partition: Partition | None) -> str:
+        """What it does, in the layers of its model."""
+        layers = {site.layer for site in anatomy(self.names).values() if site.layer is not None}
+        return self.config.described(partition, len(layers) or None)
 
     @property
     def layout(self) -> Source:

@@ -36,7 +36,8 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     digests = merge.write(work, known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts = measure_merge(merge, key, run.config.threads)
-    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **facts}
+    told = {"merge": merge.described(run.config.partition)}
+    return {"weights": weights, "plan": rows, "bytes": size, **told, **merge.cast(), **facts}
 
 
 _facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evaluation of it in memory asks
@@ -56,7 +57,8 @@ def write_card(run: Run[MergeStage], merge: Merging, plan: str, work: Path) -> N
     """The model card: the settings, the plan and the parents."""
     config = run.config
     made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, Path(config.runs_dir))
-    body = f"{recipe_text(merge.config, plan, config.partition)}\n{data_section(made_of)}"
+    recipe = recipe_text(merge.config, merge.described(config.partition), plan, config.partition)
+    body = f"{recipe}\n{data_section(made_of)}"
     relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
     text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)
     (work / CARD).write_text(text, encoding="utf-8")

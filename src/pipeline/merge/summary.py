@@ -60,11 +60,12 @@ def plan_text(
     return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])
 
 
-def recipe_text(config: Merge, plan: str, partition: Partition | None = None) -> str:
-    """Section of a merge's model card: the settings that were read, and the plan with the parents."""
+def recipe_text(config: Merge, described: str, plan: str, partition: Partition | None = None) -> str:
+    """Section of a merge's model card: what it does, the settings that were read, and the plan with the parents."""
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
     settings = {f"merge.{key}": getattr(config, key) for key in knobs}
     settings |= {"package": config.package or None, "partition": partition.name if partition else None}
     lines = [f"| {key} | {value} |" for key, value in settings.items() if value is not None]
-    lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|", *lines]
+    heading = [f"# A merge by {config.method}", "", f"{described[:1].upper()}{described[1:]}."]
+    lines = [*heading, "", "| setting | value |", "|---|---|", *lines]
     return "\n".join([*lines, "", "```text", plan, "```", ""])

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFrame, DataFrame]:
     """(scores, answers) of a report, given a table's name or the folder of its page: one row per run, task, language
-    and metric, and one row per answer. Join on `run`, `task`, `language` (the pair, for translations). `row` and
-    `column` name the cells.
+    and metric, and one row per answer. Join on `run`, `task`, `language` (the pair, for translations). `row`, `column`
+    and `seed` name the cells in both.
 
         from pipeline.report import results
         scores, answers = results("sandbox")
@@ -31,4 +31,5 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
     if missing := [path for path in files if not path.is_file()]:
         raise PipelineError(f"{missing[0]} does not exist: create the report with stage=report table=...")
     scores = pd.read_csv(files[0], keep_default_na=False, na_values=[""])  # nan is a language, None a name of a row
-    return scores, pd.read_parquet(files[1])
+    places = scores[["run", "row", "column", "seed"]].drop_duplicates("run")
+    return scores, pd.read_parquet(files[1]).merge(places, on="run", how="left")

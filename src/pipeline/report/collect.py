@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import EvalStage, TableStage
+from pipeline.config.stages import EvalStage, MergeStage, TableStage
 from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
@@ -18,13 +18,14 @@ from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
 from pipeline.report.private import without_private
-from pipeline.report.stored import StoredAnswers
+from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
+from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
@@ -39,6 +40,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     runs = order_runs(targets)
     names = {run.hash: run.name for run in runs}
     stored = StoredAnswers(planning, failed)
+    first = {name: first_failure(name, failed) for name in failed}
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
@@ -49,7 +51,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
-        failed={name: without_private(reason) for name, reason in failed.items()}, missing=missing,
+        failed={name: without_private(reason) for name, reason in failed.items() if first[name] == name},
+        missing={**{name: f"not made ({first[name]} failed)" for name in failed if first[name] != name}, **missing},
         seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
         machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
@@ -129,10 +132,22 @@ def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunR
     return RunResult(
         name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
         model=parents.get("checkpoint") or merge or parents.get("model", ""),
-        parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
+        merge=merge_text(run), parents=parents, config=config,
+        seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
         warnings=[without_private(warning) for warning in manifest.facts.get("warnings", [])],
     )  # fmt: skip
+
+
+def merge_text(run: Run) -> str:
+    """What the merge that a run scores does, in the layers of its model; empty for others."""
+    scored = run.parents.get("checkpoint")
+    merged = scored if isinstance(scored, Run) and isinstance(run.config, EvalStage) else run
+    config = merged.config
+    if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
+        return ""
+    text = config.merge.described(config.partition, layers_of(merged.parents))
+    return f"{text}, with the base as {', '.join(config.merge.controlled_roles())}" if config.merge.control else text
 
 
 def format_knob_value(value: Any) -> Any:

@@ -5,7 +5,7 @@ A table's primary comparison has as much weight in the correction as all others 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pipeline.stats.ranks import holm
@@ -48,16 +48,20 @@ def holm_level(count: int, is_first: bool, has_first: bool) -> float:
     return LEVEL / 2 / max(1, count - 1) if has_first else LEVEL / max(1, count)
 
 
-def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[str]:
-    """The primary comparison in a sentence, or that it is missing, then each significant other one, then what the
-    others could have shown. primary: left, right and place of the primary comparison."""
+def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), places: Collection[str] = ()) -> list[str]:
+    """The primary comparison in a sentence, or that it is missing, the same two models in other places, then each
+    significant other one, then what the others could have shown. primary: left, right and place of the primary
+    comparison; places: the others, those of its task in other languages."""
     missing = missing_sentence(lines, primary)
     tested = [line for line in lines if line["p_holm"] is not None]
     if not tested:
         return [*missing, "No two models have answers to compare."]
-    others = [line for line in tested if not line["primary"]]
+    pair = [line for line in tested if line["primary"]]
+    beside = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line["place"] in places]
+    pair += [line for line in beside if not line["primary"]][: MOST_SENTENCES - 1]
+    others = [line for line in tested if not any(line is told for told in pair)]
     significant = sorted(filter(is_significant, others), key=lambda line: -abs(line["difference"]))
-    sentences = missing + [primary_sentence(line, tested) for line in tested if line["primary"]]
+    sentences = missing + [primary_sentence(line, tested) for line in pair]
     sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
     more = len(significant) - MOST_SENTENCES
     if more > 0:

@@ -20,57 +20,13 @@ from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
 from pipeline.report.questions import questions_of, stored_metric, tasks_of
 from pipeline.report.stored import NoScore, StoredAnswers
 from pipeline.report.verdicts import Comparison
-from pipeline.stats.contrast import Contrast, ExpertPart, power_over_experts
+from pipeline.stats.contrast import Contrast, ExpertPart
+from pipeline.stats.detectable import SPREAD, Detectable, planned_difference
 from pipeline.stats.ranks import holm
-from pipeline.stats.statistics import LEVEL, least_detected, smallest_difference
+from pipeline.stats.statistics import LEVEL
 from pipeline.tables.plan import Cell, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
-
-DISCORDANT = 0.2  # assumed share of questions that only one of two models answers correctly, until scores are known
-SPREAD = 0.02  # assumed standard deviation of a difference from seed to seed
-MORE_SEEDS = (3, 5, 8)  # fewer are no sample
-
-
-class Detectable(NamedTuple):
-    """The minimum detectable differences of a comparison, in points: of these trainings (0 seeds) and of trainings in
-    general, by the number of questions."""
-
-    name: str
-    seeds: int  # of the table's trainings; 0 if these are no sample
-    points: dict[int, dict[int, float]]  # questions -> seeds -> points
-
-    @classmethod
-    def of(
-        cls, name: str, questions: int, level: float, seeds: int = 0, discordant: float = DISCORDANT,
-        spread: float = SPREAD,
-    ) -> Detectable:  # fmt: skip
-        """discordant, spread: the shares that are assumed, or were measured."""
-        of_seeds = sorted({0, seeds, *MORE_SEEDS})
-        return cls(name, seeds, {
-            count: {more: 100 * planned_difference(count, level, more, spread, discordant) for more in of_seeds}
-            for count in (questions, 2 * questions)
-        })  # fmt: skip
-
-    def rows(self) -> list[list[str]]:
-        """A small table: a line for each number of questions, a column for each number of seeds."""
-        (first, of_first), *_ = self.points.items()
-        heads = ["these trainings" if not seeds else f"{seeds} seeds" for seeds in of_first]
-        lines = [[f"{count:,} questions", *(f"{points:.1f}" for points in of.values())]
-                 for count, of in self.points.items()]  # fmt: skip
-        return [["detectable, in points", *heads], *lines]
-
-    def advice(self) -> str:
-        """What is detectable now, what of more questions or seeds helps most, and what three seeds are for."""
-        (count, now), (_, doubled) = self.points.items()
-        choices = {"twice the questions": doubled[self.seeds]}
-        choices |= {f"{seeds} seeds": points for seeds, points in now.items() if seeds > self.seeds}
-        best = min(choices, key=lambda name: choices[name])
-        text = f"{now[self.seeds]:.1f} points are detectable on {count:,} questions; "
-        helps = choices[best] < now[self.seeds]
-        text += f"{best} help{'s' * (best[0] == 't')} most ({choices[best]:.1f})" if helps else "more seeds do not help"
-        if not self.seeds:
-            text += f"; trainings in general need 3 seeds or more ({now[3]:.1f}, with 8 {now[8]:.1f})"
-        return text
+from pipeline.tables.schema import TRAININGS
 
 
 def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
@@ -85,7 +41,8 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     seeds = min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)
     left, right, place = first
     level = holm_level(len(compared), first == primary, bool(primary))
-    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds)
+    trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
+    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
     others = [count for pair, count in counts.items() if pair != first and count]
     text = f"{found.name} ({'primary' if first == primary else 'first'})"
     if others:
@@ -143,16 +100,6 @@ def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cel
     return mean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(values[1])
 
 
-def planned_difference(
-    questions: int, level: float, seeds: int, spread: float, discordant: float = DISCORDANT
-) -> float:
-    """The minimum detectable difference (a share) before there are answers. seeds: 0 if trainings are no sample."""
-    if not seeds:
-        return smallest_difference(questions, discordant, level)
-    within = discordant / questions / seeds  # the answers of two seeds differ as those of two models do
-    return least_detected(power_over_experts(discordant / questions, [(spread**2 / seeds, within, seeds)], level))
-
-
 def questions_under(planning: Planning, cell: Cell) -> int:
     """The number of different questions under a cell whose answers are right or wrong."""
     if is_measure(cell.metric):
@@ -178,6 +125,20 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
     if unknown or kind_of(task.task) in ("translation", "text"):
         return None
     return task.task, count_questions(run, task, language)
+
+
+def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Detectable | None:
+    """That of the primary comparison, else of the first one, with what was measured of it. lines: of contrasts.csv;
+    trainings: the labels of the trainings behind them, which seeds share."""
+    tested = [line for line in lines if line["p_holm"] is not None and line.get("discordant")]
+    line = next((line for line in sorted(tested, key=lambda line: not line["primary"])), None)
+    if line is None:
+        return None
+    level = holm_level(len(tested), line["primary"], any(line["primary"] for line in lines))
+    seeds = max(map(trainings.count, trainings)) if line.get("trainings") == "a sample" else 0
+    name = f"{line['left']} with {line['right']} in {line['place']}"
+    spread = SPREAD if line.get("spread") is None else line["spread"] / 100
+    return Detectable.of(name, line["n"], level, seeds, bool(trainings), line["discordant"], spread)
 
 
 # ---------------------------------------------------------------------------------------------------- measured

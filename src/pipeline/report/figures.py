@@ -62,7 +62,9 @@ def scores(report: str | Path | Lines) -> Figure:
         if chance := line.get("chance"):
             axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
-    return _by_panel(lines, "column", "row", draw)
+    ends = [float(line["high"] if _number(line["high"]) is not None else line["value"]) for line in lines]
+    shares = lines and min(float(line["value"]) for line in lines) >= 0 and max(ends) <= 100
+    return _by_panel(lines, "column", "row", draw, (0, 1.15 * max(ends)) if shares else None)
 
 
 def contrasts(report: str | Path | Lines) -> Figure:
@@ -115,8 +117,12 @@ def _panels(count: int, height: float, width: float) -> tuple[Figure, list[Axes]
     return figure, [figure.add_subplot(down, across, at + 1) for at in range(count)]
 
 
-def _by_panel(lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None]) -> Figure:
-    """A panel for each value of `across`, with a row and a 95 % interval for each line."""
+def _by_panel(
+    lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None],
+    limits: tuple[float, float] | None = None,
+) -> Figure:  # fmt: skip
+    """A panel for each value of `across`, with a row and a 95 % interval for each line. limits: of the axis that all
+    panels share; None: each has its own."""
     panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
     with _style():
         figure, all_axes = _panels(len(panels), 0.9 + ROW * len(rows), 2.4)
@@ -127,6 +133,7 @@ def _by_panel(lines: Lines, across: str, down: str, draw: Callable[[Axes, Mappin
                 if low is not None and high is not None:
                     axes.plot([low, high], [place, place], color=COLOURS["ink"], lw=1.2)
             axes.set_title(panel)
+            axes.set_xlim(*limits or (None, None))
             axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             first = axes.get_subplotspec()

@@ -31,6 +31,11 @@
   });
   if (!model) return;
   function escaped(value) { var box = document.createElement("p"); box.textContent = value; return box.innerHTML.replace(/"/g, "&quot;"); }
+  function folded(prompt) {  // the question itself; what stands before it, as exemplars, is folded
+    var at = prompt.trimEnd().lastIndexOf("\n\n");
+    if (at < 0) return escaped(prompt);
+    return escaped(prompt.slice(at + 2)) + "<details><summary>exemplars</summary>" + escaped(prompt.slice(0, at)) + "</details>";
+  }
   function build() {  // when the section is first opened
     if (data) return data.ready;
     data = JSON.parse(byId("data").textContent);
@@ -56,17 +61,21 @@
     if (other.value) lines = lines.filter(function (line) { return line.length > 9; });
     function rank(line) { return data.strings[line[0]] === column ? 0 : 1; }
     lines.sort(function (a, b) { return rank(a) - rank(b); });  // those of the cell that was clicked come first
-    var heads = ["Column", "Language", "Question", "Prompt", "Expected"];
-    names.forEach(function (name) { heads.push(name, "Extracted", "Response", "Scores"); });
+    var columns = [["Column", 0], ["Language", 1], ["Question", 2], ["Expected", 4]];  // heads, and places in an item
+    names.forEach(function (name, at) {
+      [["Response", 7], [name, 5], ["Extracted", 6], ["Scores", 8]].forEach(function (one) { columns.push([one[0], one[1] + 4 * at]); });
+    });
+    columns.push(["Prompt", 3]);
     if (grid) grid.destroy();
     byId("list").replaceChildren();
     grid = new data.Table(byId("list"), {
       data: lines, order: [], pageLength: 10, lengthMenu: [10, 25, 100, {label: "All", value: -1}], autoWidth: false, deferRender: true,
       layout: {topStart: "info", topEnd: "search", bottomStart: "pageLength", bottomEnd: "paging"},
-      columns: heads.map(function (title, at) {
-        var few = at < 2 || at > 4 && at % 4 === 1;
-        return {title: escaped(title), columnControl: few ? ["order", ["searchList"]] : ["order", ["search"]],
-          className: at > 4 && at % 4 === 3 || at === 3 ? "long" : "", render: function (value) { return escaped(data.strings[value]); }};
+      columns: columns.map(function (one) {
+        var at = one[1], few = at < 2 || at > 4 && at % 4 === 1;
+        return {title: escaped(one[0]), data: at, columnControl: few ? ["order", ["searchList"]] : ["order", ["search"]],
+          className: at > 4 && at % 4 === 3 || at === 3 ? "long" : "",
+          render: function (value) { return at === 3 ? folded(data.strings[value]) : escaped(data.strings[value]); }};
       })
     });
   }

@@ -13,6 +13,7 @@ from pipeline.benchmarks import chance_of, is_measure
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
+from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import TRAININGS, CellResult, Results, behind
 from pipeline.report.marks import Marks, browsed
@@ -41,6 +42,11 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
     text = "Scores by row: the numbers are in the table above"
     chart = draw_svg(lambda: figures.scores(lines), "scores", text) if lines and is_small else ""
+    places = [*results.primary[2:], *(line["column"] for line in lines)]
+    place = next((name for name in places if name in results.columns), "")
+    of_place = [line for line in lines if line["column"] == place]
+    first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {place}") if of_place and is_small else ""
+    detectable = measured_detectable(results.contrasts, [run.label for run in results.trainings])
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(place in answers and answers[place].n for place in shown.values())
@@ -65,7 +71,8 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
         limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
         counts=", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
         run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
-        chart=chart, lines=lines, maps=maps, answered=answered, bundle=data_tables() if answered else {},
+        chart=chart, first=first, detectable=detectable, lines=lines, maps=maps,
+        answered=answered, bundle=data_tables() if answered else {},
         facts={"Versions": results.versions, "Machine": results.machine, "Git": results.git}, **runs_table(results),
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}

@@ -18,6 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import is_mean_of
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.launch.work import BLOCKED
 from pipeline.report.expression import evaluate, scores_under
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
@@ -35,6 +36,13 @@ Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 class NoScore(PipelineError):
     """A missing number, with the reason."""
+
+
+def first_failure(name: str, failed: Mapping[str, str]) -> str:
+    """The run that a run failed by: itself, or the first of its parents that did. failed: run -> reason."""
+    while (reason := failed.get(name, "")).startswith(BLOCKED):
+        name = reason.removeprefix(BLOCKED).removesuffix(" failed")
+    return name
 
 
 @dataclass
@@ -108,7 +116,8 @@ class StoredAnswers:
                 waits = f"{self.table.plan.chosen[key.model].choice} waits for its candidates' scores"
             raise NoScore(self.table.problems.get(key, waits))
         if not (run.folder / MANIFEST).is_file():
-            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+            name = first_failure(run.name, self.failed)
+            raise NoScore(f"{name} {'failed: ' * (name in self.failed)}{self.failed.get(name, 'is not made yet')}")
         return run
 
     # ------------------------------------------------------------------------------------------ answers

@@ -32,7 +32,7 @@ def write_report(results: Results, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     refuse_unlike(results)
     notes, marks = notes_of(results), suspicious_scores(results)
-    headline = headline_sentences(results.contrasts, results.primary)
+    headline = headline_sentences(results.contrasts, results.primary, results.languages_of_primary)
     html, pictures = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),

@@ -13,10 +13,10 @@ from pipeline.config.data import Data
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent
 from pipeline.stages.hub_inputs import benchmark_sources
+from pipeline.stages.lengths import is_here
 from pipeline.stages.resolver import Draft, Resolver
 from pipeline.stages.world import check_items, refuse_items, small_world
 
@@ -26,12 +26,21 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
     if config.expert.union:
         config, parents = build_joint(config, resolver)
         return config, label, parents
-    config = at_locked_revisions(without_left_out(config))
+    config = at_locked_revisions(apart_from_data_root(without_left_out(config)))
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
     check_items(config.expert)
     codes = [source.language for source in config.expert.sources.values() if source.language is not None]
     return config, label, parents_of(config, resolver) | own_languages(codes)
+
+
+def apart_from_data_root(config: DataStage) -> DataStage:
+    """Where all rows are of files that sources name by themselves (url), data_root has the benchmarks alone."""
+    sources = config.expert.sources.values()
+    if config.data_root is None or not sources or not all(is_here(source) for source in sources):
+        return config
+    data = replace(config.data, benchmarks=config.data.benchmarks or config.data_root)
+    return replace(config, data_root=None, data=data)
 
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
@@ -95,7 +104,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
-        data_root = External(folder.name, content_hash(files, folder), folder, files=tuple(files))
+        data_root = External.of_files(folder, files)
     return {"data_root": data_root}
 
 
@@ -109,8 +118,7 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
             named = list(folder.glob(source.files)) if source.files and folder == place else []
             found = named or (folder.rglob("*") if folder == place else [place])
             visible = (path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
-            files = tuple(sorted(path for path in visible if path.is_file()))
-            parents[f"source {name}"] = External(place.name, content_hash([*files], folder), folder, files=files)
+            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), place.name)
     return parents
 
 

@@ -13,7 +13,7 @@ from pipeline.config.harness_tasks import include, included_folder, parts_of
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import SAMPLED, scoring_runs
-from pipeline.files import content_hash, sha256
+from pipeline.files import sha256
 from pipeline.languages import language
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.models.load import date_of_templates
@@ -184,4 +184,4 @@ def question_files_parent(config: EvalStage, folder: Path) -> External:
     """A plain data_root as a parent, identified by the files that this evaluation reads."""
     sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
-    return External(folder.name, content_hash(sorted(files), folder), folder, files=tuple(files))
+    return External.of_files(folder, files)

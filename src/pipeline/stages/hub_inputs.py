@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import Lock, part_of
 from pipeline.runs.run import External, Run
+from pipeline.stages.lengths import is_here
 
 
 @dataclass
@@ -44,6 +45,8 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
         config = run.config
         if isinstance(config, DataStage) and config.data_root is None and config.expert.world is None:
             for name, source in config.expert.sources.items():
+                if is_here(source):
+                    continue
                 inputs.sources.setdefault(_source_label(name, source), source)
         if isinstance(config, DataStage | EvalStage):
             try:

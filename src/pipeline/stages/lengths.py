@@ -24,6 +24,11 @@ def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
+def is_here(source: Source) -> bool:
+    """Whether a source is a file of this machine that it names itself, as url, whatever data_root is."""
+    return source.url is not None and Path(source.url).is_file()
+
+
 def rows_of(path: Path, source: Source) -> int | None:
     """Number of rows that a source takes from a file of JSON, CSV or TSV; None for other formats and for a missing
     file."""

@@ -5,11 +5,13 @@ Without `expected` numbers are certain, and decide where snapshots lie; with it 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.config.stages import DataStage, TrainStage
 from pipeline.data.small_world import TRAINING
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
-from pipeline.stages.lengths import rows_of
+from pipeline.stages.lengths import is_here, rows_of
 from pipeline.train.steps import available_steps
 
 
@@ -36,6 +38,9 @@ def available_rows(data: Run[DataStage]) -> int | None:
     """Rows of the sources of a data run, in their files below data_root (written or planned); None where a number is
     unknown, as on the Hub."""
     root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
+    if sources and all(map(is_here, sources)):
+        counts = [rows_of(Path(source.url or ""), source) for source in sources]
+        return None if None in counts else sum(count or 0 for count in counts)
     if root is None or not sources:
         return None
     if isinstance(root, Run) and not root.folder.is_dir():

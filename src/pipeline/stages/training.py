@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 from pipeline.hub.models import hub_errors
 from pipeline.models.files import IDENTIFYING_SUFFIXES
 from pipeline.models.load import date_of_templates
@@ -182,4 +181,4 @@ def with_tokenizer(folder: Path) -> External:
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
         )
-    return External(folder.name, content_hash(files, folder), folder, files=tuple(files))
+    return External.of_files(folder, files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from pipeline.tables.table_yaml import Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
+OF_COLUMNS = re.compile(r"expert\.sources\..*\.(prompt|completion)")  # whose {names} are columns of rows, not axes
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Specs:
             circle = " -> ".join([*above[above.index(name) :], name])
             raise self.table.refuse(place, f"it is made of itself: {circle}")
         if name not in self._axes_of:
-            words = self.runs[name].words.values()
+            words = [value for key, value in self.runs[name].words.items() if not OF_COLUMNS.fullmatch(key)]
             own_axes = {axis for value in words for axis in self.axes_named_by(place, value, (*above, name))}
             self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
         return self._axes_of[name]
@@ -200,7 +202,10 @@ class Specs:
         own_values = {axis: at[axis] for axis in self.axes_of(run)}
         key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
         if key not in self.made:
-            filled = {name: self.fill_placeholders(value, own_values) for name, value in self.runs[run].words.items()}
+            filled = {
+                name: value if OF_COLUMNS.fullmatch(name) else self.fill_placeholders(value, own_values)
+                for name, value in self.runs[run].words.items()
+            }
             self.made[key] = Spec(key, run, self.runs[run].kind, own_values, filled)
         return key
 

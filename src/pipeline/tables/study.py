@@ -5,13 +5,16 @@
       math: ./math                      # a folder, whole or an adapter, a run, or hub:org/name
       sw: {run: ./swahili, side: language}
       te: {expert: te, recipe: default} # trained: words of stage=sft
-    methods: [layer_swap, soup]         # or with knobs: {layer_swap: {bottom_layers: 2}, ties: {density: 0.3}}
+      bn: {train: mine.csv, prompt: "{q}", completion: "{a}", language: bn, sft: lora} # on rows of one's own
+    methods: [layer_swap, soup]         # or with knobs and names: {wide: {merge: layer_swap, bottom_layers: 8}}
     languages: [en, sw]
     benchmarks: [mgsm_2shot]
     controls: true
     every: {data_root: ./data}
 
-A math expert meets each language expert in each method. Whatever the form cannot say, the table language can
+A math expert meets each language expert in each method; where these are of several of the study's languages, a merge is
+scored in its own and in English. A file of mergekit is a method, {merge: mergekit, file: ./recipe.yaml}, whose models 0
+and 1 are the math and the language expert. Whatever the form cannot say, the table language can
 (tables/schema.py): stage=plan plan.expand=true prints the table that a study is.
 """
 
@@ -38,6 +41,7 @@ KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "ben
 EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot"}
 LISTS = tuple(EXAMPLES)
 SIDES = ("math", "language")
+OF_ROWS = {"rows", "prompt", "completion", "column", "language", "language_column", "licence"}  # words of own rows
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
 Words = dict[str, Any]
@@ -67,11 +71,13 @@ def expand_study(study: Words, file: str) -> Words:
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
     methods = study.get("methods") or []
-    for method in [methods] if isinstance(methods, str) else methods:
-        knobs = (methods[method] if isinstance(methods, dict) else None) or {}
-        for name, pair in pairs(str(method), sides, refuse):
-            elsewhere = base and any("checkpoint" in experts[expert] for expert in pair)
-            merges[name] = merge_words(str(method), pair, refuse) | ({"merge.base": "base"} if elsewhere else {})
+    for title in [methods] if isinstance(methods, str) else methods:
+        knobs = dict((methods[title] if isinstance(methods, dict) else None) or {})
+        method = str(knobs.pop("merge", title))
+        for name, pair in pairs(str(title), sides, refuse):
+            elsewhere = base and method != "mergekit" and any("checkpoint" in experts[expert] for expert in pair)
+            merges[name] = merge_words(method, pair, "file" in knobs, refuse)
+            merges[name] |= {"merge.base": "base"} if elsewhere else {}
             merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
             compare[name] = list(pair)
     for name, words in experts.items():
@@ -81,15 +87,19 @@ def expand_study(study: Words, file: str) -> Words:
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     place = next((name for name, column in columns.items() if column["in"] != "en"), None)
+    spoken = {name: language_of(str(name), experts[name]) for name in sides["language"]}
+    several = len({*spoken.values()} & {*lists["languages"]}) > 1
+    own = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
     if compare and place:
         first = next(iter(compare))
+        place = next((name for name, column in columns.items() if column["in"] == own.get(first)), place)
         optional["primary"] = [first, compare[first][0], place]
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
         "every": {**({"model": base} if base else {}), **every},
         "runs": runs, "columns": columns, "compare": compare,
-        "rows": {name: {"run": name} for name in runs},
+        "rows": {name: {"run": name} | (columns_in(own[name], columns) if name in own else {}) for name in runs},
     }  # fmt: skip
 
 
@@ -114,6 +124,8 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for name, expert in experts.items():
         words = dict(expert) if isinstance(expert, dict) else {"run": expert}
+        if "train" in words:
+            words = of_own_rows(str(name), words, refuse)
         side = words.pop("side", None) or side_of(str(name), words)
         if side not in SIDES:
             raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
@@ -124,6 +136,22 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
         if "stage" in runs[name] and not trainable and "model" not in words:
             raise refuse(f"experts: {name}", "no base to train it from: give base, a folder or a name on the Hub")
     return runs, sides
+
+
+def of_own_rows(name: str, words: Words, refuse: Refuse) -> Words:
+    """The words of a training on the file `train`, of which prompt and completion are templates with {column}s."""
+    file = Path(str(words.pop("train")))
+    if not file.is_file():
+        raise refuse(
+            f"experts: {name}", f"train={file} is not a file of {Path.cwd()}: give one of JSONL, CSV or parquet"
+        )
+    rows = {
+        "rows": "template" if "prompt" in words else "text",
+        **{key: words.pop(key) for key in OF_ROWS & words.keys()},
+    }
+    side = words.setdefault("side", side_of(name, words))
+    own = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
+    return {**own, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **words}
 
 
 def side_of(name: str, words: Words) -> str:
@@ -140,11 +168,22 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
         yield " ".join([method, *multiple]), pair  # type: ignore[misc]
 
 
-def merge_words(method: str, pair: tuple[str, str], refuse: Refuse) -> Words:
+def language_of(name: str, words: Words) -> str:
+    """The language of an expert's own rows, or of its option by that name, else its own name."""
+    return str(words.get("expert.sources.own.language") or (words["expert"] if "stage" in words else name))
+
+
+def columns_in(language: str, columns: Words) -> Words:
+    """A row's word that leaves it the columns in a language and in English; none for an unknown language."""
+    named = [name for name, column in columns.items() if column["in"] in (language, "en")]
+    return {"columns": named} if any(columns[name]["in"] == language for name in named) else {}
+
+
+def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
     """A merge of two experts in the table language."""
     if reads_sides(method):
         return {"merge": method, "merge.math": pair[0], "merge.language": pair[1]}
-    if not reads_experts(method):
+    if not reads_experts(method) and not has_file:
         two = [option for option in conf.options("merge") if reads_sides(option) or reads_experts(option)]
         raise refuse("methods", f"{method} is not a merge of two experts: {suggest(method, two)}")
     return {"merge": method, "merge.experts": list(pair)}

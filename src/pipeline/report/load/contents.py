@@ -13,6 +13,7 @@ from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
 
 TRAININGS = ("sft", "cpt")
+MOST_MERGES = 2  # that are named of a row
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RunResult:
     """A run behind the table, as its manifest records it. `label`: the name that its seeds share.
 
     `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from;
+    `merge`: what the merge that it scored does, in the layers of its model;
     `unlike`: differences from most runs of its stage; `warnings`: its warnings; `stale`: why its files may have changed
     since; `reason`: why it is missing.
     """
@@ -34,6 +36,7 @@ class RunResult:
     unlike: Sequence[str] = ()
     warnings: Sequence[str] = ()
     model: str = ""
+    merge: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)  # role -> name
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
@@ -144,6 +147,27 @@ class Results:
     def by_place(self) -> dict[tuple[str, str], CellResult]:
         """Each cell by its row and column."""
         return {(cell.row, cell.column): cell for cell in self.cells}
+
+    @property
+    def merged(self) -> list[str]:
+        """What the merges of the table do, each after the row (or column) that has it."""
+        of_run, places = {run.name: run.merge for run in self.runs}, {"row": {}, "column": {}}  # type: ignore[var-annotated]
+        for cell in self.cells:
+            for side, names in places.items():
+                texts = names.setdefault(getattr(cell, side), {})
+                texts.update(dict.fromkeys(text for name in cell.runs if (text := of_run.get(name))))
+        shorter = min(places.values(), key=lambda names: sum(map(len, names.values())))
+        more = {name: len(texts) - MOST_MERGES for name, texts in shorter.items()}
+        return [
+            f"{name}: {'; '.join(list(texts)[:MOST_MERGES])}" + (f" and {more[name]} more" if more[name] > 0 else "")
+            for name, texts in shorter.items() if texts
+        ]  # fmt: skip
+
+    @property
+    def languages_of_primary(self) -> list[str]:
+        """The columns (or rows) that have the task of the primary comparison, each in a language."""
+        tasks = {place: cell.task for cell in self.cells for place in (cell.row, cell.column)}
+        return [place for place in tasks if self.primary and tasks[place] == tasks.get(self.primary[2])]
 
     @property
     def finished(self) -> int:

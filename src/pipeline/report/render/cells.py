@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from pipeline.report.compare import p_text
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.sheets import lines_csv
 from pipeline.report.templates import render
 from pipeline.text import align_columns
 
 MISSING = "—"
+WIDTH, MOST_COMPARED = 120, 8
 NAMED_AT_MOST = 30  # runs listed by name
-COUNTS = "Round brackets: the number of values that a cell is reduced from."
+COUNTS = "×: the number of values that a cell is reduced from."
+INTERVAL = "Round brackets: the 95 % interval over draws of problems."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
@@ -55,13 +58,15 @@ def choices_json(results: Results) -> str:
     return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
 
 
-def cell_text(cell: CellResult | None) -> str:
-    """A cell such as 45.2 (9) max 46.0 [44.8]: the number, how many it is reduced from if more than one, a best
-    configuration's maximum, the published number."""
+def cell_text(cell: CellResult | None, interval: bool = False) -> str:
+    """A cell such as 45.2 (38.9 to 51.6) ×9 max 46.0 [44.8]: the number, its interval if that is asked for, how many it
+    is reduced from if more than one, a best configuration's maximum, the published number."""
     if cell is None:
         return ""
     parts = [MISSING if cell.value is None else f"{cell.value:.{cell.digits}f}"]
-    parts += [f"({cell.n})"] if cell.n > 1 and cell.value is not None else []
+    if interval and cell.low is not None:
+        parts += [f"({cell.low:.{cell.digits}f} to {cell.high:.{cell.digits}f})"]
+    parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
     parts += [f"max {cell.maximum:.{cell.digits}f}"] if cell.maximum is not None else []
     parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
     return " ".join(parts)
@@ -95,17 +100,45 @@ def group_reasons(results: Results, name: str) -> list[str]:
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
     text = render(
-        "cells.md.j2", results=results, headline=headline, notes=[*legend(results.cells, PUBLISHED), *notes],
+        "cells.md.j2", results=results, headline=headline,
+        notes=[*legend(results.cells, PUBLISHED), *results.merged, *notes],
         rows=cell_texts(results), lines=[*choice_lines(results), *missing_lines(results)], named_at_most=NAMED_AT_MOST,
     )  # fmt: skip
     return escape(text.rstrip(), quote=False) + "\n"
 
 
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
-    """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns, marks on suspicious scores."""
-    table = align_columns([["", *results.columns], *cell_texts(results)], right=range(1, len(results.columns) + 1))
-    parts = [[results.title, *headline], table, [*missing_lines(results), *marks]]
+    """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns with their intervals where these
+    fit, the first comparisons, and what the marks mean."""
+    cells, right = results.by_place, range(1, len(results.columns) + 1)
+    plain, narrow = ([
+        [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)] for row in results.rows
+    ] for interval in (True, False))  # fmt: skip
+    table = align_columns([["", *results.columns], *plain], right)
+    has_interval = max(map(len, table)) <= WIDTH and any(cell.low is not None for cell in results.cells)
+    if not has_interval:
+        table = align_columns([["", *results.columns], *narrow], right)
+    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + results.merged
+    parts = [[results.title, *headline], table, comparison_lines(results.contrasts), notes]
+    parts += [[*missing_lines(results), *marks]]
     return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
+
+
+def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first comparisons, each with its interval and its p before and after Holm's correction."""
+    tested = [line for line in lines if line["p_holm"] is not None]
+    first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
+    rows = [
+        (f"{line['left']} - {line['right']}", line["place"], f"{line['difference']:+.1f}",
+         f"{line['low']:+.1f} to {line['high']:+.1f}",
+         *(p_text(line[key]).removeprefix("= ") for key in ("p", "p_holm")))
+        for line in first
+    ]  # fmt: skip
+    if not rows:
+        return []
+    more = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
+    heads = ("difference", "in", "points", "95 % interval", "p", "p (Holm)")
+    return [*align_columns([heads, *rows], range(2, 6)), *more]
 
 
 def missing_lines(results: Results) -> list[str]:

@@ -25,7 +25,8 @@ def cells_latex(results: Results) -> str:
     styled = frame.style.format_index(escape="latex", axis="index").format_index(escape="latex", axis="columns")
     tabular = styled.to_latex(hrules=True, column_format="l" + "r" * len(columns))
     tabular = re.sub(r"^(?=[*\[])", "{}", tabular, flags=re.MULTILINE)  # \\ before it would take it for its option
-    return HEAD.format(title=one_line(results.title)) + tabular
+    merged = "".join(f"% {one_line(text)}\n" for text in results.merged)
+    return HEAD.format(title=one_line(results.title)) + merged + tabular
 
 
 def cell_latex(cell: CellResult | None) -> str:

@@ -51,14 +51,16 @@ def tidy_rows(results: Results) -> str:
             **{key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()},
         }  # fmt: skip
         for row in sorted(evaluation.rows, key=sort_key):
-            low, high = score_interval(row) or (None, None)
-            scale, numbers = (
-                percent_factor(row.metric),
-                {"value": row.value, "stderr": row.stderr, "low": low, "high": high},
-            )
-            line = about_run | vars(row) | {key: scale_number(number, scale) for key, number in numbers.items()}
+            line = about_run | in_percent(row)
             lines.append([line.get(column) for column in COLUMNS])
     return comma_separated([list(COLUMNS), *lines])
+
+
+def in_percent(row: ScoreRow) -> dict[str, Any]:
+    """A score with its interval, in percent; BLEU, chrF++ and bits on their own scale."""
+    low, high = score_interval(row) or (None, None)
+    numbers = {"value": row.value, "stderr": row.stderr, "low": low, "high": high}
+    return vars(row) | {key: scale_number(number, percent_factor(row.metric)) for key, number in numbers.items()}
 
 
 def sort_key(score: ScoreRow) -> tuple[str, ...]:

@@ -1,0 +1,87 @@
+"""What a reader sees first: the end of stage=table, and the first screen of the page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_up_report import line_of, made_up
+from test_page import Page
+
+from pipeline.report import figures
+from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.render.latex import cells_latex
+from pipeline.report.stored import first_failure
+from pipeline.report.write import write_report
+
+SWAP = "layers 0-3 and 29 of 30 of the language expert"
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Of one language, with a swap whose layers are known."""
+    results = made_up(tmp_path / "runs", ["qac"], [0], n=40)
+    runs = [replace(run, merge=SWAP) if "swap" in run.name else run for run in results.runs]
+    results = replace(results, runs=runs, columns=results.columns[:2], cells=[
+        replace(cell, n=2) for cell in results.cells if cell.column in results.columns[:2]
+    ])  # fmt: skip
+    assert SWAP in cells_latex(results)
+    return write_report(results, tmp_path / "runs/reports/t")
+
+
+def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> None:
+    verdict, table, compared, legend, *_ = (report.parent / "summary.txt").read_text().split("\n\n")
+    assert verdict.splitlines()[1].startswith("“layer swap” is better than “base” in ")
+    assert re.search(r"^base +\d+\.\d \(\d+\.\d to \d+\.\d\) ×2 ", table, re.MULTILINE)
+    head, first, *_ = compared.splitlines()
+    assert head.split()[0] == "difference" and head.endswith("95 % interval      p  p (Holm)")
+    assert first.startswith("layer swap - base") and first.endswith("+20.0 to +30.0  0.001     0.002")
+    assert "Round brackets: the 95 % interval" in legend and "×: the number of values" in legend
+    assert f"layer swap: {SWAP}" in legend
+    assert f"layer swap: {SWAP}" in (report.parent / "cells.md").read_text()
+
+
+def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(report: Path) -> None:
+    html, page = report.read_text(), Page(report)
+    first = html[html.index('<div class="first">') : html.index("<nav")]
+    assert first.count('<p class="headline">') == 1 and first.count("<svg") == 1 and "<li>" in first
+    assert html.index('aria-label="The table"') < html.index("Below a number: its 95")
+    assert html.index('aria-label="Comparisons"') < html.index("In points (for bits and reading")
+    following = page.text[page.text.index("What to do next", page.text.index("The table")) :]
+    assert following.index("stage=export") < following.index("python -m pipeline stage=table")
+    assert f"layer swap: {SWAP}" in page.text
+
+
+def test_the_detectable_differences_are_a_small_table_of_what_was_measured(tmp_path: Path) -> None:
+    line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, could_see=11.9)
+    results = replace(made_up(tmp_path / "runs", ["qac"], [0], n=40), contrasts=correct_contrasts([line]))
+    tables = Page(write_report(results, tmp_path / "runs/reports/t")).tables
+    rows = next(rows for rows in tables if rows[0][0] == "Questions" and len(rows) == 3)
+    assert [row[0] for row in rows[1:]] == ["100 questions", "200 questions"]
+    assert rows[0][1:] == ["these trainings", "3 seeds", "5 seeds", "8 seeds"]
+    assert [float(value) for value in rows[1][1:2]] == [11.9]  # as the sentence says
+    assert float(rows[1][2]) > float(rows[1][3]) > float(rows[1][4]) and float(rows[2][1]) < 11.9
+
+
+def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
+    lines = [{"row": "a", "column": place, "value": value, "low": None, "high": None, "published": None, "best": False}
+             for place, value in (("x", 10.0), ("y", 80.0))]  # fmt: skip
+    assert {axes.get_xlim() for axes in figures.scores(lines).axes} == {(0.0, 92.0)}
+    lines[1]["value"] = 250.0  # a perplexity
+    assert len({axes.get_xlim() for axes in figures.scores(lines).axes}) == 2
+
+
+def test_the_primary_comparison_is_told_in_each_language() -> None:
+    lines = [line_of("swap", "math", place, 3.0, 0.4) for place in ("mgsm sw", "mgsm te", "belebele sw")]
+    lines = correct_contrasts([*lines, line_of("soup", "math", "mgsm sw", 1.0, 0.8)], ("swap", "math", "mgsm te"))
+    told = headline_sentences(lines, ("swap", "math", "mgsm te"), ["mgsm sw", "mgsm te"])
+    places = [re.search(r"in “([^”]+)”", sentence) for sentence in told]
+    assert [place[1] for place in places if place] == ["mgsm te", "mgsm sw"]
+    assert told[-1].startswith("None of the 2 other differences is significant")
+
+
+def test_a_failure_is_that_of_the_first_run() -> None:
+    failed = {"math": "no room", "swap": "its parent math failed", "eval": "its parent swap failed", "x": "a sign"}
+    assert [first_failure(name, failed) for name in ("eval", "swap", "math", "x", "y")] == ["math"] * 3 + ["x", "y"]
