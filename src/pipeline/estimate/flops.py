@@ -248,8 +248,7 @@ def scoring_seconds(
         flops = prefix * (each + core * kind.prefix) + questions * (each + core * (kind.prefix + kind.question))
         flops += head * (kind.questions * kind.logits if shared or kind.answer else prefix + questions)
         rows = min(rows_of(shape, kind, machine, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
-        batches = kind.prefixes * math.ceil(kind.questions / kind.prefixes / rows)
-        passes = batches + (kind.prefixes if kind.prefix else 0)
+        passes = kind.prefixes * (math.ceil(kind.questions / kind.prefixes / rows) + bool(kind.prefix))
         prefill += max(flops / rate, passes * max(launch, weights))
         if not kind.answer:
             continue
