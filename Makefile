@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test canary lowest test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook check results mergekit-digests clean
+.PHONY: demo laptop test canary lowest test-shapes rehearsal rehearsal-quick test-slurm test-kill test-kill-machines test-latex test-mergekit test-vllm notebook docs check release results mergekit-digests clean
 .DELETE_ON_ERROR:
 
 CONSTRAINTS := --constraint constraints.txt
@@ -104,10 +104,16 @@ test-kill-machines: $(VENV)/installed
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends faketime >/dev/null; fi
 	KILLS=1 SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/kill -k "not at_random"
 
+# The documentation as a site, in site/: links that lead nowhere are errors.
+docs: $(VENV)/installed
+	$(BIN)/pip install --quiet $(CONSTRAINTS) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --config-file scripts/docs_site/mkdocs.yml
+
 check: $(VENV)/installed
 	$(BIN)/ruff check src tests scripts
 	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/mypy
+	$(BIN)/hadolint slurm/Dockerfile
 
 # Copies what is published of the tables under runs/reports into results/.
 results: $(VENV)/installed
@@ -127,6 +133,10 @@ $(VENV)-mergekit/bin/python:
 # Recomputes what the tests on a real model compare merges with, in an environment of mergekit's own.
 mergekit-digests: $(VENV)/installed $(MERGEKIT)
 	$(MERGEKIT) tests/real_models/mergekit_digests.py "$$($(BIN)/python scripts/get_smollm2.py)"
+
+# Every suite, also those that .ci/run leaves out: hours. Interrupted, it goes on where it was.
+release: $(VENV)/installed
+	$(BIN)/python scripts/release.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-mergekit $(VENV)-vllm .venv-canary $(VENV)-lowest

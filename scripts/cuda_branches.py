@@ -41,6 +41,7 @@ MEMORY = "tests/study/test_cost.py::test_memory_of_the_choices"
 TRAINER = HERE + "test_the_trainer_is_on_the_gpu_and_shards"
 CHECK = "tests/study/test_check.py::"
 DECODE = "tests/evaluate/test_decode.py::"
+EXCHANGED = "tests/study/test_rates.py::test_what_cards_exchange_by_hand"
 STAND_INS = {
     "commands/check_lines.py::Checking.check_devices": StandIn(
         CHECK + "test_hardware_with_gpus_where_there_are_none", "raise Wrong("
@@ -53,6 +54,8 @@ STAND_INS = {
     "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
         DECODE + "test_shapes_rounded_up_change_no_answer", "cuda"
     ),
+    "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "gathered + 4 * moved"),
+    "estimate/flops.py::training_seconds": StandIn(EXCHANGED, "bytes_between"),
     "evaluate/steps.py::Steps.next": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"),
     "evaluate/steps.py::columns_for": StandIn(
         DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "COLUMNS"
@@ -64,6 +67,12 @@ STAND_INS = {
     "evaluate/shared_cache.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
     "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
     "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", ".to(device)"),
+    "evaluate/torch_backend.py::TorchBackend._fit_rows": StandIn(
+        "tests/evaluate/test_rows.py::test_as_many_rows_as_the_free_memory_holds", "rows_that_fit"
+    ),
+    "evaluate/torch_backend.py::most_rows": StandIn(
+        "tests/evaluate/test_rows.py::test_on_a_cpu_there_are_32", "MOST_ROWS"
+    ),
     "evaluate/torch_backend.py::TorchBackend.halving": StandIn(
         HERE + "test_memory_is_given_back_before_a_smaller_batch", "empty_cache()"
     ),
@@ -104,6 +113,7 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,
+    "evaluate/torch_backend.py::TorchBackend._fit_rows": 3,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 7,

@@ -202,7 +202,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     from small_models import LAYERS
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     made: dict[str, list[Path]] = {}
     for kind in ("llama", "qwen2", "cohere"):
@@ -218,7 +218,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
                 moved = 0 if role == "base" else torch.randn_like(parameter) * 0.05
                 parameter.data = start[name] + moved
             network.to(torch.bfloat16).save_pretrained(folder)
-            Tokenizer(WordLevel({"a": 0, "?": 1}, "?")).save(str(folder / "tokenizer.json"))
+            words = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
+            PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
             with open(folder / "tokenizer.json", "a") as file:
                 file.write("\n" * seed)  # files that differ and read alike
             (folder / "chat_template.jinja").write_text(role)

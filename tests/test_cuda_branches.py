@@ -241,10 +241,11 @@ def test_scores_name_the_card(cuda: list[str], monkeypatch: pytest.MonkeyPatch) 
     """Scores below float32 are found again on the same card only."""
     settings = Eval(name="mgsm_2shot", dtype="bfloat16")
     there = score.rounding_settings(settings)
-    assert there["processor"] == CARD
+    assert there["processor"] == CARD and there["batch_size"] is None  # as many as its memory holds
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     here = score.rounding_settings(settings)
-    assert here["processor"] != CARD and {**here, "processor": CARD} == there
+    assert here["processor"] != CARD and {**here, "processor": CARD, "batch_size": None} == there
+    assert here["batch_size"] == 32 and score.rounding_settings(replace(settings, batch_size=32)) == here
 
 
 def test_a_worker_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

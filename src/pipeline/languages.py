@@ -101,12 +101,16 @@ def suggest_language(code: str) -> str:
     return f"{hint}to add it, write {file} with name, flores and scripts, and give --config-dir=DIR"
 
 
-def of_fields(code: str, content: dict[str, Any]) -> Language:
-    """A language of what a file says about it. Raises pydantic's ValidationError for other fields or types."""
+@cache
+def adapter() -> Any:
     from pydantic import TypeAdapter
 
-    values = {"code": code, "aya": content.get("name"), **content}
-    made: Language = TypeAdapter(Language).validate_python(values, extra="forbid")
+    return TypeAdapter(Language)
+
+
+def of_fields(code: str, content: dict[str, Any]) -> Language:
+    """A language of what a file says about it. Raises pydantic's ValidationError for other fields or types."""
+    made: Language = adapter().validate_python({"code": code, "aya": content.get("name"), **content}, extra="forbid")
     return made
 
 

@@ -107,9 +107,12 @@ def test_identity_is_what_differs_from_the_defaults() -> None:
     tasks = [EvalTask("mgsm", 2)]
     scored = {"tasks": [{"task": "mgsm", "num_fewshot": 2}]}
     assert identity(Eval(name="x", tasks=tasks, batch_size=7, dtype="float32")) == scored | {"dtype": "float32"}
-    narrow = {"dtype": "bfloat16", "batch_size": 7, "share_prefix": False}  # which change answers there
-    assert identity(Eval(name="x", tasks=tasks, **narrow)) == scored | narrow
-    assert identity(Eval(name="x", tasks=tasks, dtype="bfloat16", batch_size=32)) == scored | {"dtype": "bfloat16"}
+    for rows in (7, None):  # which change answers there
+        narrow = {"dtype": "bfloat16", "batch_size": rows, "share_prefix": False}
+        assert identity(Eval(name="x", tasks=tasks, **narrow)) == scored | narrow
+    explicit = Eval(name="x", tasks=tasks, dtype="bfloat16", batch_size=32)  # as when it was the default
+    assert identity(explicit) == scored | {"dtype": "bfloat16"}
+    assert identity(Eval(name="x", tasks=tasks, dtype="float32")) == scored | {"dtype": "float32"}
 
 
 def test_a_part_that_is_there_differs_from_none() -> None:

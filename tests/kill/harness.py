@@ -212,7 +212,7 @@ def disturb(
     disk: Path | None = None,
 ) -> dict[str, Any]:
     """Kill it until it was killed often enough, each time after a random while; then let it end."""
-    log, kills = runs_dir.with_suffix(".log"), []
+    log, kills = (disk.parent if disk else runs_dir.parent) / f"{runs_dir.name}.log", []  # the disk may be full
     made: dict[str, tuple[int, int]] = {}
     while True:
         process = command.started(runs_dir, log, chance.choice(clocks) if clocks else None)

@@ -27,11 +27,11 @@ def test_truncation_and_padding_in_a_tokenizer_file_change_no_tokens(tmp_path: P
     from small_world.tokenizer import make_tokenizer
 
     make_tokenizer().save_pretrained(tmp_path)
-    plain = _tokens_of(tmp_path / "tokenizer.json")
+    plain = _tokens_of(tmp_path)
     file = json.loads((tmp_path / "tokenizer.json").read_text())
     file["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-    assert _tokens_of(tmp_path / "tokenizer.json") == plain and len(plain) == len(PROBES)
+    assert _tokens_of(tmp_path) == plain and len(plain) == len(PROBES)
 
 
 def test_a_key_that_is_absent_has_the_default_of_its_class() -> None:

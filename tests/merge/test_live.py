@@ -14,7 +14,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge import live as module
 from pipeline.merge.live import Live, merge_of_one, model_of
-from pipeline.merge.merge import open_merge
+from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.soup import Soup
@@ -75,17 +75,12 @@ def parameters(live: Live) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in live.model.named_parameters()}
 
 
-@pytest.fixture
-def load(monkeypatch):
-    """model_of without a tokenizer: the small models have none."""
-    from transformers import AutoTokenizer
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
-    return lambda merge, dtype="auto": model_of(merge, dtype, "cpu", 1)
+def load(merge: Merging, dtype: str = "auto") -> Live:
+    return model_of(merge, dtype, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
-def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_path, monkeypatch, kind):
+def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, tmp_path, monkeypatch, kind):
     """One model in memory goes from recipe to recipe; what it holds is what each writes, in pieces of another size."""
     lives = {}
     for number in range(12):
@@ -110,7 +105,7 @@ def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "cohere"])
-def test_only_what_changes_is_copied_and_there_is_a_way_back(models, load, kind):
+def test_only_what_changes_is_copied_and_there_is_a_way_back(models, kind):
     def swap(**counts):
         _, *experts = (Checkpoint.open(folder) for folder in models[kind])
         settings = {"embeddings": "math", "final_norm": "math", "head": "math", **counts}
@@ -136,7 +131,7 @@ def test_only_what_changes_is_copied_and_there_is_a_way_back(models, load, kind)
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_path, stored, dtype):
+def test_another_dtype_in_memory_is_the_written_merge_cast(models, tmp_path, stored, dtype):
     def soup():
         roles = zip("01", map(Checkpoint.open, models["llama"][1:]), strict=True)
         return open_merge(Soup(experts=["a", "b"], dtype=stored), dict(roles))
@@ -152,22 +147,22 @@ def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["llama", "cohere"])  # cohere's head is tied
-def test_split_weights_are_those_of_the_merge_itself(models, load, kind):
+def test_split_weights_are_those_of_the_merge_itself(models, kind):
     """Of one merge after another in the same layers, as of each merge that is loaded and then split."""
-    live = model_of(open_any(models, kind, 0), "float32", "cpu", 1, products="bf16x3")
+    live = model_of(open_any(models, kind, 0), "float32", "cpu", products="bf16x3")
     for number in (1, 2, 3, 4, 0):
         merge = open_any(models, kind, number)
         merge.config.dtype = None
         live.apply(merge, 1)
-        loaded = split_products(model_of(merge, "float32", "cpu", 1).model)
+        loaded = split_products(model_of(merge, "float32", "cpu").model)
         for (name, found), (_, expected) in zip(live.model.named_parameters(), loaded.named_parameters(), strict=True):
             assert torch.equal(found, expected), (name, merge.config)
 
 
 @pytest.mark.gpu
-def test_the_same_bits_on_another_device(models, load):
+def test_the_same_bits_on_another_device(models):
     merge = open_any(models, "llama", 0)
-    live = model_of(merge, "auto", "cuda", 1)
+    live = model_of(merge, "auto", "cuda")
     for number in (1, 2, 3, 4, 0):
         merge = open_any(models, "llama", number)
         merge.config.dtype = None
@@ -176,12 +171,13 @@ def test_the_same_bits_on_another_device(models, load):
             assert torch.equal(parameter.data.cpu(), as_torch(merge, name).to(parameter.dtype)), (name, merge.config)
 
 
-def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models, load, monkeypatch, tmp_path):
+def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models, monkeypatch, tmp_path):
     """Loaded once where tokenizers are the same, whatever the sources; and of a swap after its math expert only the
     language layers and what lies outside of layers are copied."""
     folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in models["llama"]]
     for folder in folders:
-        (folder / "tokenizer.json").write_text("{}"), (folder / "chat_template.jinja").unlink()
+        (folder / "chat_template.jinja").unlink()
+        (folder / "tokenizer.json").write_text((models["llama"][0] / "tokenizer.json").read_text())
     loaded, real = [], module._load_live
     monkeypatch.setattr(module, "_load_live", lambda *given: (loaded.append(given[0].giver.folder), real(*given))[1])
     base, math, language = map(Checkpoint.open, folders)
@@ -205,12 +201,13 @@ def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models,
         kept = [name for name in bottom.names if bottom.method.weights[name] == {"math": 1.0}]
         assert kept and sorted(changed) == sorted(set(bottom.names) - set(kept))
         assert loaded == [base.folder]
-        (folders[2] / "tokenizer.json").write_text("[]")
+        with open(folders[2] / "tokenizer.json", "a") as file:
+            file.write("\n")
         load(merge_of_one(folders[2]), "float32")
     assert loaded == [base.folder, folders[2]]
 
 
-def test_a_failure_midway_is_made_good_by_the_next_merge(models, load):
+def test_a_failure_midway_is_made_good_by_the_next_merge(models):
     good = open_any(models, "llama", 0)
     live = load(good)
     was = parameters(live)

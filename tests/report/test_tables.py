@@ -139,6 +139,16 @@ def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_l
     assert {row["dtype"] for row in rows_of(page.parent / "results.csv")} == {"bfloat16"}
 
 
+def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_language):
+    first, *others = one_language.evaluations
+    for dtype, told in (("bfloat16", True), ("float32", False)):
+        how = {"dtype": dtype, "batch_size": 256}
+        made = harness(harness(one_language, others, how), [first], how | {"batch_size": [64, 128]})
+        page = write_report(made, tmp_path / dtype).read_text()
+        assert ("Answers were computed 64 or 128 or 256 at once (eval.batch_size)" in page) is told
+        assert "Answers were computed" not in write_report(harness(made, [first], how), tmp_path / "alike").read_text()
+
+
 @pytest.mark.parametrize(
     ("cell", "shown", "note"),
     [

@@ -22,6 +22,7 @@ from small_runs import a_run, never, writes
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.launch.local import execute_here
 from pipeline.runs.disk import check_writable
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -41,6 +42,18 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
     keys = {"decided_by", "config", "parents", "facts", "git", "versions", "machine", "environment", "started", "cost"}
     assert keys <= json.loads((folder / "manifest.json").read_text()).keys()
     assert list((tmp_path / ".work").iterdir()) == []
+
+
+def test_what_one_left_that_was_killed_after_publishing_goes_with_the_next_command(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    make_once(run, writes())
+    for left in (["lease-1"], ["lease-1", "state.json", "0badcafe.replaced/rows"], ["lease-1", "0badcafe/resume.json"]):
+        for name in left:
+            (run.workplace / name).parent.mkdir(parents=True, exist_ok=True)
+            (run.workplace / name).write_text("released")
+        assert execute_here([run]) == {}
+        resumes = (run.workplace / "0badcafe/resume.json").is_file()  # of another attempt, by redo=true
+        assert resumes == ("0badcafe/resume.json" in left) and run.workplace.exists() == resumes
 
 
 def test_the_manifest_is_written_last_and_the_folder_appears_at_once(tmp_path: Path) -> None:

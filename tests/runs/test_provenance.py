@@ -124,15 +124,20 @@ def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.
         file.parent.mkdir(parents=True)
         file.write_text("1\n")
     monkeypatch.setattr(provenance, "__file__", str(source))
+    provenance.git_state.cache_clear()
     assert provenance.git_state() == {"commit": None, "dirty": None}  # no checkout
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "one")
     commit = git("rev-parse", "HEAD").strip()
     (tmp_path / "results/table.csv").write_text("2\n")
+    provenance.git_state.cache_clear()
     assert provenance.git_state() == {"commit": commit, "dirty": False}
     source.write_text("2\n")
+    assert provenance.git_state() == {"commit": commit, "dirty": False}  # of the code that this process has imported
+    provenance.git_state.cache_clear()
     assert provenance.git_state() == {"commit": commit, "dirty": True}
+    provenance.git_state.cache_clear()
 
 
 def test_no_password_of_an_address_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

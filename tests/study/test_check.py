@@ -45,7 +45,7 @@ def test_a_check_with_one_process(call: Call, tmp_path: Path) -> None:
     told = call("stage=check", *words)
     assert told.status == 0, told.err
     first = told.err.splitlines()[0]
-    assert re.fullmatch(r"stage=check of model=small_bpe: about \d+ minutes and 0\.0 GB of disk", first)
+    assert first == "stage=check of model=small_bpe: 0.0 GB of disk"
     lines = lines_of(tmp_path)
     assert list(lines) == ["devices", "base", "full", "lora", "resume", "merge", "questions"]
     assert {line["state"] for line in lines.values()} == {"ok"}
@@ -296,8 +296,7 @@ def test_the_recipe_is_that_of_the_command(tmp_path: Path) -> None:
     assert (full.sft.steps, full.deterministic, full.expert.name) == (3, False, "math")
     assert partial.partition and (partial.partition.name, partial.expert.name) == ("B", "qac")
     assert partial.deterministic is False
-    seconds, disk = plan.cost()
-    assert seconds > 9 * 15 and disk > 12 * 8e9
+    assert plan.disk() > 12 * 8e9
 
 
 # ---------------------------------------------------------------------------------------------------- the base

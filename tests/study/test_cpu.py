@@ -62,8 +62,9 @@ def test_prefill_and_decoding_by_hand() -> None:
         operations = 10 * (56 + 8 * 10) + 15 * (56 + 8 * 15) + 3 * 32
         assert prefill == pytest.approx(operations / rate)
         each_step = 1e-12 + 4 * (shape.layer + 16) / cpu.BANDWIDTH
-        each_token = (56 + 32) / rate + 4 * 4 * (15 + 2) / cpu.BANDWIDTH
-        assert decode == pytest.approx(2 * 4 * each_step + 3 * 4 * each_token)  # two batches of four steps
+        each_token = (56 + 32) / rate + 4 * 4 * 2 * (5 + 2) / cpu.BANDWIDTH
+        each_step += 4 * 4 * 10 / cpu.BANDWIDTH  # the exemplars once
+        assert decode == pytest.approx(6 * each_step + 3 * 4 * each_token)  # two rows, filled again at once
         alone, _ = seconds_of(shape, asked, 2, share_prefix=False)
         assert alone == pytest.approx((operations + 2 * 10 * (56 + 8 * 10)) / rate)
         letters, none = seconds_of(shape, QuestionSet(3, 10, 5), 2, share_prefix=False)

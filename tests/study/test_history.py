@@ -29,9 +29,9 @@ from pipeline.estimate.durations import (
     guess,
     memory_here,
 )
-from pipeline.estimate.flops import LONGEST, training_seconds
+from pipeline.estimate.flops import training_seconds
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
+from pipeline.estimate.questions import THINKING, count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest
@@ -236,7 +236,7 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
 
     plain, thinking = planned(), planned("eval.think_end=END")
     assert plain.questions == thinking.questions == 16 * 30 and planned("eval.limit=10").questions == 16 * 10
-    assert LONGEST * thinking.answer == thinking.room == 32768 > LONGEST * plain.answer
+    assert thinking.answer / THINKING == thinking.room == 32768 > plain.answer / THINKING
 
 
 # ---------------------------------------------------------------------------------------------------- corrections

@@ -55,13 +55,14 @@ from pipeline.train.memory import micro_batches, training_memory
 aten = torch.ops.aten
 RECORD = Path(__file__).parents[2] / "results/bench/shapes.json"
 
-HARDWARE: dict[str, dict[str, Any]] = {  # as conf/hardware; of an A100 and an H100 of 80 GB alike
+HARDWARE: dict[str, dict[str, Any]] = {  # as conf/hardware; of one A100 or H100 of 80 GB alike
     "a100_80x1": {
         "processes": 1, "micro_batch_size": 4, "gradient_checkpointing": True, "weights": "bfloat16",
         "optimizer": "adamw_8bit",
     },
     "a100_80x8": {"processes": 4, "parallel": "fsdp2", "gradient_checkpointing": True},
     "a100_80x8, sft.processes=8": {"processes": 8, "parallel": "fsdp2", "gradient_checkpointing": True},
+    "h100_80x8": {"processes": 2, "parallel": "fsdp2", "gradient_checkpointing": True},
 }  # fmt: skip
 OF_ADAPTERS = {"weights": "float32", "optimizer": "adamw"}  # which stay as everywhere
 UNREASONABLE = {
@@ -114,8 +115,9 @@ def cases() -> dict[str, tuple[str, list[str], dict[str, Any]]]:
     found = {}
     for hardware, knobs in HARDWARE.items():
         for name, (model, words) in recipes.items():
-            if knobs["processes"] == 8 and "full," not in name and "simultaneous B, llama" not in name:
-                continue  # as with four, but of half the size
+            largest = "full," in name or "simultaneous B, llama" in name or "joint" in name
+            if knobs["processes"] in (2, 8) and not largest:
+                continue  # as with four, but of twice or half the size
             found[f"{hardware}: {name}"] = (model, words, knobs | (OF_ADAPTERS if "lora" in name else {}))
     shared = {"processes": 1, "batch_size": 4, "micro_batch_size": 4, "gradient_checkpointing": True}
     for name, knobs in EIGHT_LAYERS.items():

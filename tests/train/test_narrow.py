@@ -83,7 +83,9 @@ def test_the_same_bits_in_fewer_bytes(tmp_path: Path, way: str) -> None:
     before, after = wide(train, tmp_path / "a", way), train(tmp_path / "b", way)
     same(before, after)
     assert not before["narrow"] and after["narrow"] and after["bytes"] < before["bytes"]
-    assert all(".layers." in name and ".lora_" not in name and "norm" not in name for name in after["narrow"])
+    of_layers = [name for name in after["narrow"] if "embed_tokens" not in name]
+    assert all(".layers." in name and ".lora_" not in name and "norm" not in name for name in of_layers)
+    assert (len(of_layers) < len(after["narrow"])) == ("lora" in way)  # embeddings of adapters, which are untied here
 
 
 @pytest.mark.parametrize("way", ["lora", "partial B", "simultaneous_lora"])
@@ -97,6 +99,12 @@ def test_values_that_bfloat16_cannot_hold_stay_wide(tmp_path: Path, way: str) ->
     after = train(tmp_path / "b", way, torch.float32)
     same(wide(train, tmp_path / "a", way, torch.float32), after)
     assert not after["narrow"]
+
+
+def test_embeddings_trained_with_in_bfloat16_stay_so(tmp_path: Path) -> None:
+    recipe = tiny.recipe(precision="bf16", weights="bfloat16", **LORA)
+    made = tiny.trainer(tmp_path, recipe, tiny.rows(16), None, of=tiny.model(dtype=torch.bfloat16))
+    assert made.model.get_input_embeddings()(torch.tensor([[1, 2]])).dtype == torch.bfloat16
 
 
 def test_dropout_keeps_its_mask(tmp_path: Path) -> None:

@@ -92,8 +92,9 @@ def test_the_record_has_each_recipe_on_each_hardware() -> None:
 def test_hardware_is_that_of_conf() -> None:
     """The knobs that the script takes for a node are those of its file."""
     for name, knobs in script.HARDWARE.items():
-        for card in ("a100_80", "h100_80"):
-            file = ROOT / "conf/hardware" / f"{name.partition(',')[0].replace('a100_80', card)}.yaml"
+        group = name.partition(",")[0]
+        for named in {group, group.replace("a100_80x1", "h100_80x1")}:
+            file = ROOT / "conf/hardware" / f"{named}.yaml"
             if not file.is_file():
                 pytest.skip("this tree has no conf/hardware")
             processes = {"processes": 8} if "processes=8" in name else {}

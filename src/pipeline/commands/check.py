@@ -51,14 +51,13 @@ def check(config: CheckStage) -> str:
     runs_dir, words = Path(config.runs_dir), read_words(config)
     plan = Checking(config, words, runs_dir / ".check")
     check_writable(runs_dir)
-    (seconds, needed), free = plan.cost(), shutil.disk_usage(runs_dir).free
-    if free < needed:
+    free = shutil.disk_usage(runs_dir).free
+    if free < (needed := plan.disk()):
         raise PipelineError(
             f"stage=check needs {needed / 1e9:.0f} GB of disk, and runs_dir={runs_dir} has {free / 1e9:.0f} free: "
             "give another runs_dir, or check.methods=[lora]"
         )
-    minutes = seconds / 60
-    say(f"stage=check of model={plan.model.name}: about {minutes:.0f} minutes and {needed / 1e9:.1f} GB of disk")
+    say(f"stage=check of model={plan.model.name}: {needed / 1e9:.1f} GB of disk")
     if config.launcher.name == "slurm":
         submit(config, plan, words)
     with hold_lease(plan.folder / "lease", "stage=check"):
@@ -66,7 +65,7 @@ def check(config: CheckStage) -> str:
         lines = plan.run()
         record = {
             "command": ["stage=check", *words], "lines": [asdict(line) for line in lines],
-            "estimated_minutes": round(minutes, 1), "minutes": round((time.perf_counter() - begun) / 60, 1),
+            "minutes": round((time.perf_counter() - begun) / 60, 1),
             "driver": driver_version(), "versions": package_versions(),
             "machine": machine_facts(), "environment": recorded_environment(), "git": git_state(),
         }  # fmt: skip

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import cores, driver_version, visible_gpus
-from pipeline.estimate.flops import GPUS, Gpu, training_seconds
+from pipeline.estimate.flops import GPUS, Gpu
 from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
 from pipeline.launch.in_process import reason_of
 from pipeline.models.shape import shape_in, shape_of
@@ -34,10 +33,8 @@ from pipeline.stages.rows import build_single
 from pipeline.train.memory import CONTEXT, WIDTH, full_model, micro_batches, trained_parameters
 
 EXAMPLE = ("stage=sft", "expert=math")  # what the command's words are taken to be a command of
-PROBE = 2**26  # bytes that are written to measure a file system
 STEPS, ANSWER = 3, 64  # optimizer steps of a method; tokens of an answer
-START = {True: 40.0, False: 15.0}  # seconds until a process computes: libraries, the context of a GPU
-SLOWEST, LEAST = 2, 300.0  # a line is ended after so many times the whole estimate, and not before so many seconds
+LIMIT, MORE = 300.0, 3e-7  # seconds after which a line is ended, and as many more for each parameter
 OF_THE_BASE = re.compile(r"\+?model(\.(path|init|revision|architecture.*|tokenizer|vocab_size))?")
 MOSTLY_FREE = 0.95  # of a device's memory, below which another process is using it
 TRIES = 3  # to kill a training between its first resume point and its end
@@ -59,21 +56,6 @@ Found = tuple[str, dict[str, Any]]  # the text of a line that is ok, and its num
 
 class LeftOut(PipelineError):
     """The line that is being checked cannot be tried; the message says why."""
-
-
-@cache
-def write_speed(folder: Path) -> float:
-    """Bytes per second: half the measured rate of writing one file, as other jobs write too."""
-    probe, numbers = folder / f".probe-{os.getpid()}", os.urandom(PROBE)  # slower to draw than a fast disk writes
-    begun = time.perf_counter()
-    try:
-        with open(probe, "wb") as file:
-            file.write(numbers)
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        probe.unlink(missing_ok=True)
-    return PROBE / (time.perf_counter() - begun) / 2
 
 
 class Checking:
@@ -131,26 +113,14 @@ class Checking:
     def everywhere(self) -> dict[str, Any]:
         return {"data_root": self.data, "runs_dir": self.folder / "runs", "tracking.mode": "disabled"}
 
-    # ------------------------------------------------------------------------------------------------ the estimate
-
-    def cost(self) -> tuple[float, float]:
-        """(seconds, most bytes of disk at a time) of the whole: starts of processes, bytes at the speed of this disk,
-        and steps at the plan's rate; the base, two experts, and the killed training with two points or the merge."""
-        sft, count, lines = self.sft, self.shape.parameters, len(self.methods)
-        base = 0 if self.local else WIDTH["bfloat16"] * count
-        every, files = full_model(self.shape), []
+    def disk(self) -> float:
+        """Most bytes at a time: the base, two experts, and the killed training with two points or the merge."""
+        count, every, files = self.shape.parameters, full_model(self.shape), []
         for recipe in self.recipes.values():
             trained = trained_parameters(self.shape, every, recipe.adapter_rank)
             files.append(written_bytes(recipe, count, trained, snapshots=0, points=2))
-        saved, points = [each["weights"] for each in files], files[0]["resume points"]
-        gpus = sft.processes if self.on_gpu else 1
-        rows = STEPS * sft.batch_size
-        steps = (lines + 1 + self.on_gpu) * training_seconds(
-            self.shape, every, rows, sft.seq_length, sft, self.machine(), gpus
-        )
-        moved = base + (lines + 2 + self.on_gpu) * (base or 4 * count) + sum(saved) + 6 * saved[0] + points
-        seconds = (lines + 4 + self.on_gpu) * START[self.on_gpu] + steps + moved / write_speed(self.folder.parent)
-        return seconds, base + 3 * max(saved) + points
+        base = 0 if self.local else WIDTH["bfloat16"] * count
+        return base + 3 * max(each["weights"] for each in files) + files[0]["resume points"]
 
     def machine(self) -> Gpu:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
@@ -196,7 +166,7 @@ class Checking:
 
     def command(self, name: str, words: Sequence[str], **how: Any) -> str | None:
         """As run_command, for a line."""
-        return run_command(self.folder / f"{name}.log", words, max(LEAST, SLOWEST * self.cost()[0]), **how)
+        return run_command(self.folder / f"{name}.log", words, LIMIT + MORE * self.shape.parameters, **how)
 
     def made_by(self, name: str, words: Sequence[str]) -> tuple[Path, Manifest]:
         """The run that a command computes."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
@@ -133,7 +134,10 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
         return span(known, format_duration), total, memory_text(memory_here(run) for run in runs)
     known_costs = [costs[run.hash] for run in runs if run.hash in costs]
     if not known_costs:
-        return ("", *takes(runs, costs, None, history)[:1], "", "") if cpu_work(runs[0]) else ("?",) * 4
+        if cpu_work(runs[0]):
+            return "", takes(runs, costs, None, history)[0], "", ""
+        trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
+        return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
     gpus = [cost.run.config.sft.processes if isinstance(cost.run.config, TrainStage) else 1 for cost in known_costs]
     seconds_each = [3600 * cost.hours / count for cost, count in zip(known_costs, gpus, strict=True)]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
@@ -211,6 +215,10 @@ def score_details(runs: Sequence[Run]) -> list[str]:
             count_questions(run, one, language) for one in config.tasks for language in run.config.languages
         )
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
-    tasks = [f"{name} ({span(counts, '{:,.0f}'.format)} questions)" for name, counts in sizes.items()]
+    uncounted = {name for name in sizes if all(count % ASSUMED_QUESTIONS == 0 for count in sizes[name])}
+    tasks = [
+        f"{name} ({span(counts, '{:,.0f}'.format)} questions{', not counted' * (name in uncounted)})"
+        for name, counts in sizes.items()
+    ]
     languages = ", ".join(dict.fromkeys(language for run in scores for language in run.config.languages))
     return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"] if tasks else []

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -135,7 +135,8 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     repository = name.partition("@")[0]
     hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_COPIES)
     folder = cached_snapshot("model", repository, revision)
-    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files_below(folder)}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     if not any(file.endswith(".safetensors") for file in files):
         raise PipelineError(f"hub:{name} has no safetensors: convert it, weights in pickles are not read")
     lock.models[name] = {"revision": revision, "files": files, "dtypes": dtypes_in(folder)}
@@ -147,10 +148,9 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     assert source.hub is not None
     if Path(source.hub).is_dir():
         return  # a local copy, as in the tests
-    name = next(
-        (name for name in _locked_names(lock, source) if lock.datasets[name]["revision"] == source.revision), None
-    )
-    name = name or pinned_as(source.hub, source.revision)
+    locked = (name for name in lock.datasets if name.partition("@")[0] == source.hub)
+    same = (name for name in locked if lock.datasets[name]["revision"] == source.revision)
+    name = next(same, pinned_as(source.hub, source.revision))
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
     moved, parts = entry["revision"] != revision, dict(entry["parts"])
@@ -184,10 +184,6 @@ def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:
         for file in read.cache_files:
             with suppress(OSError):  # of a cache that belongs to somebody else
                 os.utime(Path(file["filename"]).parent)  # the newest is what `datasets` reads offline
-
-
-def _locked_names(lock: Lock, source: Source) -> Iterator[str]:
-    return (name for name in lock.datasets if name.partition("@")[0] == source.hub)
 
 
 def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, list[str]]:
@@ -239,7 +235,3 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
                 "or give prefetch.update=true, which changes hashes of runs"
             )
     lock.urls[locked_as] = {"sha256": digest, "bytes": length, "path": path.as_posix()}
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())

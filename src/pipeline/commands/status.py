@@ -1,6 +1,5 @@
-"""Stage status: lists all runs that are finished, running, or in a plan that a launcher wrote, from their files.
-
-Slurm's queue is queried if it responds; its accounting is not.
+"""Stage status: lists all runs that are finished, running, or in a plan that a launcher wrote, from their files alone:
+Slurm is not asked.
 """
 
 from __future__ import annotations
@@ -8,9 +7,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.launch.plan_file import LOGS, Task, read_plans
-from pipeline.launch.slurm import AGAIN_JOB, FOLDER, log_of
-from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
+from pipeline.launch.slurm import FOLDER, log_of
+from pipeline.launch.slurm_commands import last_log_line
 from pipeline.runs import resume, state
 from pipeline.runs.folders import finished_manifests, label_in
 from pipeline.runs.lease import latest_work_folder, live_holder
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
-from pipeline.text import align_columns, pluralize
+from pipeline.text import align_columns
 
 
 @dataclass
@@ -89,13 +89,13 @@ def all_statuses(runs_dir: Path) -> list[RunStatus]:
     statuses = [of_finished(manifest) for manifest in manifests.values()]
     planned = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
-    queue = jobs_of_scripts()
     failed: dict[str, str] = {}
+    of_array = cache(submitted)  # a directory of logs is listed once for each
     later = {(label_in(entry.name), entry.stage): entry.started for entry in manifests.values()}
     for run_hash in [*planned, *(key for key in work if key not in planned)]:
         if run_hash not in manifests:
             plan, task = planned.get(run_hash, ("", None))
-            status = of_unfinished(run_hash, plan, task, runs_dir, queue, failed)
+            status = of_unfinished(run_hash, plan, task, runs_dir, failed, of_array)
             if status.state != "failed" or not was_rerun(runs_dir / ".work" / run_hash, later.get(key_of(status))):
                 statuses.append(status)
     return statuses
@@ -137,23 +137,12 @@ def main_score(scores: Mapping[str, float]) -> str | None:
     return None
 
 
-def jobs_of_scripts() -> dict[Path, list[str]] | None:
-    """Script -> ids of this user's jobs in Slurm's queue; None if squeue does not respond."""
-    scripts: dict[Path, list[str]] = {}
-    try:
-        for job, script in queued_jobs().items():
-            scripts.setdefault(Path(script), []).append(job)
-    except PipelineError:
-        return None
-    return scripts
-
-
 def of_unfinished(
-    run_hash: str, plan: str, task: Task | None, runs_dir: Path, queue: dict[Path, list[str]] | None,
-    failed: dict[str, str],
+    run_hash: str, plan: str, task: Task | None, runs_dir: Path, failed: dict[str, str],
+    of_array: Callable[[str, Path], tuple[str | None, str, str]],
 ) -> RunStatus:  # fmt: skip
     """Status of an unfinished run. plan: name of the plan that it is in as `task`; failed: run hash -> name of the
-    failed runs so far, updated here."""
+    failed runs so far, updated here; of_array: `submitted`."""
     workplace = runs_dir / ".work" / run_hash
     record = state.read_state(workplace)
     name = task.name if task else record.get("name") or run_hash[:12]
@@ -168,11 +157,10 @@ def of_unfinished(
     elif record.get("state") == "failed":
         status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
     else:
-        folder = (runs_dir / FOLDER / plan).resolve()
-        waiting = waits_in_queue(task, folder, queue) if task and folder.is_dir() else None
-        status.state, status.detail = waiting or (
-            ("stopped", unpublished_reason(workplace, record)) if workplace.is_dir() else ("planned", "")
-        )
+        job, *now = of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
+        status.state, status.detail = now
+        if workplace.is_dir():
+            status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
     if task and (row := RUN_STAGES.get(stage)) and task.version != row.version:
@@ -180,24 +168,15 @@ def of_unfinished(
     return status
 
 
-def waits_in_queue(task: Task, folder: Path, queue: dict[Path, list[str]] | None) -> tuple[str, str] | None:
-    """(state, detail) of a run that no process holds, by the jobs of its level and kind, whose scripts are in `folder`;
-    None where these do not say it."""
-    job, log = log_of(task, folder)
-    if queue is None:
-        return ("waiting", f"job {job} as submitted; squeue does not respond here") if job else None
-    if jobs := queue.get(folder / f"{task.level}-{task.kind}.sh"):
-        return (
-            "waiting",
-            f"{pluralize(len(jobs), 'job')} in the queue: {', '.join(jobs[:3])}{', ...' * (len(jobs) > 3)}",
-        )
-    if job is None or task.workplace.is_dir():
-        return None
+def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
+    """(job of an array, state and detail of those of its runs that no process has begun). folder: of its submission."""
+    job, log = log_of(array, folder)
+    if job is None:
+        return None, "planned", ""
     if words := last_log_line(log) if log else None:
-        return "failed", f"job {job} ended before it began: {words}; {log}"
-    if again := queue.get(folder / f"{AGAIN_JOB}.sh"):
-        return "waiting", f"job {again[0]} submits it again"
-    return "stopped", f"{JOB_LOST} (job {job}); rerun the same command to submit it again"
+        return job, "failed", f"job {job} ended before it began: {words}; {log}"
+    again = "where squeue --me does not list it, rerun the same command to submit it again"
+    return job, "waiting", f"for job {job}; {again}"
 
 
 def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
@@ -211,12 +190,13 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
     return f"{text}, about {status.seconds_left:.0f} s left"
 
 
-def unpublished_reason(workplace: Path, record: dict[str, Any]) -> str:
-    """Why a run was not published, and how to resume or delete it."""
+def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
+    """Why a run was not published, and how to resume or delete it. job: of Slurm, which was to make it."""
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
     place = f", resume point after step {resume_point['step']}" if resume_point else ""
     knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
     deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
-    return f"{reason}{place}; rerun the same command to resume; {deletes}"
+    resumes = f"job {job} resumes it where squeue --me lists it, else " if job else ""
+    return f"{reason}{place}; {resumes}rerun the same command to resume; {deletes}"

@@ -97,7 +97,8 @@ class Eval(Knobs):
     sample_seed: int = knob(0, read=SAMPLED)
     think_end: str | None = None  # ends the model's thoughts, which are not scored: 'eval.think_end="</think>"'
     # These two are hashed only below float32, where they change answers
-    batch_size: int = knob(32, ge=1, hashed=below_float32)  # prompts at once; halved where memory runs out
+    # prompts at once, halved where memory runs out; null: on a GPU what its free memory holds, at most 512, else 32
+    batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
 
     @property

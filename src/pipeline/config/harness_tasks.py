@@ -21,6 +21,7 @@ NAMED = {
     key: re.compile(rf"^[\"']?{key}[\"']?:[ \t]*[\"']?([^\s\"'#][^\"'#\n]*?)[\"']?\s*(?:#.*)?$", re.MULTILINE)
     for key in ("task", "group")
 }
+TAGS = re.compile(r"^[\"']?tag[\"']?:(.*(?:\n *- .*)*)", re.MULTILINE)
 SHOTS = re.compile(r"(.+)_(\d+)shot")
 TASKS, INCLUDED = "eval.tasks", "eval.include_path"
 OF_ENTRIES = {"task", "task_alias", "group", "group_alias"}  # keys of an entry of a group that change no score
@@ -30,10 +31,11 @@ MOST_NAMED = 10  # tasks in a message
 
 @dataclass(frozen=True)
 class Index:
-    """Task -> its YAML file, and group -> its YAML file, of the files below one folder."""
+    """Task -> its YAML file, and group -> its YAML file, of the files below one folder, and the tags in these."""
 
     tasks: dict[str, Path] = field(default_factory=dict)
     groups: dict[str, Path] = field(default_factory=dict)
+    tags: set[str] = field(default_factory=set)
 
 
 _included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> digest of its files, and its tasks
@@ -42,8 +44,12 @@ _included: dict[Path, tuple[str, Index]] = {}  # folder of eval.include_path -> 
 def index(folder: Path) -> Index:
     """What the YAML files below a folder define (a second for the harness' 14,000); Python classes are not included."""
     result = Index()
-    for file in sorted(folder.rglob("*.yaml")):
+    for file in sorted(path for path in folder.rglob("*") if path.suffix in ("", ".yaml") and path.is_file()):
         text = file.read_text(encoding="utf-8", errors="replace")
+        for lines in TAGS.findall(text):
+            result.tags.update(re.findall(r"[^\s\[\]\"',-][^\s\[\]\"',]*", lines))
+        if file.suffix != ".yaml":  # which others include
+            continue
         if group := NAMED["group"].search(text):
             result.groups[group[1]] = file
         elif "\nclass:" not in text and (task := NAMED["task"].search(text)):
@@ -122,8 +128,12 @@ def included_state() -> tuple[str, ...]:
 def harness_index() -> Index:
     """All that is known: what the installed harness ships, and what eval.include_path adds."""
     indexes = [shipped(), *(own_index for _, own_index in _included.values())]
-    tasks, groups = ([getattr(part, kind) for part in indexes] for kind in ("tasks", "groups"))
-    return Index(*({name: file for files in part for name, file in files.items()} for part in (tasks, groups)))
+    result = Index()
+    for part in indexes:
+        result.tasks.update(part.tasks)
+        result.groups.update(part.groups)
+        result.tags.update(part.tags)
+    return result
 
 
 @cache
@@ -190,8 +200,7 @@ def name_tasks(tasks: Sequence[str]) -> str:
 def explain_tag(name: str) -> str:
     """What to give in place of a tag, which has no score of its own; nothing of a name that is no tag."""
     tag, shots = match.groups() if (match := re.fullmatch(r"(.+)(_\d+shot)", name)) else (name, "")
-    files = (file for folder in (*_included, shipped_folder()) if folder for file in folder.rglob("*"))
-    if not any(tag.encode() in file.read_bytes() for file in files if file.suffix != ".py" and file.is_file()):
+    if tag not in harness_index().tags:
         return ""
     tasks = [f"{task}{shots}" for task in tagged(tag)]
     of = f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give {name_tasks(tasks)}"

@@ -38,13 +38,15 @@ def knob(
     read: Condition | None = None,
     form: tuple[str, str] | None = None,
     run: bool = False,
+    hash_default: Any = None,
     **bounds: float,
 ) -> Any:
     """A dataclass field; pydantic reads its metadata as arguments of Field. bounds: ge, gt, le, lt of a number.
 
     options: of a text, the only values. hashed: whether the field affects the run hash; a function decides it from the
     dataclass that holds the field. read: where the field has an effect, for one that has none elsewhere; there alone it
-    is hashed. form: of a text, a regular expression and examples.
+    is hashed. form: of a text, a regular expression and examples. hash_default: the value that adds nothing to a hash,
+    where it is another than the default.
     """
     hashed = read[0] if read and hashed is True else hashed
     pattern = "|".join(map(re.escape, options)) if options else form[0] if form else None
@@ -54,6 +56,7 @@ def knob(
         "read": read,
         "form": form,
         "run": run,
+        "hash_default": hash_default,
         **bounds,
     }
     meta |= {"pattern": f"^(?:{pattern})$"} if pattern else {}
@@ -151,6 +154,7 @@ def identity(config: Any) -> dict[str, Any]:
                 hashed_fields[item.name] = inner
             continue
         default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
+        default = default if (of_hash := item.metadata.get("hash_default")) is None else of_hash
         if isinstance(value, dict) and any(is_dataclass(inner) for inner in value.values()):
             value = {key: identity(inner) for key, inner in value.items()}
         elif isinstance(value, list) and any(is_dataclass(inner) for inner in value):

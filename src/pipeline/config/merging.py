@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -58,6 +58,12 @@ class Merge(Knobs):
     def result_dtype(self) -> str | None:
         """torch's name of the dtype in which the result is stored; None: that of the sources."""
         return self.dtype
+
+    @staticmethod
+    def dtype_of_several(of_base: Collection[str]) -> str:
+        """torch's name of the dtype of what is merged of experts in several: that of a base that is given, and has one;
+        else float32, which holds them all."""
+        return next(iter(of_base)) if len(of_base) == 1 else "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
         """What affects the hash next to the knobs: the version of another package, the content of a file."""

@@ -28,4 +28,4 @@ def memory() -> int:
 def cpu(shape: Shape, threads: int) -> Gpu:
     """So many threads in the terms of estimate/flops.py. What is narrow does not reach the rate of what is wide."""
     fp32 = PEAK * shape.width / (shape.width + HALF) * threads
-    return Gpu(fp32 * BF16[has_bf16()], fp32, BANDWIDTH, memory(), bf16_share=1, fp32_share=1, is_cpu=True)
+    return Gpu(fp32 * BF16[has_bf16()], fp32, BANDWIDTH, memory(), is_cpu=True)

@@ -23,7 +23,7 @@ from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.flops import GPUS, Gpu, QuestionSet, merge_seconds, scoring_memory
+from pipeline.estimate.flops import GPUS, Gpu, merge_seconds
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import WORLD_ROW, row_tokens, source_files
@@ -211,7 +211,7 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
             sft = run.config.sft
             return memory_of(run, shape_for(run), sft, on_gpu, row) * (1 if on_gpu else sft.processes)
         if isinstance(run.config, EvalStage):
-            return scoring_memory(shape_for(run), QuestionSet(1, 0, 0), dtype_of(run), 1)["weights"] + LIBRARIES
+            return shape_for(run).parameters * WIDTH[dtype_of(run)] + LIBRARIES
     except (PipelineError, KeyError, OSError, ValueError):
         pass
     return None

@@ -1,61 +1,82 @@
-"""What runs cost: seconds, and the memory of scoring, by formulas on numbers. Nothing is loaded: a plan takes no time.
+"""What runs cost in seconds, by formulas on numbers. Nothing is loaded: a plan takes no time.
 
-The memory of training is in train/memory.py, whose checks are by the same formulas.
+The memory of training is in train/memory.py, that of scoring in evaluate/memory.py, whose checks are by the same
+formulas.
 
-What is derived and what is assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Assumed is
-the share of a card's peak rate that is reached (Gpu; stage=check shows a node's own rate next to it), the time that
-Python takes to launch a layer (LAUNCH), how much longer a batch's longest answer is than the mean (LONGEST), and tokens
-a row. Time is that of one GPU: what processes say to one another, loading and saving are not counted.
+What is derived, measured and assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Measured
+where a card has a record, else assumed, is what is reached of its data sheet (conf/cards.yaml); assumed are the time
+that Python takes to launch a layer (LAUNCH), how many answers do not stop, and tokens a row. Loading and saving are not
+counted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
+from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
+from pipeline.files import read_yaml, shipped_conf
 from pipeline.models.anatomy import Site
 from pipeline.models.shape import Shape
-from pipeline.train.memory import OUTSIDE, WIDTH, Trained, adapter_parameters, bytes_per_parameter, trained_parameters
+from pipeline.train.memory import (
+    OUTSIDE,
+    WIDTH,
+    Trained,
+    adapter_parameters,
+    bytes_per_parameter,
+    micro_batches,
+    trained_parameters,
+)
 
 # ---------------------------------------------------------------------------------------------------- cards
 
 
+LINK_SHARE = 0.75  # of the rate between cards: what collectives reach. Assumed
+WHOLE: Mapping[str, Sequence[float]] = dict.fromkeys(("bfloat16", "float32", "bf16x3"), (1.0, 0.0))
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """A card by its data sheet, or threads of a CPU: dense FLOP/s, bytes a second of its memory, usable bytes of it.
+    """A card by its data sheet and what is reached of it, as conf/cards.yaml has it, or threads of a CPU.
 
-    The shares of the peak are assumed: of bf16 in training as a whole, of fp32 (no TF32) in matrix products.
+    scoring: products -> the share of the rate, and a layer's seconds in a step besides. link: 0 where what processes
+    exchange is not counted. records: those of training and of scoring.
     """
 
     bf16: float
     fp32: float
     bandwidth: float
     memory: int
-    bf16_share: float = 0.4
-    fp32_share: float = 0.75
+    link: float = 0.0
+    bf16_share: float = 1.0
+    lora_share: float = 1.0
+    fp32_share: float = 1.0
+    bandwidth_share: float = 1.0
+    scoring: Mapping[str, Sequence[float]] = field(default_factory=lambda: WHOLE)
+    records: Sequence[str] = ("", "")
     is_cpu: bool = False
 
-    def rate(self, dtype: str) -> float:
-        """FLOP/s that are counted on; of products in TF32, half of those in bf16, of eval.products=bf16x3 a third."""
-        if dtype == "float32":
+    def rate(self, precision: str, lora: bool = False) -> float:
+        """FLOP/s of training that are counted on; of products in TF32, half of those in bf16."""
+        if precision == "fp32":
             return self.fp32 * self.fp32_share
-        return self.bf16 * self.bf16_share * {"tf32": 0.5, "bf16x3": 1 / 3}.get(dtype, 1)
+        return self.bf16 * (self.lora_share if lora else self.bf16_share) * (0.5 if precision == "tf32" else 1)
+
+    def scoring_rate(self, products: str) -> float:
+        """FLOP/s of scoring that are counted on; of eval.products=bf16x3 a third."""
+        peak = {"float32": self.fp32, "bf16x3": self.bf16 / 3}.get(products, self.bf16)
+        return peak * self.scoring[products][0]
+
+    def basis(self) -> str:
+        """What its rates are by, as a plan says it."""
+        training, scoring = (f"results/bench/{record}.json" if record else "assumed" for record in self.records)
+        return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
-GPUS = {  # NVIDIA's data sheets of the SXM cards; memory as the driver reports it, less what it keeps
-    "a100_80": Gpu(312e12, 19.5e12, 2.04e12, 78 * 2**30, bf16_share=0.45),
-    "h100_80": Gpu(989e12, 67e12, 3.35e12, 78 * 2**30),
-    "h200_141": Gpu(989e12, 67e12, 4.8e12, 139 * 2**30),
-    "a100_40": Gpu(312e12, 19.5e12, 1.555e12, 39 * 2**30, bf16_share=0.45),
-    # of several cards the least of each: RTX 3090 71, RTX 4090 165, A5000 111 TFLOP/s in bf16 with sums in fp32; 35.6,
-    # 82.6, 27.8 in fp32; 936, 1008, 768 GB/s
-    "gpu_24": Gpu(71e12, 27.8e12, 0.768e12, int(23.5 * 2**30)),
-    # A40 149.7, L40S 362, RTX A6000 154.8 TFLOP/s; 37.4, 91.6, 38.7; 696, 864, 768 GB/s; with ECC 45 GiB
-    "gpu_48": Gpu(149.7e12, 37.4e12, 0.696e12, int(44.5 * 2**30)),
-}
+GPUS = {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -104,17 +125,31 @@ def optimizer_bytes(sft: Sft) -> int:
 def training_seconds(
     shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, gpu: Gpu, gpus: int = 1
 ) -> float:
-    """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, then the optimizer at its memory's.
+    """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards say to one another
+    where that takes longer, as both are done at the same time; then the optimizer at the rate of its memory.
 
-    Simultaneous training is the sum of its two sides. With several GPUs the products are shared, the optimizer's work
-    is done on each (ddp).
+    Simultaneous training is the sum of its two sides. With several GPUs the products are shared; the optimizer's work
+    is done on each under ddp, and shared under fsdp2.
     """
-    rank = sft.adapter_rank
+    rank, steps = sft.adapter_rank, rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
-    moved = rows // sft.batch_size * trained_parameters(shape, trained, rank)
+    moved = trained_parameters(shape, trained, rank)
     precision = sft.precision if sft.weights == "float32" else "bf16"
-    rate = gpu.rate({"fp32": "float32", "bf16": "bfloat16"}.get(precision, precision))
-    return flops / (rate * gpus) + moved * optimizer_bytes(sft) / gpu.bandwidth
+    seconds = flops / (gpu.rate(precision, bool(rank)) * gpus)
+    if gpus > 1 and gpu.link:
+        seconds = max(seconds, steps * bytes_between(shape, moved, sft, gpus) / (gpu.link * LINK_SHARE))
+    shards = gpus if sft.parallel == "fsdp2" else 1
+    return seconds + steps * moved / shards * optimizer_bytes(sft) / gpu.bandwidth
+
+
+def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int) -> float:
+    """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and backward,
+    and of the gradients, which are added up in fp32; under ddp of the gradients, added up and given out again."""
+    others = (gpus - 1) / gpus
+    if sft.parallel != "fsdp2":
+        return 2 * others * moved * (4 if sft.adapter == "lora" else WIDTH[sft.weights])
+    gathered = 2 * shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
+    return micro_batches(sft)[1] * others * (gathered + 4 * moved)
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
@@ -134,8 +169,9 @@ MGSM = {
 ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
 ROOM = {"te": 1024, "bn": 1024}  # eval.max_gen_toks of MGSM; 512 elsewhere
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
-STEP = 0.22e-3  # seconds of the small kernels of a layer in a recorded step: measured on an H200, evaluate_h200.json
-LONGEST = 4.0  # a batch is decoded until its longest answer ends: so many times the mean worked answer. Assumed
+LONGEST_QUESTION = 2.5  # times the mean; of MGSM's 250 it is 2.4
+COLUMNS = 2.0  # times a row's mean tokens: a step reads as many of each row as its longest has. Assumed
+IDLE = 1 / 16  # rows that wait: a GPU fills an eighth of them at once (REFILL in evaluate/decode.py)
 
 
 @dataclass(frozen=True)
@@ -181,23 +217,28 @@ def question_sets(
 
 
 def scoring_seconds(
-    shape: Shape, kinds: Sequence[QuestionSet], machine: Gpu, dtype: str = "float32", batch_size: int = 32,
+    shape: Shape, kinds: Sequence[QuestionSet], machine: Gpu, dtype: str = "float32", batch_size: int | None = 32,
     vllm: bool = False, share_prefix: bool = True, products: str = "ieee",
 ) -> tuple[float, float]:  # fmt: skip
     """(prefill, decode) of one model.
 
-    Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the dtype; letters need one
-    pass. Exemplars are computed once, unless they are not shared, which also gives a letter the logits of all tokens,
-    or answers are generated by layers with a window. Decode: a step reads the weights and the batch's keys and values
-    once, the exemplars' too where they are shared, else in each row, and takes its products, which a GPU does at the
-    same time, and the small kernels of its layers (STEP; Python's launches are spared by CUDA graphs). A CPU does one
-    after the other, to eval.max_gen_toks, as among the answers of small models one does not stop. A batch is what fits,
-    as in scoring.
+    Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the products; letters need
+    one pass. Exemplars are computed once, unless they are not shared, which also gives a letter the logits of all
+    tokens, or answers are generated by layers with a window. Decode: a step reads the weights and the rows' keys and
+    values once, the exemplars' too where they are shared, else in each row, and takes its products, which a GPU does at
+    the same time, and the small kernels of its layers (Python's launches are spared by CUDA graphs). Rows that end are
+    filled again: all are in use for as long as the answers take together, and one, which does not stop, goes on to
+    eval.max_gen_toks. A CPU does one after the other, all to eval.max_gen_toks, as answers of small models often do not
+    stop.
     """
     prefill = decode = 0.0
-    rate, size = machine.rate(products if products != "ieee" else dtype), WIDTH[dtype]
-    launch, step = (0.0 if vllm else LAUNCH) * shape.layers, (0.0 if vllm else STEP) * shape.layers
-    weights = (shape.layers * shape.layer + shape.embedding) * size / machine.bandwidth
+    if products == "ieee":
+        products = "float32" if dtype == "float32" else "bfloat16"
+    rate, size = machine.scoring_rate(products), WIDTH[dtype]
+    bandwidth, layers = machine.bandwidth * machine.bandwidth_share, 0 if vllm else shape.layers
+    launch = LAUNCH * layers
+    step = launch if machine.is_cpu else machine.scoring[products][1] * layers
+    weights = (shape.layers * shape.layer + shape.embedding) * size / bandwidth
     each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
     core = 4.0 * shape.layers * shape.heads * shape.head_width
     for kind in kinds:
@@ -206,38 +247,32 @@ def scoring_seconds(
         questions = kind.questions * kind.question
         flops = prefix * (each + core * kind.prefix) + questions * (each + core * (kind.prefix + kind.question))
         flops += head * (kind.questions * kind.logits if shared or kind.answer else prefix + questions)
-        rows = min(batch_that_fits(shape, kind, machine, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
+        rows = min(rows_of(shape, kind, machine, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
         batches = kind.prefixes * math.ceil(kind.questions / kind.prefixes / rows)
         passes = batches + (kind.prefixes if kind.prefix else 0)
         prefill += max(flops / rate, passes * max(launch, weights))
-        steps = min(kind.room, kind.answer * (math.inf if machine.is_cpu else LONGEST)) if kind.answer else 0
-        token, computed = shape.kv_values * size / machine.bandwidth, (each + head) / rate
-        once = kind.prefix if shared and not vllm and not machine.is_cpu else 0
-        cached = token * min(kind.prefix - once + kind.question + steps / 2, shape.window or math.inf)
-        if machine.is_cpu:
-            decode += steps * (batches * (launch + weights) + kind.questions * (computed + cached))
-        else:
-            read = weights + token * once + rows * cached
-            decode += steps * batches * (step + max(read, rows * computed))
+        if not kind.answer:
+            continue
+        token, computed = shape.kv_values * size / bandwidth, (each + head) / rate
+        once = kind.prefix if shared and not vllm else 0
+        answer = min(kind.room, kind.room if machine.is_cpu else kind.answer)
+        cached = token * min(kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf)
+        in_use = rows * (1 - IDLE) if rows < kind.questions and not machine.is_cpu else rows
+        for steps, used in ((answer * kind.questions / in_use, rows), (kind.room - answer, 1)):
+            moved, computing = weights + token * once + used * cached, used * computed
+            decode += steps * (step + (moved + computing if machine.is_cpu else max(moved, computing)))
     return prefill, decode
 
 
-def scoring_memory(shape: Shape, kind: QuestionSet, dtype: str = "float32", batch_size: int = 32) -> dict[str, float]:
-    """What for -> bytes: weights, keys and values of a batch with the exemplars in each row, a batch's widest layer."""
-    size = WIDTH[dtype]
-    longest = kind.prefix + 2.5 * kind.question + (kind.room if kind.answer else 0)  # MGSM: the longest is 2.4 means
-    passing = max(batch_size * 2.5 * kind.question, kind.prefix) * (2 * shape.inner + 6 * shape.width) * size
-    return {
-        "weights": shape.parameters * size, "cache": batch_size * longest * shape.kv_values * size,
-        "activations": passing, "context": 1e9,
-    }  # fmt: skip
+def prompts_of(kind: QuestionSet) -> Prompts:
+    """The most tokens of what is computed together, by the means of a kind of questions."""
+    return Prompts(kind.prefix, LONGEST_QUESTION * kind.question, kind.room if kind.answer else 0)
 
 
-def batch_that_fits(shape: Shape, kind: QuestionSet, gpu: Gpu, dtype: str = "float32", batch_size: int = 32) -> int:
-    """Halved until it fits the card, as scoring does when memory runs out; 1 at the least."""
-    while batch_size > 1 and sum(scoring_memory(shape, kind, dtype, batch_size).values()) > gpu.memory:
-        batch_size //= 2
-    return batch_size
+def rows_of(shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_size: int | None) -> int:
+    """Rows that a machine computes together: of eval.batch_size, or of null what its memory holds."""
+    most = batch_size or (ROWS if machine.is_cpu else MOST_ROWS)
+    return rows_that_fit(shape, WIDTH[dtype], prompts_of(kind), machine.memory, most)
 
 
 def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 10e9) -> float:

@@ -22,13 +22,15 @@ from pipeline.estimate.flops import (
     GPUS,
     Gpu,
     host_memory,
-    scoring_memory,
+    prompts_of,
+    rows_of,
     scoring_seconds,
     training_seconds,
 )
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
 from pipeline.estimate.training_rows import padded_row, row_tokens
+from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
 from pipeline.runs.run import Run, parent_runs
@@ -36,6 +38,7 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
+    WIDTH,
     Trained,
     bytes_per_parameter,
     full_model,
@@ -48,7 +51,8 @@ from pipeline.train.steps import snapshot_steps
 
 @dataclass
 class Cost:
-    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk."""
+    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk; of a score the rows
+    that are computed together, of its questions with the fewest."""
 
     run: Run
     shape: Shape
@@ -57,6 +61,7 @@ class Cost:
     host: float
     weights: int = 0
     snapshots: int = 0
+    rows: int = 0
 
 
 @dataclass
@@ -72,6 +77,12 @@ class Bill:
 
     def hours(self, kind: str) -> float:
         return sum(cost.hours for cost in self.kinds[kind])
+
+    def basis(self) -> str:
+        """What the hours are by: the rates of the card, and rows of scores that are computed together."""
+        rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
+        at_once = f"; {' to '.join(map(str, dict.fromkeys((rows[0], rows[-1]))))} rows scored at once" if rows else ""
+        return GPUS[self.plan.gpu or ""].basis() + at_once
 
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with a reason each."""
@@ -223,7 +234,8 @@ def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
     dtype, shape = dtype_of(run), shape_for(run)
     hours = scoring_work(run, shape, gpu) / 3600
-    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
+    rows = min(rows_of(shape, kind, gpu, dtype, run.config.eval.batch_size) for kind in question_sets_of(run))
+    return Cost(run, shape, hours, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype), rows=rows)
 
 
 def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
@@ -236,7 +248,8 @@ def scoring_work(run: Run[EvalStage], shape: Shape, machine: Gpu) -> float:
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
-    return max(sum(scoring_memory(shape, kind, dtype, 1).values()) for kind in question_sets_of(run))
+    kinds = map(prompts_of, question_sets_of(run))
+    return max(sum(scoring_memory(shape, WIDTH[dtype], prompts, 1).values()) for prompts in kinds)
 
 
 def dtype_of(run: Run[EvalStage]) -> str:

@@ -15,15 +15,17 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.evaluation import EvalTask
 from pipeline.config.stages import EvalStage
-from pipeline.estimate.flops import LONGEST, MGSM, QuestionSet, question_sets
+from pipeline.estimate.flops import MGSM, QuestionSet, question_sets
 from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines, sampled_lengths
 
+THINKING = 0.25  # of eval.max_gen_toks
+
 
 def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
     """What a task puts to the model, with the questions and lengths of its local files where they are here. A model
-    that thinks is assumed to use eval.max_gen_toks for the longest answer of each batch."""
+    that thinks is assumed to use a quarter of eval.max_gen_toks (THINKING)."""
     config, benchmark = run.config, benchmark_of(task.task)
     count, room = (
         count_questions(run, task, language),
@@ -41,9 +43,9 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     return [
         replace(
             kind,
-            questions=config.eval.answers * (count if benchmark.of_harness else min(kind.questions, count)),
+            questions=config.eval.answers * (count if file or benchmark.of_harness else min(kind.questions, count)),
             room=room or kind.room,
-            answer=(room or kind.room) / LONGEST if config.eval.think_end and kind.answer else kind.answer,
+            answer=(room or kind.room) * THINKING if config.eval.think_end and kind.answer else kind.answer,
             prefixes=min(kind.prefixes, count),
         )
         for kind in kinds
@@ -73,7 +75,10 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
         count = count_lines(rows)
         return min(config.eval.limit or count, count)
     local_file = scored_file(run, task, language)
-    return min(limit, count_lines(local_file)) if local_file else limit
+    if local_file is None:
+        return limit
+    count = count_lines(local_file)  # also of one's own items, which may be more than were published
+    return min(limit, count) if config.eval.limit else count
 
 
 def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:

@@ -19,10 +19,10 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from pipeline.evaluate.memory import FILL
 from pipeline.evaluate.shared_cache import SharedCache, attending, takes_masks
 from pipeline.evaluate.steps import Sampling, Steps, columns_for, rows_for
 
-FILL = 2**16  # tokens whose keys and values are read at once when rows are filled, those of the prefix by each row
 REFILL = 8  # on a GPU an eighth of the rows is filled at once: a forward pass is worth it
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
 NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's

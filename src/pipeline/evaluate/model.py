@@ -33,7 +33,7 @@ DRAW = "draw"  # setting of a sampled request: the seed and the number of the an
 
 def open_model(
     weights: Merging | Path,
-    batch_size: int = 1,
+    batch_size: int | None = 1,
     dtype: str = "auto",
     backend: Callable[..., Any] = TorchBackend,
 ) -> Answering:
@@ -83,7 +83,7 @@ class Answering(HFLM):
 
     @property
     def batch_size(self) -> int:
-        """Less than eval.batch_size once memory ran out."""
+        """Rows computed together: eval.batch_size or what memory holds, halved once it ran out."""
         return self.engine.batch_size
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:

@@ -21,6 +21,7 @@ from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.evaluate.before import refuse_too_long
+from pipeline.evaluate.memory import ROWS
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
@@ -35,6 +36,8 @@ from pipeline.evaluate.records import EvaluationResult, TaskResult, join_answers
 from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
+
+USED = "batch_size"  # the number of rows, among answers that it decides
 
 
 @dataclass
@@ -86,7 +89,7 @@ def score_tasks(
         **facts,
         "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
         "found_again": [one.name for one in asked if not one.left],
-        **({"halved_batch_size": lm.batch_size} if was_halved(lm, settings) else {}),
+        **rows_used(asked, settings),
     }
     rows = [row for result in results.values() for row in result.rows]
     return EvaluationResult(rows, {name: result.samples for name, result in results.items()}, harness)
@@ -157,7 +160,9 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
         alike = [request for request in asked.left if request.request_type == kind]
         for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
             ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
-    if asked.answers.together and not was_halved(lm, settings):
+    if isinstance(lm, Answering):
+        asked.answers.found[USED] = lm.batch_size
+    if asked.answers.together and not (isinstance(lm, Answering) and lm.engine.halved):
         asked.answers.write(asked.answers.found.items())
     asked.answers.close()
 
@@ -259,9 +264,11 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
     if not below_float32(settings):
         return {}
-    shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix}
+    on_gpu = torch.cuda.is_available()
+    rows = settings.batch_size or (None if on_gpu else ROWS)
+    shared = {USED: rows, "share_prefix": settings.share_prefix}
     shared |= {"suffix": True} if settings.vllm_suffix else {}
-    if torch.cuda.is_available():
+    if on_gpu:
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
 
@@ -275,6 +282,9 @@ def say_if_rounded(settings: Eval) -> None:
         )
 
 
-def was_halved(lm: LM | None, settings: Eval) -> bool:
-    """Whether memory ran out, so that another batch size was used than eval.batch_size."""
-    return isinstance(lm, Answering) and lm.batch_size < settings.batch_size
+def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
+    """The numbers of rows that answers were computed in, also those that are stored where the number decides them."""
+    other = settings.batch_size if below_float32(settings) else None
+    found = {one.answers.found.get(USED, other) for one in asked}
+    used = sorted(number for number in found if number)
+    return {USED: used if len(used) > 1 else used[0]} if used else {}

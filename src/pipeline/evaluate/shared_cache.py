@@ -175,7 +175,7 @@ class SharedCache(Cache):
         if width := max(lengths):
             places = torch.arange(width, device=self.device)[None]
             ids = torch.tensor([[*prompt[:-1], *[0] * (width - len(prompt) + 1)] for prompt in prompts])
-            row, column = (torch.tensor(one, device=self.device) for one in zip(*padded_places(lengths), strict=True))
+            row, column = (places <= self.places[at] - 1).nonzero(as_tuple=True)
             self.reads, self.written = 0, ((row, column), (at[row], column))
             self.logits(ids, places, self.masks(places, places))
 
@@ -268,9 +268,11 @@ class SharedCache(Cache):
         return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
 
 
-def padded_places(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(row, column) of each token of rows of these lengths, padded on the right."""
-    return [(row, column) for row, length in enumerate(lengths) for column in range(length)]
+def kept_bytes(model: Any) -> int:
+    """Bytes of keys and values that a model keeps for its next prompts, which can take their place."""
+    layers: Any = kept.layers if (kept := getattr(model, KEPT, None)) else []
+    states = [part for layer in layers if layer.is_initialized for part in (layer.keys, layer.values, *layer.kept)]
+    return sum(part.nbytes for part in states)
 
 
 def drop_cache(model: Any) -> None:

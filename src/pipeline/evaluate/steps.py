@@ -16,10 +16,9 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from pipeline.errors import first_line
+from pipeline.evaluate.memory import COLUMNS
 from pipeline.evaluate.shared_cache import SharedCache
 from pipeline.progress import say
-
-COLUMNS = 128  # on CUDA steps read a multiple of these
 
 
 @dataclass(frozen=True)

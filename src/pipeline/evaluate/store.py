@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.files import sha256
 from pipeline.hub.models import local_folder
-from pipeline.merge.adapters import recorded_key, write_adapter
+from pipeline.merge.adapters import root_of, write_adapter
 from pipeline.merge.digests import known_digests, weights_key
 from pipeline.merge.write import copy_files
-from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.runs.lineage import base_folder
 from pipeline.runs.manifest import read_manifest
@@ -64,11 +63,6 @@ def merge_key(merge: Merging, runs_dir: Path) -> Key:
 def base_key(folder: Path) -> Key:
     """What the base of an adapter is: the adapter's folder has no config.json, and may have no tokenizer."""
     return {"root": root_of(folder), "files": deciding_files(folder)}
-
-
-def root_of(folder: Path) -> str:
-    """What was recorded when a model was written, of a merge its key, else the root over its tensors."""
-    return recorded_key(folder) or weights_root(digest_tensors(folder))
 
 
 def deciding_files(folder: Path) -> dict[str, str]:

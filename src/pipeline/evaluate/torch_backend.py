@@ -13,12 +13,14 @@ from accelerate.utils.memory import should_reduce_batch_size
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens
 from pipeline.evaluate.decode import Ending, can_decode, decode
+from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
 from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
-from pipeline.evaluate.shared_cache import SharedCache, drop_cache, heads_as_they_are, takes_masks
+from pipeline.evaluate.shared_cache import SharedCache, drop_cache, heads_as_they_are, kept_bytes, takes_masks
 from pipeline.evaluate.steps import Sampling
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.models.products import BF16X3, IEEE, split_layers, split_products
+from pipeline.models.shape import shape_of
 from pipeline.progress import say
 
 if TYPE_CHECKING:
@@ -28,15 +30,17 @@ Result = TypeVar("Result")
 
 
 class TorchBackend:
-    """A model in memory, on the GPU where there is one. batch_size: rows computed together, fewer than was asked for
-    once memory ran out. products: how linear layers multiply in float32 (models/products.py)."""
+    """A model in memory, on the GPU where there is one. batch_size: rows computed together; None: on a GPU what its
+    memory holds. They are halved where it runs out. products: how linear layers multiply in float32
+    (models/products.py)."""
 
     def __init__(
-        self, batch_size: int, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None,
+        self, batch_size: int | None, dtype: str = "auto", weights: Merging | Path | None = None, model: Any = None,
         products: str = IEEE,
     ) -> None:  # fmt: skip
-        self.batch_size, self.dtype, self.weights, self.model = batch_size, dtype, weights, model
-        self.products = products
+        self.batch_size, self.by_memory, self.halved = most_rows(batch_size), batch_size is None, False
+        self.dtype, self.weights, self.model, self.products = dtype, weights, model, products
+        self.most = self.batch_size
 
     def load(self) -> Any:
         """safetensors, no code of its own, in the dtype (auto: as config.json names it). A merge, and an adapter with
@@ -88,6 +92,7 @@ class TorchBackend:
         grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
         groups = [(shared, [at for index in group for at in places_of[distinct[index]]]) for shared, group in grouped]
         finished: set[int] = set()
+        self._fit_rows(groups, prompts, ending.room)
 
         def answer(shared: int, left: list[int]) -> None:
             def store(row: int, tokens: list[int]) -> None:
@@ -147,9 +152,26 @@ class TorchBackend:
                         weigh(index, logits[[column[node] for node in path]])
 
         groups = group_prompts(prompts, longest, most) if share else [(0, list(range(len(prompts))))]
+        self._fit_rows(groups, prompts)
         self._for_each(groups, finished, weigh_all)
 
     # --------------------------------------------------------------------------------------------------- memory
+
+    def _fit_rows(self, groups: Sequence[tuple[int, list[int]]], prompts: Sequence[Tokens], room: int = 0) -> None:
+        """Without a number of its own, as many rows as the free memory of the GPU holds of these groups."""
+        if not self.by_memory or self.model.device.type != "cuda":
+            return
+        try:
+            shape = shape_of(self.model.config.to_dict())
+        except PipelineError:  # not a dense decoder
+            self.batch_size = min(ROWS, self.most)
+            return
+        rests = (len(prompts[place]) - shared for shared, members in groups for place in members)
+        longest = Prompts(max((shared for shared, _ in groups), default=0), max(rests, default=1), room)
+        free, _ = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated() + kept_bytes(self.model)
+        size = self.model.dtype.itemsize
+        self.batch_size = rows_that_fit(shape, size, longest, free + shape.parameters * size, self.most)
 
     def _for_each(
         self, groups: Sequence[tuple[int, list[int]]], finished: set[int], work: Callable[[int, list[int]], None]
@@ -168,10 +190,16 @@ class TorchBackend:
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
             self.batch_size //= 2  # out of the handler, which holds on to the tensors
+            self.most, self.halved = self.batch_size, True
             drop_cache(self.model)
             say(f"out of memory: going on with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def most_rows(batch_size: int | None) -> int:
+    """Rows that eval.batch_size allows."""
+    return batch_size or (MOST_ROWS if torch.cuda.is_available() else ROWS)
 
 
 def logits_of(

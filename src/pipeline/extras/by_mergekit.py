@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,13 @@ class Result:
     def _compare(self, layout: Source, result: Checkpoint) -> None:
         """Raise PipelineError where the result has other tensors than the first source, or another dtype than told."""
         dtype = self.config.result_dtype()
-        expected = {name: replace(info, dtype=DTYPES[dtype]) if dtype else info for name, info in layout.infos.items()}
-        for right, got in find_differences(replace(result, infos=expected), result, dtypes=True):
+        tensors = find_differences(replace(result, infos=layout.infos), result)
+        dtypes = (
+            (f"{name} as {right}", f"{name} as {info.dtype}")
+            for name, info in result.infos.items()
+            if info.dtype != (right := DTYPES[dtype] if dtype else layout.info(name).dtype)
+        )
+        for right, got in chain(tensors, dtypes):
             raise PipelineError(
                 f"merge.file={self.config.file}: mergekit gives {got}, of these models it is {right}: "
                 "give out_dtype in the file, or models of one shape"

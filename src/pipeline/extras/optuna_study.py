@@ -4,7 +4,6 @@ same search, begun again after it was interrupted or for more trials, repeats it
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import statistics
@@ -18,48 +17,8 @@ from pipeline.report.sweep import point_name
 
 Point = dict[str, Any]  # knob -> value
 Scores = list[list[float]]  # of one objective: tasks x questions
+Space = Mapping[str, Any]  # knob -> the distribution of Optuna that its values are drawn from, lists as JSON texts
 Evaluate = Callable[[Point, int | None], list[Scores]]  # (configuration, questions per task) -> scores by objective
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from low to high; whole ones where both ends are, by their logarithm if `log`."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
-
-    def levels(self, count: int) -> list[Any]:
-        """At most `count` values, evenly spaced from low to high; the middle where it is one."""
-        ends = [math.log(end) if self.log else end for end in (self.low, self.high)]
-        shares = [index / (count - 1) for index in range(count)] if count > 1 else [0.5]
-        values = [ends[0] + share * (ends[1] - ends[0]) for share in shares]
-        values = [math.exp(value) if self.log else value for value in values]
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return list(dict.fromkeys(round(value) for value in values))
-        return values
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Values without an order."""
-
-    values: tuple[Any, ...]
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in self.values]))
-
-    def levels(self, count: int) -> list[Any]:
-        """At most `count` of them, evenly spread over the list."""
-        places = range(count) if count < 2 else [index * (len(self.values) - 1) / (count - 1) for index in range(count)]
-        return [self.values[place] for place in dict.fromkeys(map(round, places))]
-
-
-Space = Mapping[str, Range | Choices]
 
 
 @dataclass(frozen=True)
@@ -76,24 +35,29 @@ class Trial:
 
 def read_space(space: Any, knobs: Sequence[str], method: str) -> Space:
     """The space that search.space says. Raises PipelineError for an unknown knob, and a range or list without room."""
-    ranges: dict[str, Range | Choices] = {}
+    from optuna.distributions import CategoricalDistribution
+
+    found: dict[str, Any] = {}
     if not isinstance(space, dict) or not space:
         raise PipelineError(f"search.space={space}: give search.space={{knob: [values] or {{low: 0, high: 1}}}}")
     for name, entry in space.items():
         if name not in knobs:
             raise PipelineError(f"search.space.{name}: merge={method} has no such knob; it has {', '.join(knobs)}")
         if isinstance(entry, dict):
-            ranges[name] = read_range(name, entry)
+            found[name] = read_range(name, entry)
         elif isinstance(entry, list) and entry and len({json.dumps(value) for value in entry}) == len(entry):
-            ranges[name] = Choices(tuple(entry))
+            found[name] = CategoricalDistribution([json.dumps(value) for value in entry])
         else:
             raise PipelineError(f"search.space.{name}={entry}: give different values, [1,2,3], or {{low: 0, high: 1}}")
-    if all(isinstance(values, Choices) and len(values.values) == 1 for values in ranges.values()):
+    if all(values.single() for values in found.values()):
         raise PipelineError(f"search.space={dict(space)} holds one configuration: give a knob two values")
-    return ranges
+    return found
 
 
-def read_range(name: str, entry: Mapping[str, Any]) -> Range:
+def read_range(name: str, entry: Mapping[str, Any]) -> Any:
+    """Numbers from low to high; whole ones where both ends are, by their logarithm if `log`."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     low, high, log = entry.get("low"), entry.get("high"), entry.get("log", False)
     numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
     if not numbers or set(entry) - {"low", "high", "log"} or type(log) is not bool:
@@ -102,25 +66,8 @@ def read_range(name: str, entry: Mapping[str, Any]) -> Range:
     if not low < high or (log and low <= 0):
         rule = "low above 0 for log" if low < high else "low below high"
         raise PipelineError(f"search.space.{name}={dict(entry)} is an empty range: give {rule}")
-    return Range(low, high, log)
-
-
-def grid_of(space: Space, budget: int) -> list[Point]:
-    """A grid of at most `budget` configurations: the knobs get one more value each in turn, as long as all fit."""
-    counts = dict.fromkeys(space, 1)
-
-    def levels(of: Mapping[str, int]) -> list[list[Any]]:
-        return [space[name].levels(count) for name, count in of.items()]
-
-    growing = True
-    while growing:
-        growing = False
-        for name, values in space.items():
-            larger = {**counts, name: counts[name] + 1}
-            adds = len(values.levels(larger[name])) > len(values.levels(counts[name]))
-            if adds and math.prod(map(len, levels(larger))) <= budget:
-                counts, growing = larger, True
-    return [dict(zip(space, values, strict=True)) for values in itertools.product(*levels(counts))]
+    whole = isinstance(low, int) and isinstance(high, int)
+    return (IntDistribution if whole else FloatDistribution)(low, high, log=log)
 
 
 # ---------------------------------------------------------------------------------------------------- the study
@@ -156,8 +103,8 @@ def run_study(
     while len(ended) < trials:
         complete = [trial for trial in ended if trial.values and not trial.stopped]
         best = max(complete, key=lambda trial: trial.values, default=None)
-        trial = study.ask()
-        point = {name: values.suggest(trial, name) for name, values in space.items()}
+        trial = study.ask(dict(space))
+        point = {name: json.loads(value) if isinstance(value, str) else value for name, value in trial.params.items()}
         before = f", best so far {best.values[0]:.1f}" if best and len(best.values) == 1 else ""
         say(f"trial {len(ended) + 1} of {trials}: {point_name(point)}{before}")
         result = score_trial(trial, point, evaluate, best, sets, stop_at)

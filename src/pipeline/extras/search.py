@@ -28,7 +28,6 @@ from pipeline.extras.optuna_study import (
     Space,
     Trial,
     front,
-    grid_of,
     mean_score,
     paired_difference,
     paired_interval,
@@ -63,7 +62,6 @@ class Search(Knobs):
     # these questions per task: a trial that is worse on the first so many ends there; null: eval.limit
     questions: list[PositiveInt] | None = knob(None)
     stop_at: float = knob(2.0, gt=0)  # standard errors of the paired difference from the best that count as worse
-    grid: bool = False  # also score a grid of at most as many configurations, and its best one
 
 
 @dataclass
@@ -125,7 +123,7 @@ def make_search(config: SearchStage) -> Path:
     start = points.run_at({}, "test", config.eval.limit)
     refuse_unfinished(start)
     knobs = identity(search)
-    rule = {key: knobs[key] for key in sorted(knobs) if key not in ("trials", "grid")} | {"seed": config.seed}
+    rule = {key: knobs[key] for key in sorted(knobs) if key != "trials"} | {"seed": config.seed}
     name = hashlib.sha256(json.dumps([start.hash, rule], sort_keys=True).encode()).hexdigest()[:8]
     label_of_search = f"search-{config.merge.method}-{config.eval.label}-{name}"
     sets: Sequence[int | None] = search.questions or [config.eval.limit]
@@ -207,31 +205,11 @@ class Outcome:
             return front(self.finished)
         return [self.finished[largest([trial.values[0] for trial in self.finished])]]
 
-    def best_of_grid(self) -> tuple[list[Trial], int]:
-        """The best of a grid of at most as many configurations as were tried, and how many it has."""
-        trials = []
-        for point in grid_of(self.space, len({json.dumps(trial.point) for trial in self.trials})):
-            try:
-                scores = self.points.on_development(point, self.questions)
-            except Invalid as error:
-                trials.append(Trial(point, (), self.questions, True, str(error)))
-                continue
-            trials.append(Trial(point, tuple(map(mean_score, scores)), self.questions, False))
-        grid = replace(self, trials=trials)
-        return grid.best(), len(trials)
-
     def write(self, folder: Path) -> Path:
         """Write index.html, trials.csv and search.json; returns index.html."""
-        rows_of: dict[str, list[tuple[Point, tuple[float, ...]]]] = {
-            "given": [({}, tuple(map(mean_score, self.given)))]
-        }
-        rows_of["search"] = [(trial.point, trial.values) for trial in self.best()]
+        chosen_ones = [(trial.point, trial.values) for trial in self.best()]
         sentences = self.describe_search()
-        if self.points.config.search.grid:
-            grid, count = self.best_of_grid()
-            rows_of["grid"] = [(trial.point, trial.values) for trial in grid]
-            sentences.append(f"The grid has {count} configurations, all scored on the largest set of questions.")
-        rows = self.test_rows(rows_of)
+        rows = self.test_rows({"given": [({}, tuple(map(mean_score, self.given)))], "search": chosen_ones})
         folder.mkdir(parents=True, exist_ok=True)
         content = {"trials": len(self.trials), "sentences": sentences, "results": rows}
         write_atomically(folder / "search.json", json.dumps(content, indent=1) + "\n")

@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
-from pipeline.evaluate.torch_backend import TorchBackend
+from pipeline.evaluate.torch_backend import TorchBackend, most_rows
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -146,10 +146,13 @@ class VllmBackend:
     """A model in vLLM. See `Backend`. share_prefix: its prefix cache. suffix: drafts by suffix decoding (arXiv
     2411.04975)."""
 
+    halved = False  # vLLM decides by itself how many rows its memory holds
+
     def __init__(
-        self, batch_size: int, dtype: str, weights: Merging | Path, share_prefix: bool = True, suffix: bool = False
-    ) -> None:
-        self.batch_size, self.dtype, self.weights = batch_size, dtype, weights
+        self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True,
+        suffix: bool = False,
+    ) -> None:  # fmt: skip
+        self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
         self.share_prefix, self.suffix = share_prefix, suffix
         self.live: Live | None = None
         self.model: Any = None
@@ -270,7 +273,6 @@ class VllmBackend:
             )
 
     def halving(self, work: Callable[[], Result]) -> Result:
-        """vLLM decides by itself how many rows its memory holds."""
         return work()
 
 

@@ -19,14 +19,6 @@ from pipeline.runs.run import Run
 MAX_ATTEMPTS = 3  # attempts at the same step
 
 
-class NoProgress(SystemExit):
-    """Ends a job that would make no progress if it were requeued: exit status 1."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(1)
-        self.reason = reason
-
-
 @contextmanager
 def count_attempt(run: Run) -> Iterator[None]:
     """Context in which the run is computed; counts the attempt if a signal ends it.
@@ -71,4 +63,4 @@ def add_attempt(run: Run, start_step: int | None) -> None:
     text = f"{reason}: give a longer time limit (launcher.time, sbatch --time); it is not requeued"
     state.update_state(run.workplace, stops=[], state="failed", last_line=text, job=slurm_job())
     print(f"{run.name}: {text}", file=sys.stderr)
-    raise NoProgress(text)
+    raise stop.NoProgress(text)

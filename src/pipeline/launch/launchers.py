@@ -16,7 +16,7 @@ from pipeline.evaluate.shown_scores import score_lines
 from pipeline.launch.in_process import settings_of, stage_function
 from pipeline.launch.local import Local, execute_here
 from pipeline.launch.plan_file import gpus_requested
-from pipeline.launch.preflight import refuse_too_large, training_problems
+from pipeline.launch.preflight import training_problems
 from pipeline.merge.resident import keep_models_resident
 from pipeline.progress import say
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -48,10 +48,7 @@ def executor_for(
 
         yield partial(execute, launcher, again)
         return
-    runs = order_runs(list(targets))
-    reasons = reasons_unfinished(runs, targets)
-    refuse_too_large([run for run in runs if run.hash in reasons])
-    count = workers_of(launcher, runs)
+    count = workers_of(launcher, order_runs(list(targets)))
     with keep_models_resident() if count == 1 else nullcontext():
         with Local(count, visible_gpus(), later, planned=True) as local:
             yield local.execute
@@ -78,14 +75,11 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
     return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, options))
 
 
-def unfinished_of(run: Run) -> list[Run]:
-    """The unfinished runs that a run needs, and itself. Raises PipelineError for a finished training set that needs to
-    be built again."""
+def refuse_problems(run: Run) -> None:
+    """Raise PipelineError for a finished training set, which this run needs, that needs to be built again."""
     runs = order_runs([run])
-    reasons = reasons_unfinished(runs, [run])  # without what is deleted and no longer needed
-    for problem in training_problems(runs, reasons):
+    for problem in training_problems(runs, reasons_unfinished(runs, [run])):
         raise PipelineError(problem)
-    return [needed for needed in runs if needed.hash in reasons]
 
 
 def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) -> Path:
@@ -106,7 +100,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         say(describe_training(run, options))
         if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not visible_gpus():
             say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
-    refuse_too_large(unfinished_of(run))
+    refuse_problems(run)
     with keep_models_resident() if is_bundle(run) or isinstance(run.config, SelectStage) else nullcontext():
         failed = execute_here([run], aloud=False)
     if failed:
@@ -125,7 +119,7 @@ def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
     run = build(config)
     if isinstance(config, TrainStage):
         say(describe_training(run, options))
-    unfinished_of(run)
+    refuse_problems(run)
     with executor_for(config.launcher, [run]) as execute:
         failed = execute([run])
     if failed:

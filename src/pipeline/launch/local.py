@@ -27,13 +27,14 @@ from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan
-from pipeline.launch.work import BLOCKED, LOOK, Session, held_by, waiting_for, work
+from pipeline.launch.preflight import refuse_too_large
+from pipeline.launch.work import BLOCKED, Session, work
 from pipeline.progress import LOG_SECONDS, say
 from pipeline.runs import state, stop
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
-from pipeline.runs.lease import live_holder, should_wait
+from pipeline.runs.make import clear_workplace
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
@@ -82,6 +83,7 @@ class Local:
         earlier: failures of an earlier call, which are not retried.
 
         Raises:
+            PipelineError: before anything is computed, for a run that does not fit this machine, or cannot be written.
             Held: when all else is done, for a run that another process holds.
         """
         runs, failed = order_runs(targets), dict(earlier or {})
@@ -94,7 +96,10 @@ class Local:
                 # before the first run: the attempt is counted for the training, which takes longest
                 with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
                     pass
+            refuse_too_large(unfinished)
         for run in runs:
+            if run.hash not in reasons:
+                clear_workplace(run)
             if run.name not in failed and (reason := why_failed(run, failed, finished=run.hash not in reasons)):
                 failed[run.name] = reason
                 if self.aloud and not reason.startswith(BLOCKED):
@@ -120,28 +125,17 @@ class Local:
         needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
         for number in set(range(min(self.count, needed))) - self.workers.keys():
             self._start(number)
-        told = False
         with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
-            while session.left:
-                time.sleep(LOOK)
+
+            def tell() -> None:
                 for number, worker in list(self.workers.items()):
                     if worker.poll() is not None:
                         self._replace(number)
-                session.look()
                 watch.tell()
                 watch.show(line)
-                pids = {worker.pid for worker in self.workers.values()}
-                if session.left and not pids:
-                    return {task.hash: "its workers were stopped: rerun the same command" for task in session.left}
-                holders = {task.hash: live_holder(task.workplace) for task in session.ready([])}
-                if holders and all(holder and holder.pid not in pids for holder in holders.values()):
-                    held = {key: held_by(session.names[key], holder) for key, holder in holders.items() if holder}
-                    if not should_wait():
-                        return held
-                    if not told:
-                        told = True
-                        say(waiting_for(session.names[next(iter(held))], holders[next(iter(held))]))
-        return {}
+
+            held = work(session, None, tell=tell, helpers=lambda: {worker.pid for worker in self.workers.values()})
+        return held or {task.hash: "its workers were stopped: rerun the same command" for task in session.left}
 
     def _start(self, number: int) -> None:
         visible = {VISIBLE: ",".join(self.places[number % len(self.places)])} if self.places else {}
@@ -162,6 +156,7 @@ class Local:
         """
         dead = self.workers.pop(number)
         status = dead.wait()
+        self.session.look()
         death = f"ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
         for task in self.session.left:
             if dead.pid in self.session.begins(task):
@@ -217,7 +212,7 @@ class Watch:
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
-        session, several = self.session, self.local.count > 1
+        session = self.session
         self.started = {key: begun for key, begun in self.started.items() if key in session.begun}
         for task in session.tasks:
             key = task.hash
@@ -226,16 +221,14 @@ class Watch:
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
                 left, more = self.time_left()
-                following = next((one.name for one in session.left if one.hash not in session.begun), None)
-                suffix = f"; next {following}" if following and not several else ""
-                say(f"{self.head()} {task.name} ({task.stage}), {left} left in all{more}{suffix}")
+                say(f"{self.head()} {task.name} ({task.stage}), {left} left in all{more}")
             if key in session.failed:
                 if self.local.aloud and not session.failed[key].startswith(BLOCKED):
                     say(f"{task.name} failed: {session.failed[key]}")
             elif key in session.done:
                 now = time.monotonic()
                 seconds = now - self.started.get(key, now)
-                say(f"{task.name if several else self.head()} done in {seconds:.1f} s")
+                say(f"{task.name if self.local.count > 1 else self.head()} done in {seconds:.1f} s")
                 if manifest := read_manifest(self.runs[key].folder):
                     self.history.add(manifest)
             else:

@@ -11,18 +11,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.compose import read_stage
-from pipeline.config.harness_tasks import include, included_folder
-from pipeline.config.stages import EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.runs.find import from_folder
 from pipeline.runs.folders import folder_name, folder_of
-from pipeline.runs.run import External, Folder, Parent, Run, Snapshot, parent_runs, recorded_config
-from pipeline.stages.evaluation import source_models
-from pipeline.stages.rows import RUN_STAGES
+
+if TYPE_CHECKING:
+    from pipeline.runs.run import Parent, Run
 
 PLANS = ".plans"
 LOGS = ".logs"
@@ -53,6 +49,9 @@ class Task:
 
     @classmethod
     def of(cls, run: Run, **more: Any) -> Task:
+        from pipeline.runs.run import parent_runs, recorded_config
+        from pipeline.stages.evaluation import source_models
+
         return cls(
             run.hash, run.name, run.config.stage, run.version, run.label, recorded_config(run.config),
             {role: _as_json(parent) for role, parent in run.parents.items()},
@@ -68,6 +67,11 @@ class Task:
         return self.runs_dir / ".work" / self.hash
 
     @property
+    def array(self) -> str:
+        """The name of the job array whose tasks make it."""
+        return f"{self.level}-{self.kind}"
+
+    @property
     def log(self) -> Path:
         return self.runs_dir / LOGS / f"{folder_name(self.label, self.hash)}.log"
 
@@ -78,9 +82,14 @@ class Task:
             PipelineError: a parent is not finished, the folder of eval.include_path was changed, or this version
                 computes another hash from the same configuration.
         """
+        from pipeline.config.compose import read_stage
+        from pipeline.config.harness_tasks import include, included_folder
+        from pipeline.runs.run import Run
+        from pipeline.stages.rows import RUN_STAGES
+
         row = RUN_STAGES[self.stage]
         config: Any = read_stage(row.config, self.config, extra="ignore")
-        if isinstance(config, EvalStage) and config.eval.include_path is not None:
+        if self.stage == "eval" and config.eval.include_path is not None:
             include(config.eval.include_path)  # this process does not know its tasks yet
         parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
         run = Run(config, self.label, parents, version=row.version)
@@ -96,10 +105,12 @@ class Task:
 
 def gpus_requested(run: Run) -> int:
     """The number of processes that use one GPU each."""
-    return run.config.sft.processes if isinstance(run.config, TrainStage) else 1
+    return run.config.sft.processes if run.config.stage in ("sft", "cpt") else 1
 
 
 def _as_json(parent: Parent) -> dict[str, Any]:
+    from pipeline.runs.run import External, Folder, Run, Snapshot
+
     entry: dict[str, Any] = {"hash": parent.hash, "name": parent.name}
     if isinstance(parent, Snapshot):
         entry |= {"of": parent.run.hash, "step": parent.step}
@@ -111,6 +122,9 @@ def _as_json(parent: Parent) -> dict[str, Any]:
 
 
 def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
+    from pipeline.runs.find import from_folder
+    from pipeline.runs.run import External
+
     if entry.get("model"):
         return from_folder(Path(entry["folder"]), role, runs_dir)
     if "folder" in entry:

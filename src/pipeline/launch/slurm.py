@@ -132,8 +132,8 @@ def execute(
         publish_plan(runs_dir, name, tasks)
         session.look()
         if session.left and not goes_further(session):
-            lost = {task.hash: why_lost(task, folder) for task in session.left}
-            session.failed |= lost
+            reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
+            session.failed |= {task.hash: reasons[task.array] for task in session.left}
             session.left = []
         failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
         if not session.left:
@@ -162,18 +162,18 @@ def goes_further(session: Session) -> bool:
     return ended > before
 
 
-def why_lost(task: Task, folder: Path) -> str:
-    """Why a run was not made: the last words of its job's log, or that the job was lost."""
-    job, log = log_of(task, folder)
+def why_lost(array: str, folder: Path) -> str:
+    """Why runs of an array were not made: the last words of its newest log, or that the job was lost."""
+    job, log = log_of(array, folder)
     words = last_log_line(log) if log else None
     return words or f"{JOB_LOST}, twice: job {job}"
 
 
-def log_of(task: Task, folder: Path) -> tuple[str | None, Path | None]:
-    """Id of the array that was to make a run, and the newest log of its tasks; None where there is none."""
-    file = folder / f"{task.level}-{task.kind}.job"
+def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
+    """Id of an array, and the newest log of its tasks; None where there is none. folder: of its submission."""
+    file = folder / f"{array}.job"
     job = file.read_text() if file.is_file() else None
-    logs = list((task.runs_dir / LOGS).glob(f"slurm-{job}_*.log"))
+    logs = (folder.parents[1] / LOGS).glob(f"slurm-{job}_*.log")
     return job, max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,13 @@ from typing import Any
 
 from pipeline.errors import Held, PipelineError
 from pipeline.files import write_atomically
-from pipeline.launch.attempts import NoProgress
 from pipeline.launch.cards import Cards
-from pipeline.launch.in_process import reason_of
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
 from pipeline.runs.lease import Holder, live_holder, should_wait, slurm_job
 
+Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
 PLAN = "plan.jsonl"
 LOOK = 0.2  # seconds between two looks of a worker that waits for others
 TRIES = 3  # of a run whose workers died
@@ -120,6 +119,9 @@ class Session:
             state.update_state(task.workplace, name=task.name, stage=task.stage, state="failed", last_line=reason)
         self._write(task, "failed", reason)
 
+    def has_ended(self, task: Task) -> bool:
+        return any(self._file(task, kind).is_file() for kind in ("done", "failed"))
+
     def _file(self, task: Task, kind: str) -> Path:
         return self.folder / f"{task.hash}.{kind}"
 
@@ -129,22 +131,25 @@ class Session:
 
 def work(
     session: Session,
-    compute: Callable[[Task, Callable[[], None]], Any],
+    compute: Compute | None,
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
     wait: Callable[[], bool] = should_wait,
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
+    helpers: Callable[[], Collection[int]] = tuple,
 ) -> dict[str, str]:
     """Make runs of a session until none is left to this worker. Returns those that another process holds: hash -> why.
 
     Args:
-        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease.
+        compute: makes the run of a task, or raises why not; calls its second argument once it has its lease. None: all
+            are left to the helpers, as long as there are some.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
         wait: whether it waits for what other processes compute.
         stay: whether it waits for more tasks where none is left, until a signal ends it.
         tell: called whenever something may have changed.
+        helpers: the ids of the processes that this one has started to make runs.
     """
     models: list[str] = []
     held: dict[str, str] = {}
@@ -153,12 +158,19 @@ def work(
         stop.raise_if_signalled()
         session.look()
         tell()
+        pids = helpers()
         again = stay
         ready = [task for task in session.ready(models) if fits(task) and task.hash not in held]
         holders: dict[str, Holder] = {}
         for task in () if cards and cards.give_way() else ready:
-            if holder := live_holder(task.workplace):
+            if compute is None and again:  # helpers have work: who holds the others does not matter
+                continue
+            holder = live_holder(task.workplace)
+            if holder and holder.pid not in pids:
                 holders[task.hash] = holder
+                continue
+            if holder or compute is None:
+                again = again or bool(pids)
                 continue
             made = False
             with cards.taken(task.gpus, partial(is_free, session, task)) if cards else nullcontext(True) as taken:
@@ -172,7 +184,7 @@ def work(
             if not again and not (holders and wait()):
                 return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
             if holders and not again and not told:
-                say(waiting_for(ready[0].name, holders[ready[0].hash]))
+                say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
                 told = True
             time.sleep(LOOK)
 
@@ -181,20 +193,12 @@ def held_by(name: str, holder: Holder) -> str:
     return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
 
 
-def waiting_for(name: str, holder: Holder | None) -> str:
-    return f"{name}: held by {holder}; waiting"
-
-
 def is_free(session: Session, task: Task) -> bool:
-    """Whether nobody has made a run, or makes it now."""
-    session.look()
-    return task in session.left and live_holder(task.workplace) is None
+    """Whether nobody has made a run, or makes it now. Of its files alone: a list of all takes long where it is long."""
+    return not session.has_ended(task) and live_holder(task.workplace) is None
 
 
-def make(
-    session: Session, task: Task, compute: Callable[[Task, Callable[[], None]], Any], held: dict[str, str],
-    tell: Callable[[], None],
-) -> bool:  # fmt: skip
+def make(session: Session, task: Task, compute: Compute, held: dict[str, str], tell: Callable[[], None]) -> bool:
     """Make a run and record how it ended. False: it could not get its lease; of one that no process holds, `held` gets
     the reason."""
 
@@ -210,11 +214,13 @@ def make(
             held[task.hash] = str(error)
         return False
     except (SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, NoProgress):
+        if isinstance(error, stop.NoProgress):
             session.fail(task, error.reason)
         session.leave(task)
         raise
     except Exception as error:
+        from pipeline.launch.in_process import reason_of
+
         session.fail(task, reason_of(error))
     else:
         session.finish(task)

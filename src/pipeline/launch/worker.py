@@ -2,7 +2,7 @@
 
 `python -m pipeline.launch.worker FOLDER PLACES NUMBER` works on the session in a folder until a signal ends it, at one
 of some places, lists of cards; `... worker task FOLDER LEVEL KIND` as a task of a Slurm array. Output of a run is in
-its log.
+its log. What runs need is imported by the first: a task that finds none left ends at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import masked_output
-from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import Cards
-from pipeline.launch.in_process import make_run, reason_of
 from pipeline.launch.plan_file import Task
 from pipeline.launch.slurm_commands import run_command
 from pipeline.launch.work import LOOK, Session, work
@@ -47,6 +45,8 @@ def log_to(file: Path) -> Iterator[None]:
 
 def compute(task: Task, begin: Callable[[], None]) -> None:
     """Make the run of a task, with its output and why it failed in its log. Warnings are printed here too."""
+    from pipeline.launch.in_process import make_run, reason_of
+
     before = task.log.stat().st_size if task.log.is_file() else 0
     try:
         with log_to(task.log):
@@ -106,6 +106,8 @@ def work_in_job(folder: str, level: str, kind: str) -> int:
     try:
         with handle_signals(), keep_models_resident():
             if stop_signal_name() and (task := next(filter(fits, session.left), None)):
+                from pipeline.launch.attempts import count_attempt
+
                 with count_attempt(task.run()):  # the signal came before any was begun, and ends this here
                     pass
             work(session, compute_in_job, fits=fits, wait=lambda: False)

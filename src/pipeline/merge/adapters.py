@@ -33,7 +33,6 @@ from pipeline.models.checkpoint import (
     with_rows,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from pipeline.models.identity import folder_digest
 from pipeline.models.names import HEAD, has_row_per_token, is_embedding, plain_name, tensor_names
 from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
@@ -160,11 +159,14 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
     plain = {stored: plain_name(stored) for stored in adapter.infos}
     names = tensor_names([*full.infos, *plain.values()])  # the whole model's: an adapter may be of its decoder alone
-    copied_head = _copied_head(adapter, {names[text]: stored for stored, text in plain.items()}, full)
+    named = {names[text]: adapter.infos[stored] for stored, text in plain.items()}
+    head, embedding = named.get(HEAD) if full.tied_head else None, named.get(full.embedding or "")
+    # PEFT stores the head of a base that ties it as well, where the vocabulary grew
+    is_copied = head is not None and embedding is not None and embedding.digest() == head.digest()
     for stored, info in adapter.infos.items():
-        if stored == copied_head:
-            continue
         name = names[plain[stored]]
+        if is_copied and name == HEAD:
+            continue
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
         resized = has_row_per_token(name)  # a vocabulary may have grown in training
         problem = ""
@@ -182,7 +184,7 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             pairs[name][part[1]] = stored
         else:
             whole[name] = info
-    if full.tied_head and any(map(is_embedding, whole)) and not (copied_head or settings.get("ensure_weight_tying")):
+    if full.tied_head and any(map(is_embedding, whole)) and not (is_copied or settings.get("ensure_weight_tying")):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
@@ -198,15 +200,6 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     return Adapted(
         folder, config, infos, base=full, factors=factors, replaced=Checkpoint(folder, {}, whole), settings=settings
     )
-
-
-def _copied_head(adapter: Checkpoint, stored: Mapping[str, str], base: Checkpoint) -> str | None:
-    """The adapter's name of a head that equals its embeddings, of a base whose head is tied: PEFT stores both where the
-    vocabulary grew. stored: name -> the adapter's name."""
-    embedding, head = stored.get(base.embedding or ""), stored.get(HEAD)
-    if not (base.tied_head and embedding and head):
-        return None
-    return head if adapter.info(embedding).digest() == adapter.info(head).digest() else None
 
 
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
@@ -254,16 +247,10 @@ def recorded_key(folder: Path) -> str | None:
     return (manifest.weights.get("made_of") or manifest.weights_root) if manifest else None
 
 
-def adapter_root(source: Adapted) -> str:
-    """The root over an adapter's own tensors, as recorded, else hashed."""
-    return recorded_key(source.folder) or weights_root(digest_tensors(source.folder / ADAPTER_WEIGHTS))
-
-
-def content_of(source: Source) -> str:
-    """What a source's content is known by, whatever its folder: a run's recorded key, else a digest over its files."""
-    if isinstance(source, Adapted):
-        return f"{content_of(source.base)} {adapter_root(source)}"
-    return recorded_key(source.folder) or folder_digest(source.folder, list(source.files))
+def root_of(folder: Path) -> str:
+    """What was recorded when a model was written, of a merge its key, else the root over its tensors; of an adapter
+    over its own."""
+    return recorded_key(folder) or weights_root(digest_tensors(folder))
 
 
 # ---------------------------------------------------------------------------------------------------- adapter out
@@ -333,7 +320,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         **_target_settings(adapter),
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-    return digest_tensors(folder / ADAPTER_WEIGHTS)
+    return digest_tensors(folder)
 
 
 def _target_settings(adapter: Adapted) -> dict[str, Any]:

@@ -47,10 +47,10 @@ def check_sources(
                 raise PipelineError(f"{source.folder}: {name} is stored as {info.dtype}, not as a float")
     for other_role, source in further:
         keys = key_for(role), key_for(other_role)
-        same_architecture(first, source, keys, dtypes=False)
+        same_architecture(first, source, keys)
         same_tokenizer(first, source, keys, vocabulary)
     if "base" in sources:
-        same_architecture(first, sources["base"], (key_for(role), key_for("base")), dtypes=False)
+        same_architecture(first, sources["base"], (key_for(role), key_for("base")))
         for other_role, source in [(role, first), *further]:
             check_descent(source, sources["base"], key_for(other_role))
 

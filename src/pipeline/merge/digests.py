@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.merge.adapters import Adapted, Source, adapter_root, recorded_key
+from pipeline.merge.adapters import Adapted, Source, recorded_key, root_of
 from pipeline.models.checkpoint import KIND, weights_root
 from pipeline.models.identity import file_digests
 from pipeline.runs.manifest import read_manifest
@@ -57,7 +57,7 @@ def weights_key(merge: Merging, known: Known) -> str:
     def own_root(role: str) -> list[str]:
         """The root over an adapter's own tensors; empty for a whole model."""
         source = sources[role]
-        return [adapter_root(source)] if isinstance(source, Adapted) else []
+        return [root_of(source.folder)] if isinstance(source, Adapted) else []
 
     @cache
     def identity(role: str, name: str | None) -> Any:

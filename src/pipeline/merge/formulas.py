@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source, content_of
+from pipeline.merge.adapters import Adapted, Source
 from pipeline.models.arrays import in_threads, keep_freed_memory, matrix, pieces
 from pipeline.models.files import ADAPTER_WEIGHTS
 
@@ -130,9 +130,9 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
     The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once in a process for the
-    same contents: each point of a sweep asks for it.
+    same folders: each point of a sweep asks for it.
     """
-    key = (*((weight, content_of(source)) for weight, source in parts), content_of(base))
+    key = tuple((weight, source.folder, source.model.folder) for weight, source in [*parts, (1.0, base)])
     if key in _mean_changes:
         return _mean_changes[key]
 

@@ -108,14 +108,18 @@ def tie_head(model: Any) -> None:
 
 def merge_of_one(folder: Path) -> Merging:
     """A checkpoint or adapter by itself, as a merge of one."""
-    source = open_source(folder)
-    return Merging(Soup(experts=[str(folder)]), {"0": source}, Linear({name: {"0": 1.0} for name in source.names}))
+    return _alone(open_source(folder))
+
+
+def _alone(source: Source) -> Merging:
+    weights = {name: {"0": 1.0} for name in source.names}
+    return Merging(Soup(experts=[str(source.folder)]), {"0": source}, Linear(weights))
 
 
 # ---------------------------------------------------------------------------------------------------- a model for it
 
 
-def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None, products: str = IEEE) -> Live:
+def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> Live:
     """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
 
     dtype: `auto` is that of the written merge; torch's name else. products: of its linear layers
@@ -132,7 +136,7 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
         live_model.kind = kind
         if keeps_models():
             LIVE_MODELS.append(live_model)
-    live_model.apply(merge, threads)
+    live_model.apply(merge)
     return live_model
 
 
@@ -165,6 +169,5 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
         parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
     model.to(device)
     model.tie_weights()
-    whole = Merging(merge.config, {"0": giver}, Linear({name: {"0": 1.0} for name in giver.names}))
-    holds = {} if isinstance(giver, Adapted) else {name: whole.signature(name) for name in giver.names}
+    holds = {} if isinstance(giver, Adapted) else {name: _alone(giver).signature(name) for name in giver.names}
     return Live(model, tokenizer, folder, holds=holds)

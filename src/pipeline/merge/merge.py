@@ -99,8 +99,8 @@ class Merging:
         of_others = {info.dtype for expert in experts for info in expert.infos.values()}
         if self.config.result_dtype() or of_others <= found:
             return self.config.result_dtype()
-        of_base = {info.dtype for info in self.base.infos.values()} if self.base else {"F32"}
-        return TORCH_NAMES[min(of_base)] if len(of_base) == 1 else "float32"
+        of_base = {TORCH_NAMES.get(info.dtype, info.dtype) for info in self.base.infos.values()} if self.base else set()
+        return self.config.dtype_of_several(of_base)
 
     @property
     def stored_as(self) -> str:

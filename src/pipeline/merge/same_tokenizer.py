@@ -10,10 +10,6 @@ from pipeline.merge.adapters import Source
 from pipeline.models.checkpoint import read_json
 from pipeline.models.load import load_tokenizer
 
-READING = (  # keys of tokenizer_config.json that change what text is read as
-    "tokenizer_class", "add_bos_token", "add_eos_token", "add_prefix_space", "do_lower_case",
-    "strip_accents", "tokenize_chinese_chars",
-)  # fmt: skip
 PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat differently
     "", " ", "a", " a", "a ", "  a  b   c    d", "\n", "\n\n\n", "line\nline\n\nline \r\n\tline",
     "Hello, World! HELLO hello HeLLo e-mail@example.org snake_case camelCase x=1;y[2]=3", "don't we're I'LL it's",
@@ -48,8 +44,7 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabul
     files = next((pair for pair in pairs if all(map(Path.is_file, pair))), None)
     if files is None:
         return
-    same_file = files[0].read_bytes() == files[1].read_bytes()
-    if not same_file:
+    if not same_file(*files):
         if files[0].suffix != ".json":
             refuse("another tokenizer")
         (model, added), (other_model, other_added) = map(_read_vocabulary, files)
@@ -59,11 +54,15 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabul
         if ours != theirs and vocabulary is None:
             remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
             refuse(f"other added tokens ({min(dict(ours ^ theirs))})", remedy)
-    same_settings = _settings_of(folders[0]) == _settings_of(folders[1])  # which transformers applies
-    if not (same_file and same_settings):
-        for text, *tokens in zip(PROBES, *map(_tokens_of, files if same_settings else folders), strict=True):
+    if not (same_file(*files) and same_file(*(folder / "tokenizer_config.json" for folder in folders))):
+        for text, *tokens in zip(PROBES, *map(_tokens_of, folders), strict=True):
             if tokens[0] != tokens[1]:
                 refuse(f"a tokenizer of the same vocabulary that reads {text!r} as other tokens")
+
+
+def same_file(*files: Path) -> bool:
+    """Whether all of them hold the same, or none is there."""
+    return len({file.read_bytes() if file.is_file() else b"" for file in files}) == 1
 
 
 def added_tokens(source: Source) -> dict[str, int]:
@@ -72,28 +71,14 @@ def added_tokens(source: Source) -> dict[str, int]:
     return _read_vocabulary(file)[1] if file.is_file() else {}
 
 
-def _settings_of(folder: Path) -> dict[str, Any]:
-    """Keys of tokenizer_config.json on added tokens and on how text is read."""
-    file = folder / "tokenizer_config.json"
-    settings = read_json(file) if file.is_file() else {}
-    return {key: settings[key] for key in READING if settings.get(key) is not None}
-
-
-def _tokens_of(place: Path) -> list[list[int]]:
-    """The tokens of PROBES by the tokenizer of a folder, as transformers reads it, or by its file alone."""
-    from tokenizers import Tokenizer
-
+def _tokens_of(folder: Path) -> list[list[int]]:
+    """The tokens of PROBES as transformers calls the tokenizer: without truncation and padding that a file holds."""
     try:
-        if place.is_dir():
-            return list(load_tokenizer(place)(list(PROBES)).input_ids)
-        tokenizer = Tokenizer.from_file(str(place))
-        tokenizer.no_truncation()  # a call that truncates or pads leaves both in the file; transformers sets its own
-        tokenizer.no_padding()
-        return [encoding.ids for encoding in tokenizer.encode_batch(PROBES)]
+        return list(load_tokenizer(folder)(list(PROBES)).input_ids)
     except PipelineError:
         raise
     except Exception as error:  # classes of tokenizers raise what they like
-        raise PipelineError(f"the tokenizer of {place} cannot be read ({first_line(error)}): copy it again") from error
+        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
 
 
 def _read_vocabulary(file: Path) -> tuple[Any, dict[str, int]]:

@@ -30,27 +30,22 @@ HARMLESS = {  # two models that differ here alone compute the same
 _WINDOW = ("sliding_window", "max_window_layers", "layer_types")
 
 
-def same_architecture(
-    first: Checkpoint, second: Checkpoint, keys: tuple[str, str] = ("the first", "the second"), dtypes: bool = True
-) -> None:
+def same_architecture(first: Checkpoint, second: Checkpoint, keys: tuple[str, str]) -> None:
     """Raise PipelineError, naming what differs first, unless the tensors of both can be combined by name.
 
     That is: the same values of all keys that both config.json have and that decide arithmetic, and tensors of the same
-    names and shapes. `keys` are the knobs to name in the sentence. `dtypes=False` accepts tensors of other precision (a
-    base in bfloat16 under experts in float32).
+    names and shapes, whatever their dtype. `keys` are the knobs to name in the sentence.
     """
-    for a, b in find_differences(first, second, dtypes):
-        by_dtype_alone = next(find_differences(first, second, dtypes=False), None) is None
-        remedy = "; write one of them in the other's dtype, stage=export export.dtype=float32" * by_dtype_alone
+    for a, b in find_differences(first, second):
         raise PipelineError(
-            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike{remedy}"
+            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike"
         )
 
 
-def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Iterator[tuple[str, str]]:
+def find_differences(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[str, str]]:
     """For each difference, a description of the first model's value and of the second's."""
     read = _flat(first.config) != _flat(second.config)  # else transformers need not be imported
-    one, other = _facts(first, dtypes, read), _facts(second, dtypes, read)
+    one, other = _facts(first, read), _facts(second, read)
     for text, a in one.items():
         b = other.get(text, a)
         if a != b:  # as JSON where both print the same: the string "1e-06" and the number 1e-06
@@ -61,16 +56,13 @@ def find_differences(first: Checkpoint, second: Checkpoint, dtypes: bool) -> Ite
         yield absent if name in second.infos else absent[::-1]  # type: ignore[misc]
 
 
-def _facts(model: Checkpoint, dtypes: bool, read: bool) -> dict[str, Any]:
+def _facts(model: Checkpoint, read: bool) -> dict[str, Any]:
     """A text with a place for the value -> the value, of all that two models must share where both have it."""
     settings = arithmetic_settings(model.config) if read else {}
     order = sorted(settings, key=lambda key: (key != "num_hidden_layers", key != "model_type", key))
     facts = {f"{key} {{}}" if key != "num_hidden_layers" else "{} layers": settings[key] for key in order}
     facts["tie_word_embeddings {}"] = model.tied_head
-    for name, info in sorted(model.infos.items()):
-        facts[f"{name} of shape {{}}"] = list(info.shape)
-        facts |= {f"{name} as {{}}": info.dtype} if dtypes else {}
-    return facts
+    return facts | {f"{name} of shape {{}}": list(info.shape) for name, info in sorted(model.infos.items())}
 
 
 def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -327,12 +327,13 @@ def digest_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryvie
     return value
 
 
-def digest_tensors(place: str | Path) -> dict[str, str]:
-    """The digest of every tensor of a checkpoint, or of one safetensors file, by name.
+def digest_tensors(folder: Path) -> dict[str, str]:
+    """The digest of every tensor of a checkpoint, or of an adapter, by name.
 
     Raises PipelineError for NaN and infinite values.
     """
-    infos = Checkpoint.open(place).infos if Path(place).is_dir() else read_header(Path(place))
+    adapter = folder / ADAPTER_WEIGHTS
+    infos = read_header(adapter) if adapter.is_file() else Checkpoint.open(folder).infos
     return {name: info.digest() for name, info in sorted(infos.items())}
 
 

@@ -68,7 +68,8 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
     of_experts = {stored_dtype(parents[role], runs_dir) for role in merge.references()}
     if len(of_experts) == 1:
         return of_experts.pop()
-    return stored_dtype(parents["base"], runs_dir) if "base" in parents else "float32"
+    of_base = stored_dtype(parents["base"], runs_dir) if "base" in parents else "float32"
+    return merge.dtype_of_several([of_base]) if of_base else None
 
 
 def dtypes_in(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pipeline.hub.lock import read_lock
 from pipeline.runs import state
 from pipeline.runs.disk import check_disk, naming_a_full_disk
 from pipeline.runs.folders import finished_names
-from pipeline.runs.lease import Lease, hold_lease, latest_work_folder
+from pipeline.runs.lease import UNOWNED, Holder, Lease, hold_lease, latest_work_folder, take_lease
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import git_state, machine_facts, package_versions, recorded_environment
 from pipeline.runs.run import External, Folder, Run, describe_changes, recorded_config
@@ -122,6 +123,19 @@ def make_once(
             raise
         finally:
             run.lease = None
+
+
+def clear_workplace(run: Run) -> None:
+    """Remove what is left of a finished run whose process was killed after publishing it: its lease, its state. The
+    work of another attempt, by redo=true, stays."""
+    if not run.workplace.is_dir() or latest_work_folder(run.workplace) != run.workplace / UNOWNED:
+        return
+    with suppress(OSError):  # of a runs_dir that this user only reads
+        if not isinstance(lease := take_lease(run.workplace), Holder):
+            state.remove_state(run.workplace)
+            for replaced in run.workplace.glob("*.replaced"):
+                shutil.rmtree(replaced, ignore_errors=True)
+            lease.release()
 
 
 def _compute_run(run: Run, lease: Lease, stage: Stage, attempt: int, predicted_seconds: float | None) -> None:

@@ -87,8 +87,10 @@ def recorded_environment() -> dict[str, str]:
     return {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
 
 
+@cache
 def git_state() -> dict[str, Any]:
-    """The commit, and whether anything but results/ differs from it; null outside a checkout."""
+    """The commit, and whether anything but results/ differs from it; null outside a checkout. Asked once, as a process
+    computes with the code that it has imported: git takes as long as a small score."""
     source_folder = Path(__file__).parent
 
     def run_git(*words: str) -> str:

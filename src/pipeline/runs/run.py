@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,12 @@ class External:
     folder: Path
     hub: str | None = None  # for a model on the Hub: its id and the requested revision, as in the lock file
     files: tuple[Path, ...] = ()  # below the folder, of which `hash` is the content
+
+    @classmethod
+    def of_files(cls, folder: Path, files: Iterable[Path], name: str = "") -> External:
+        """Files below a folder, identified by their content."""
+        found = tuple(sorted(files))
+        return cls(name or folder.name, content_hash([*found], folder), folder, files=found)
 
     @property
     def has_changed(self) -> bool:

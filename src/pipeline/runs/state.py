@@ -26,8 +26,8 @@ def read_state(workplace: Path) -> dict[str, Any]:
     """{state, step, steps, seconds_a_step, pid, host, job, since, last_line}, and name, stage, stops; empty where
     there is no state.json.
 
-    state: running, waiting (submitted), blocked (a parent was not made), stopped (rerun the same command to resume),
-    failed. stops: steps of the resume points of the last attempts that a signal ended (launch/attempts.py).
+    state: running, stopped (rerun the same command to resume), failed. stops: steps of the resume points of the last
+    attempts that a signal ended (launch/attempts.py).
     """
     with suppress(OSError, ValueError):
         state = json.loads((workplace / STATE).read_bytes())
@@ -55,7 +55,7 @@ def record_step(workplace: Path, step: int, steps: int) -> None:
 def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Iterator[None]:
     """Inside, the state is running; after an error or a signal, failed or stopped."""
     earlier = read_state(workplace)
-    carried = {key: earlier[key] for key in ("step", "steps", "stops", "resubmitted") if key in earlier}
+    carried = {key: earlier[key] for key in ("step", "steps", "stops") if key in earlier}
     owner = {"pid": holder.pid, "host": holder.host, "job": holder.job, "since": holder.since}
     update_state(
         workplace, **carried, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **owner

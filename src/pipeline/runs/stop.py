@@ -27,6 +27,14 @@ class Stopped(SystemExit):
         self.signal_name = signal_name
 
 
+class NoProgress(SystemExit):
+    """Ends a job that would make no progress if it were requeued: exit status 1."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(1)
+        self.reason = reason
+
+
 _listeners: list[Callable[[str], None]] = []
 _signal_name: str | None = None  # of the signal that this process received
 _interrupted = False  # by a Ctrl-C

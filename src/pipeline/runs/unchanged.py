@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
-from pipeline.models.checkpoint import digest_tensors, read_header
+from pipeline.models.checkpoint import read_header
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
 
@@ -67,7 +67,7 @@ def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) ->
     if "sha256" in recorded:
         return sha256(path) == recorded["sha256"]
     try:
-        return all(digests.get(name) == digest for name, digest in digest_tensors(path).items())
+        return all(digests.get(name) == info.digest() for name, info in read_header(path).items())
     except PipelineError:  # its header is broken, or it holds NaN
         return False
 

@@ -13,7 +13,6 @@ from pipeline.config.data import Data
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent
 from pipeline.stages.hub_inputs import benchmark_sources
@@ -91,7 +90,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if config.expert.world is not None:
         return {}
     if config.expert.items is not None and config.data_root is None:
-        small_world(None, resolver.runs_dir)
+        small_world(None)
     if config.data.benchmarks is not None and not any(scored_files(Path(config.data.benchmarks)).values()):
         raise PipelineError(
             f"data.benchmarks={config.data.benchmarks} holds no file like mgsm/sw/test.jsonl: name a folder with some"
@@ -101,11 +100,11 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     data_root = resolver.data_root(config.data_root)
     refuse_items(data_root or Path(config.data_root))
     if config.expert.items is not None:
-        return {"data_root": small_world(data_root, resolver.runs_dir)}
+        return {"data_root": small_world(data_root)}
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
-        data_root = External(folder.name, content_hash(files, folder), folder, files=tuple(files))
+        data_root = External.of_files(folder, files)
     return {"data_root": data_root}
 
 
@@ -119,8 +118,7 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
             named = list(folder.glob(source.files)) if source.files and folder == place else []
             found = named or (folder.rglob("*") if folder == place else [place])
             visible = (path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
-            files = tuple(sorted(path for path in visible if path.is_file()))
-            parents[f"source {name}"] = External(place.name, content_hash([*files], folder), folder, files=files)
+            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), place.name)
     return parents
 
 

@@ -13,7 +13,7 @@ from pipeline.config.harness_tasks import include, included_folder, parts_of
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import SAMPLED, scoring_runs
-from pipeline.files import content_hash, sha256
+from pipeline.files import sha256
 from pipeline.languages import language
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.models.load import date_of_templates
@@ -24,7 +24,6 @@ from pipeline.stages.data import locked_benchmarks, own_languages
 from pipeline.stages.hub_inputs import evaluated_sets
 from pipeline.stages.merge import label_and_parents
 from pipeline.stages.resolver import Draft, Resolver, label_of
-from pipeline.stages.world import refuse_another_world
 
 
 def build(config: EvalStage, resolver: Resolver) -> Draft:
@@ -62,8 +61,6 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.data_root is not None:
         plain_folder = Path(config.data_root)
         parents["data_root"] = resolver.data_root(config.data_root) or question_files_parent(config, plain_folder)
-        for model in [parent for role, parent in parents.items() if role != "data_root"]:
-            refuse_another_world(model, parents["data_root"], config)
     else:
         parents |= locked_benchmarks(config)
     if config.eval.spm_model is not None:
@@ -187,4 +184,4 @@ def question_files_parent(config: EvalStage, folder: Path) -> External:
     """A plain data_root as a parent, identified by the files that this evaluation reads."""
     sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
-    return External(folder.name, content_hash(sorted(files), folder), folder, files=tuple(files))
+    return External.of_files(folder, files)

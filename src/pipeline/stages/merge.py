@@ -66,7 +66,13 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
             "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
         )
     if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
-        check_headers(merge, parents, resolver.model(named_base, "merge.base") if named_base else None)
+        named = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
+        whole = {role: parent for role, parent in named.items() if has_full_weights(parent)}
+        check_headers(
+            tuple((role, parent.folder, is_external(parent)) for role, parent in whole.items()),
+            merge.vocabulary,
+            merge.merges_vocabularies,
+        )
     hashes = [parent.hash for parent in parents.values()]
     if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
@@ -115,23 +121,23 @@ def _layers_in(file: Path, _: int) -> int | None:
     return text_settings(config).get("num_hidden_layers") or common_settings(config).get("num_hidden_layers")
 
 
-def check_headers(merge: Merge, experts: Mapping[str, Parent], base: Parent | None) -> None:
-    """Raise PipelineError where complete models on this disk do not fit each other, or the given base."""
+@lru_cache(maxsize=1024)
+def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | None, merges_vocabularies: bool) -> None:
+    """Raise PipelineError where complete models on this disk do not fit each other, or the given base. whole: role,
+    folder, and whether no run made it, of each."""
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import check_sources, key_of
     from pipeline.merge.vocabulary import align_vocabularies
     from pipeline.models.skeleton import check_shapes
 
-    named = {**experts, **({"base": base} if base else {})}
-    whole = {role: parent for role, parent in named.items() if has_full_weights(parent)}
-    sources = {role: open_source(parent.folder) for role, parent in whole.items()}
-    for role, parent in whole.items():
-        if is_external(parent):
-            check_shapes(parent.folder, key_of(role))
+    sources = {role: open_source(folder) for role, folder, _ in whole}
+    for role, folder, external in whole:
+        if external:
+            check_shapes(folder, key_of(role))
     if sources.keys() - {"base"}:
-        if merge.merges_vocabularies:
-            sources, _ = align_vocabularies(sources, merge.vocabulary)
-        check_sources(sources, vocabulary=merge.vocabulary)
+        if merges_vocabularies:
+            sources, _ = align_vocabularies(sources, vocabulary)
+        check_sources(sources, vocabulary=vocabulary)
 
 
 def is_external(model: Parent) -> bool:

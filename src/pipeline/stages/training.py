@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 from pipeline.hub.models import hub_errors
 from pipeline.models.files import IDENTIFYING_SUFFIXES
 from pipeline.models.load import date_of_templates
@@ -20,7 +19,6 @@ from pipeline.runs.lineage import base_of, gives_adapter
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.resolver import Draft, Resolver
-from pipeline.stages.world import refuse_another_world
 from pipeline.train.memory import micro_batches
 
 
@@ -157,10 +155,6 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
                 f"model.path={config.model.path} is an adapter: write it as a model first, stage=merge "
                 "merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
             )
-        if config.data_root is not None:
-            folder = Path(config.data_root)
-            root = resolver.data_root(config.data_root) or External(folder.name, "", folder)
-            refuse_another_world(parents["model"], root, config)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
             raise PipelineError(
@@ -187,4 +181,4 @@ def with_tokenizer(folder: Path) -> External:
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
         )
-    return External(folder.name, content_hash(files, folder), folder, files=tuple(files))
+    return External.of_files(folder, files)

@@ -141,24 +141,13 @@ def words_in(text: str, tokenizer: Any) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
-def check_cut(examples: Sequence[Example], cut: int, lost: Sequence[int], sft: Sft) -> None:
-    """Warn of rows that sft.seq_length cuts. Raises PipelineError where no row of a side keeps a loss."""
-    if problem := side_without_loss(examples, lost, sft):
-        raise PipelineError(problem)
-    if cut:
-        warn(cut_words(sft, cut, len(lost), f"{len(examples):,} rows"))
-
-
 def side_without_loss(examples: Sequence[Example], lost: Sequence[int], sft: Sft) -> str:
     """What is wrong where the rows `lost` are all of a side; else nothing."""
     sides = [row.get("side", "") if sft.method == "simultaneous" else "" for row in examples]
     left = Counter(sides) - Counter(sides[number] for number in lost)
-    empty = sorted(set(sides) - left.keys())
-    return no_loss(sft, empty[0]) if empty else ""
-
-
-def no_loss(sft: Sft, side: str = "") -> str:
-    of = f" of side {side}" if side else ""
+    if not (empty := sorted(set(sides) - left.keys())):
+        return ""
+    of = f" of side {empty[0]}" if empty[0] else ""
     return f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
 
 

@@ -189,16 +189,22 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
 
 def narrow_frozen(model: Any, sft: Sft) -> None:
     """Hold frozen matrices of linear layers in bfloat16 where that loses nothing, as autocast would cast them in every
-    product, and have PEFT leave the inputs of adapters to autocast. The bits are the same; dropout would draw its mask
-    on another dtype. The output head stays as it is: TRL's loss reads it without autocast."""
-    head = model.get_output_embeddings()
+    product, under adapters the embeddings too, which are cast back as they are looked up, and have PEFT leave inputs of
+    adapters to autocast. The bits are the same; dropout would draw its mask on another dtype. The output head, and
+    embeddings that are tied to it, stay as they are: TRL's loss reads it without autocast."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    untied = type(embedding) is torch.nn.Embedding and embedding.weight is not head.weight
+    looked_up = embedding if untied and embedding.weight.dtype == torch.float32 and sft.adapter == "lora" else None
     for module in model.modules():
         if sft.lora_dropout == 0 and hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
-        if type(module) is torch.nn.Linear and module is not head and not module.weight.requires_grad:
+        is_linear = type(module) is torch.nn.Linear and module is not head
+        if (is_linear or module is looked_up) and not module.weight.requires_grad:
             weight, narrow = module.weight.data, module.weight.data.bfloat16()
             if weight.dtype == torch.float32 and bool((narrow == weight).all()):
                 module.weight.data = narrow
+    if looked_up is not None and looked_up.weight.dtype == torch.bfloat16:
+        looked_up.register_forward_hook(lambda _, inputs, found: found.float())
 
 
 def add_adapters(model: Any, sft: Sft, names: set[str]) -> Any:

@@ -6,7 +6,7 @@ Bytes per trained parameter, of weight, gradient and the two moments, are 16 in 
 with sft.optimizer=adamw_8bit, whose moments carry a scale per block of 256, 1.6 % more (docs/training.md).
 Accumulating gradients over micro-batches adds nothing: the gradient exists once, under ddp as a view of its buckets,
 under fsdp2 as a shard that is reduced after each micro-batch. LoRA holds only the base's weights
-(2 bytes, and 4 outside of its layers where sft.weights=float32), and 16 bytes for each of the few parameters of its
+(2 bytes, and 4 of the output head where sft.weights=float32), and 16 bytes for each of the few parameters of its
 adapters, which stay float32.
 """
 
@@ -110,11 +110,12 @@ def training_memory(
     The moments are the loss, the highest layer of the backward pass, and its end. Gradients exist from the first pass
     on where a step has several, else they appear as activations go; of sides that take turns one's. Checkpointing keeps
     the input of each layer, and one layer in full. The loss holds a tile of logits (4,096 tokens x 32,768 words) and
-    the head's gradient in fp32 besides its cast; on a CPU all logits. Frozen matrices in layers are held in bf16, as a
-    base stored in bf16 allows, but under fsdp2. Autocast copies other fp32 weights to bf16, trained ones until the
-    forward pass ends, of a layer while it is computed. fsdp2 divides what is held, and gathers in the
-    dtype that it computes in: a layer, the next one, and the head; it reduces gradients in fp32. The gradient of tied
-    embeddings waits for the whole backward pass, and is then added to that of the input.
+    the head's gradient in fp32 besides its cast; on a CPU all logits. Frozen matrices in layers, and under adapters
+    embeddings that are not tied, are held in bf16, as a base stored in bf16 allows, but under fsdp2. Autocast copies
+    other fp32 weights to bf16, trained ones until the forward pass ends, of a layer while it is computed. fsdp2 divides
+    what is held, and gathers in the dtype that it computes in: a layer, the next one, and the head; it reduces
+    gradients in fp32. The gradient of tied embeddings waits for the whole backward pass, and is then added to that of
+    the input.
 
     Args:
         parts: what is trained; two where sides take turns.
@@ -127,11 +128,13 @@ def training_memory(
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width
     narrow = 0 if sharded else frozen_matrices(shape, [] if lora else parts)
+    looked_up = shape.embedding * (lora and not shape.tied and not sharded)
     layer = cast * (shape.parameters - shape.outside) / shape.layers
     embedding = 0 if lora or not any(OUTSIDE in part for part in parts) else shape.embedding
     saved = layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora  # of frozen norms no normalised form
-    one = (saved + 4 * shape.inner) * (WIDER if cast == 4 else 1)  # with what is on its way
-    inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else one)
+    wider = WIDER if cast == 4 else 1
+    one = (saved + 4 * shape.inner) * wider  # with what is on its way
+    inputs = shape.layers * (width * shape.width if sft.gradient_checkpointing else saved * wider)
     top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding  # copies
     if sharded:
         top += (width if lora else cast) * shape.embedding + layer  # under adapters the head comes in its own dtype
@@ -149,7 +152,7 @@ def training_memory(
     ]
     gradients, copies, activations = max(moments, key=sum)
     return {
-        "weights": (shape.parameters * width - (width - cast) * narrow + 4 * lora * trained) / shards,
+        "weights": (shape.parameters * width - (width - cast) * (narrow + looked_up) + 4 * lora * trained) / shards,
         "gradients": gradients,
         "moments": trained * (bytes_per_parameter(sft) - 2 * dtype) / shards,
         "gathered" if sharded else "casts": copies, "activations": activations,

@@ -11,10 +11,7 @@ import torch
 from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
-from pipeline.models.arrays import matrix
-from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, torch_dtype, weights_root
-from pipeline.models.files import ADAPTER_WEIGHTS
-from pipeline.models.names import tensor_names
+from pipeline.models.checkpoint import digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
@@ -23,14 +20,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def save_model(
-    model: Any, tokenizer: Any, folder: Path, dtype: str | None, full_weights: Tensors | None = None,
-    base: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    model: Any, tokenizer: Any, folder: Path, dtype: str | None, full_weights: Tensors | None = None
+) -> dict[str, Any]:
     """Save weights (for adapters only theirs), tokenizer and configs; returns the root and digests of the weights.
 
-    dtype None: as trained. A cast is reported with its relative error, and where the folder of the base is given, with
-    the share of movements that it loses. full_weights: the weights by name, where the model holds shards of them. The
-    model is not changed, so that it can be saved while it trains.
+    dtype None: as trained. full_weights: the weights by name, where the model holds shards of them. The model is not
+    changed, so that it can be saved while it trains.
     """
     adapters = hasattr(model, "peft_config")
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # a tied head once
@@ -59,49 +54,21 @@ def save_model(
     for path in folder.iterdir():
         if path.is_file():
             path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
-    digests = digest_tensors(folder / ADAPTER_WEIGHTS if adapters else folder)
-    facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
-    if is_cast:
-        facts["cast"] = {"to": dtype}
-        if base and not adapters:
-            facts["cast"]["moved_entries_lost"] = lost_movements(weights, saved, base)
-    return facts
+    digests = digest_tensors(folder)
+    return {"root": weights_root(digests), "digests": digests, **({"cast": {"to": dtype}} if is_cast else {})}
 
 
 def check_headers(folder: Path, saved: Tensors) -> None:
-    """Raise PipelineError where the files hold other names, shapes or dtypes than were saved, by their headers."""
+    """Raise PipelineError where the files hold other dtypes than were saved, or other tensors than the model has, by
+    their headers. Some types are stored in other parts than they are held in."""
     headers = {key: info for file in folder.glob("*.safetensors") for key, info in read_header(file).items()}
-    stored = {
-        name: (headers[key].shape, torch_dtype(headers[key].dtype)) for key, name in tensor_names(headers).items()
-    }
-    held = {
-        name.replace(".default.", "."): (tuple(saved[own].shape), saved[own].dtype)
-        for own, name in tensor_names(saved).items()
-    }
-    apart = held.keys() ^ stored.keys()
-    if apart and (folder / "config.json").is_file():  # some types are stored in other parts than they are held in
+    stored, held = {torch_dtype(info.dtype) for info in headers.values()}, {one.dtype for one in saved.values()}
+    if (folder / "config.json").is_file():
         build_skeleton(folder, "model")
-        apart = set()
-    if different := sorted(apart | {name for name in held.keys() & stored.keys() if held[name] != stored[name]}):
-        name = different[0]
-        raise PipelineError(
-            f"{folder} holds {stored.get(name, 'nothing')} for {name}, and the model in training "
-            f"{held.get(name, 'nothing')}: report this with the model's name"
-        )
-
-
-def lost_movements(weights: Tensors, cast: Tensors, base: Path) -> float:
-    """The share of the entries changed by training whose change a cast loses: cast, they equal the base's, cast
-    likewise. base: its folder."""
-    start, moves, lost = Checkpoint.open(base), 0, 0
-    for own, name in tensor_names(weights).items():
-        if name not in start.infos:  # as in check_headers
-            continue
-        weight, stored = weights[own], cast[own]
-        was = torch.from_numpy(start.rows(name, 0, matrix(tuple(weight.shape))[0])).view(weight.shape)
-        moved = weight.detach().cpu() != was
-        moves, lost = moves + int(moved.sum()), lost + int((moved & (stored == was.to(stored.dtype))).sum())
-    return lost / max(moves, 1)
+    elif apart := headers.keys() ^ {name.replace(".default.", ".") for name in saved}:
+        raise PipelineError(f"{folder} and the adapter in training differ in {min(apart)}: report this")
+    if stored != held:
+        raise PipelineError(f"{folder} holds {stored}, and the model in training {held}: report this")
 
 
 def write_card(run: Run[TrainStage], folder: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import set_seed
 
 from pipeline.config.stages import TrainStage
 from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
 from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs import resume
@@ -52,17 +53,17 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         model, parts = load.choose_parameters(load.load_model(run, tokenizer, base), sft, config.partition)
         trainer, counts = trainer_of(config, model, parts, tokenizer, rows, validation, work / "trainer")
 
-        def save_to(folder: Path, measured_on: Path | None = None) -> dict[str, Any]:
+        def save_to(folder: Path) -> dict[str, Any]:
             """Save the model; called by all processes together, the first writes."""
             weights = trainer.accelerator.get_state_dict(trainer.model)
             first = trainer.is_world_process_zero()
-            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights, measured_on) if first else {}
+            return save.save_model(model, tokenizer, folder, sft.save_dtype, weights) if first else {}
 
         record = resume.usable_resume_point(run)
         with supervised(trainer, run, tracker, record, save_to) as (checkpoints, progress):
             trainer.args.eval_on_start = sft.validate_at_start and record is None
             trainer.train(resume_from_checkpoint=str(resume.resume_folder(run.work, record)) if record else None)
-        weights = save_to(work, base)
+        weights = save_to(work)
     if progress is None:
         return {}
     save.write_card(run, work)
@@ -107,7 +108,10 @@ def check_early(run: Run[TrainStage], rows: list[Any], validation: list[Any], to
         load.check_base(base, tokenizer)
     cut, lost = examples.check_rows(rows, tokenizer, config.sft, base)
     examples.check_rows(validation, tokenizer, config.sft, base, "validation.jsonl")
-    examples.check_cut(rows, cut, lost, config.sft)
+    if problem := examples.side_without_loss(rows, lost, config.sft):
+        raise PipelineError(problem)
+    if cut:
+        warn(examples.cut_words(config.sft, cut, len(lost), f"{len(rows):,} rows"))
     return cut
 
 

@@ -45,6 +45,12 @@ def notes_of(results: Results) -> list[str]:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
     settings = [evaluation.settings for evaluation in results.evaluations.values()]
     dtypes = sorted({used["dtype"] for used in settings if "dtype" in used})
+    numbers = [used["batch_size"] for used in settings if used.get("dtype") != "float32" and "batch_size" in used]
+    rows = sorted({one for number in numbers for one in (number if isinstance(number, list) else [number])})
+    if len(rows) > 1:
+        notes.append(
+            f"Answers were computed {' or '.join(map(str, rows))} at once (eval.batch_size), which rounds them."
+        )
     return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
 
 

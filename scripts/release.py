@@ -1,0 +1,70 @@
+"""The gate of a release: every suite, one after the other, also those that .ci/run leaves out.
+
+    python scripts/release.py                     # what has not passed yet on this commit
+    python scripts/release.py test-vllm lowest    # these, whether they have passed or not
+
+Each suite's result, seconds and last lines go to results/bench/release.json as it ends, so that an interrupted gate
+goes on where it was; another commit begins anew. Its output is in release/SUITE.log. Exits with 0 if all have passed.
+Run it in a clean checkout, by `make release`: a change that is not committed is not what is released.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.files import write_atomically
+from pipeline.runs.provenance import git_state, machine_facts, package_versions
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD, LOGS = ROOT / "results/bench/release.json", ROOT / "release"
+PYTHONS = [found for name in ("3.11", "3.12", "3.13") if (found := shutil.which(f"python{name}"))]
+DAY = time.strftime("%Y%m%d")  # a seed that is another one tomorrow
+SUITES = {
+    **{name: ["make", name] for name in ("check", "docs", "test", "rehearsal-quick", "test-slurm")},
+    "test-kill": ["make", "test-kill", "N=25", f"SEED={DAY}"],
+    **{name: ["make", name] for name in ("test-shapes", "test-mergekit", "test-latex", "test-vllm", "lowest")},
+    **{name: ["make", name] for name in ("canary", "notebook")},
+    **{f"demo on {Path(python).name}": ["make", "demo", f"PYTHON={python}", f"VENV=.venv-{Path(python).name}"]
+       for python in PYTHONS},
+    "mutants": [sys.executable, "tests/mutants.py", "--record", "results/bench/mutants.json"],
+}  # fmt: skip
+
+
+def main() -> None:
+    code, asked = git_state(), sys.argv[1:]
+    if unknown := [name for name in asked if name not in SUITES]:
+        raise SystemExit(f"{unknown[0]} is no suite: {', '.join(SUITES)}")
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if record.get("code", {}).get("commit") != code["commit"]:
+        record = {"code": code, "machine": machine_facts(), "versions": package_versions(), "suites": {}}
+    suites = record["suites"]
+    for name, command in SUITES.items():
+        if name in asked or (not asked and not suites.get(name, {}).get("passed")):
+            suites[name] = run_suite(name, command)
+            write_atomically(RECORD, json.dumps(record, indent=1) + "\n")
+    missing = [name for name in SUITES if not suites.get(name, {}).get("passed")]
+    print(f"{len(SUITES) - len(missing)} of {len(SUITES)} suites passed" + "".join(f"\nnot {name}" for name in missing))
+    raise SystemExit(bool(missing))
+
+
+def run_suite(name: str, command: list[str]) -> dict[str, Any]:
+    """Run one suite to its end. Its last lines say how many tests passed, and what was left out."""
+    LOGS.mkdir(exist_ok=True)
+    begun, log = time.monotonic(), LOGS / f"{name.replace(' ', '-')}.log"
+    print(f"{name}: {' '.join(command)}", flush=True)
+    with open(log, "w") as file:
+        status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=os.environ).returncode
+    seconds, lines = round(time.monotonic() - begun), log.read_text(errors="replace").splitlines()
+    print(f"  {'passed' if status == 0 else 'failed'} in {seconds} s", flush=True)
+    return {"passed": status == 0, "seconds": seconds, "ended": [line[:200] for line in lines[-3:]]}
+
+
+if __name__ == "__main__":
+    main()
