@@ -460,7 +460,7 @@ sys.exit(status)
 
 
 def first_step(folder: Path) -> float:
-    """Seconds from the start of the job of SMALL's first training to its first step; its data are there."""
+    """CPU seconds of the job of SMALL's first training until its first step; its data are there."""
     runs_dir = folder / "step"
     table = ["stage=table", f"table={folder}/small.yaml", f"runs_dir={runs_dir}", "launcher=slurm", "launcher.gpus=0"]
     pipeline([*table, "launcher.dry_run=true"])
@@ -471,16 +471,15 @@ def first_step(folder: Path) -> float:
     for level, kind in kinds:
         if level < training["level"]:
             command([*worker, str(level), kind])
-    state, begun = runs_dir / ".work" / training["hash"] / "state.json", time.perf_counter()
+    state = runs_dir / ".work" / training["hash"] / "state.json"
     process = subprocess.Popen([*worker, str(training["level"]), training["kind"]], stderr=subprocess.DEVNULL)
     while not (state.is_file() and json.loads(state.read_text()).get("step")):
         if process.poll() is not None:
             raise SystemExit(f"the job of {training['name']} ended before its first step")
         time.sleep(0.02)
-    seconds = time.perf_counter() - begun
     process.kill()
-    process.wait()
-    return seconds
+    _, process.returncode, used = os.wait4(process.pid, 0)
+    return used.ru_utime + used.ru_stime
 
 
 def executable(file: Path, text: str) -> Path:
@@ -490,8 +489,8 @@ def executable(file: Path, text: str) -> Path:
 
 
 def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Submitting to a stand-in for sbatch, so that it is our own time; the first step of a job, in seconds of the
-    clock; a table's jobs one at a time, as here."""
+    """Submitting to a stand-in for sbatch, so that it is our own time; a job until its first step; a table's
+    jobs one at a time, as here."""
     for name in ("squeue", "scontrol", "sbatch"):
         executable(folder / name, STAND_IN)
     count = 20 if asked.small else 1000
@@ -500,7 +499,7 @@ def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     seconds = pipeline(words, 75, PATH=f"{folder}:{os.environ['PATH']}")  # 75: all are in the queue
     yield row(f"submit {count:,} trainings", seconds, "imports", imports(asked.rounds))
     (folder / "small.yaml").write_text(SMALL)
-    libraries = command([sys.executable, "-c", "from trl import SFTTrainer"])["wall"]
+    libraries = command([sys.executable, "-c", "from trl import SFTTrainer"])["cpu"]
     yield row("a training's job to its first step", first_step(folder), "import of SFTTrainer", libraries)
     if not asked.slurm:
         return

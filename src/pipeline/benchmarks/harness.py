@@ -40,6 +40,7 @@ NO_SHARES = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"
 LOWER = (*NO_SHARES, "brier_score")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for the plan
+PUBLISHED = {"afrimgsm": 250, "xcopa": 500, "global_piqa": 100}  # questions in a language, by the sets' cards
 FAMILIES = {  # {code}: ours; {three}: AfriMGSM's code; {script}: Global PIQA's
     "afrimgsm": "afrimgsm_{three}_prompt_1",
     "global_piqa": "global_piqa_nonparallel_cloze_{script}",
@@ -87,9 +88,10 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         metric = aggregates[0]["metric"]
         filters = [*(aggregates[0].get("filter_list") or []), *filters]
     files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
+    questions = next((count for family, count in PUBLISHED.items() if task.startswith(family)), ASSUMED_QUESTIONS)
     return Benchmark(
         name=task, title=task, kind=kind, metric=metric, define=define, filter=filters[0] if filters else "none",
-        texts=lambda row: [], sources=lambda language: [], questions=ASSUMED_QUESTIONS * len(parts),
+        texts=lambda row: [], sources=lambda language: [], questions=questions * len(parts),
         tokens=ASSUMED_TOKENS, built_from=files, of_harness=True, one_set=True, lower_is_better=lower,
     )  # fmt: skip
 

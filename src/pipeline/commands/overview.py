@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
 from pipeline.estimate.gpu_budget import Bill
+from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions
 from pipeline.estimate.training_rows import row_tokens
 from pipeline.progress import format_duration
@@ -42,9 +44,12 @@ class Overview:
     def lines(self) -> list[str]:
         """At most LINES lines of WIDTH columns (but for a longer command): of what to fix and to know, as much as there
         is room for."""
-        details = [line for text in self.details for line in wrapped(text, 2)]
-        room = LINES - 3 - len(self.table) - len(details)
-        fix = marked("FIX", self.fix, max(2, room - min(4, 2 * len(self.know))))
+        for width in (2, 1):  # lines of a detail
+            details = [line for text in self.details for line in wrapped(text, width)]
+            room = LINES - 4 - len(self.table) - len(details)
+            if room >= len(self.fix) + len(self.know):
+                break
+        fix = marked("FIX", self.fix, max(2, room - len(self.know)))
         know = marked("KNOW", self.know, max(2, room - len(fix)))
         lines = [*wrapped(self.title, 1), *wrapped(self.total, 2), *fix, *know, *self.table, *details]
         return [*lines[: LINES - 1], f"Next: {self.next}"]
@@ -59,17 +64,16 @@ def wrapped(text: str, most: int, first: str = "") -> list[str]:
 
 
 def marked(word: str, texts: Sequence[str], most: int) -> list[str]:
-    """Texts of up to two lines, the first with the word, in at most `most` lines; the last counts those left out."""
+    """Texts with a word before the first, in at most `most` lines: two lines each where these fit, the first ones
+    first; the last line counts those left out."""
+    shown = texts if len(texts) <= most else texts[: most - 1]
     lines: list[str] = []
-    for place, text in enumerate(texts):
-        more = wrapped(text, 2, f"{word:<5} " if not lines else " " * 6)
-        left = len(texts) - place
-        if len(lines) + len(more) > most - (left > 1):
-            cut = wrapped(text, 1, f"{word:<5} ") if not lines else []
-            said = f"and {left - len(cut)} more: plan.lines=1 prints {'them' if left - len(cut) > 1 else 'it'}"
-            return [*lines, *cut, *([" " * 6 + said] if left > len(cut) else [])]
-        lines += more
-    return lines
+    for place, text in enumerate(shown):
+        later = len(shown) - place - 1 + (len(texts) > len(shown))
+        room = 2 if len(lines) + 2 + later <= most else 1
+        lines += wrapped(text, room, " " * 6 if place else f"{word:<5} ")
+    left = len(texts) - len(shown)
+    return [*lines, f"{'' if lines else word:<5} and {left} more: plan.lines=1 prints them"] if left else lines
 
 
 def span(values: Iterable[float], text: Callable[[float], str]) -> str:
@@ -184,13 +188,20 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
     told: dict[str, dict[str, None]] = {}
     for run in runs:
         if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
-            text = merge.described(run.config.partition, layers_of(run.parents))
+            text = merge.described(run.config.partition, layers_of(run.parents) or known_layers(run))
             told.setdefault(merge.method, {})[text] = None
     parts = [
         f"{method}: {'; '.join(list(texts)[:TOLD])}" + (f" and {len(texts) - TOLD} more" if len(texts) > TOLD else "")
         for method, texts in told.items()
     ]
     return [f"merges: {'. '.join(parts)}"] if parts else []
+
+
+def known_layers(run: Run) -> int | None:
+    """The layers of a model that is not here, where its shape is known by its name."""
+    with suppress(PipelineError):
+        return shape_for(run).layers
+    return None
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:
@@ -204,6 +215,10 @@ def score_details(runs: Sequence[Run]) -> list[str]:
             count_questions(run, one, language) for one in config.tasks for language in run.config.languages
         )
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
-    tasks = [f"{name} ({span(counts, '{:,.0f}'.format)} questions)" for name, counts in sizes.items()]
+    uncounted = {name for name in sizes if all(count % ASSUMED_QUESTIONS == 0 for count in sizes[name])}
+    tasks = [
+        f"{name} ({span(counts, '{:,.0f}'.format)} questions{', not counted' * (name in uncounted)})"
+        for name, counts in sizes.items()
+    ]
     languages = ", ".join(dict.fromkeys(language for run in scores for language in run.config.languages))
     return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"] if tasks else []

@@ -76,9 +76,9 @@ def show_plan(config: PlanStage) -> str:
     compared += [f"{pluralize(published, 'cell')} with a published number"] if published else []
     untestable = sum(claim.points is None for claim in claims)
     compared += [f"{pluralize(untestable, 'claim')} cannot be tested"] if untestable else []
-    small = [claim for claim in claims if claim.is_small()]
-    know = [f"of {len(claims)} claims, {len(small)} are about published differences that are smaller than what is "
-            f"detectable: {small[0].text()}"] if small else []  # fmt: skip
+    small = [claim.id for claim in claims if claim.is_small()]
+    know = [f"{len(small)} of {len(claims)} claims: the published difference is below the detectable one ({small[0]})"
+            ] if small else []  # fmt: skip
     know += [found[0].advice()] if found else []
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)

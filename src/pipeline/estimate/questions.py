@@ -43,7 +43,7 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     return [
         replace(
             kind,
-            questions=config.eval.answers * (count if benchmark.of_harness else min(kind.questions, count)),
+            questions=config.eval.answers * (count if file or benchmark.of_harness else min(kind.questions, count)),
             room=room or kind.room,
             answer=(room or kind.room) * THINKING if config.eval.think_end and kind.answer else kind.answer,
             prefixes=min(kind.prefixes, count),
@@ -75,7 +75,10 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
         count = count_lines(rows)
         return min(config.eval.limit or count, count)
     local_file = scored_file(run, task, language)
-    return min(limit, count_lines(local_file)) if local_file else limit
+    if local_file is None:
+        return limit
+    count = count_lines(local_file)  # also of one's own items, which may be more than were published
+    return min(limit, count) if config.eval.limit else count
 
 
 def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:

@@ -22,7 +22,7 @@ from pipeline.launch.cards import Cards
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
-from pipeline.runs.lease import Holder, live_holder, should_wait, slurm_job
+from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, slurm_job
 
 Compute = Callable[[Task, Callable[[], None]], Any]  # makes the run of a task, as `work` has it
 PLAN = "plan.jsonl"
@@ -187,10 +187,6 @@ def work(
                 say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
                 told = True
             time.sleep(LOOK)
-
-
-def held_by(name: str, holder: Holder) -> str:
-    return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
 
 
 def is_free(session: Session, task: Task) -> bool:

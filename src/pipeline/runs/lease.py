@@ -230,6 +230,10 @@ def should_wait() -> bool:
     return "SLURM_JOB_ID" not in os.environ or sys.stdin is not None and sys.stdin.isatty()
 
 
+def held_by(name: str, holder: Holder) -> str:
+    return f"{name} is held by {holder}: rerun the same command to resume when that has ended"
+
+
 @contextmanager
 def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
     """The lease of a run, as soon as no other process holds it. wait: whether to wait for that; null: as should_wait.
@@ -240,7 +244,7 @@ def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator
     reported = False
     while isinstance(lease := take_lease(workplace), Holder):
         if not (should_wait() if wait is None else wait):
-            raise Held(f"{name} is held by {lease}: rerun the same command to resume when that has ended")
+            raise Held(held_by(name, lease))
         if not reported:
             print(f"{name}: held by {lease}; waiting", file=sys.stderr, flush=True)
         reported = True
