@@ -115,7 +115,7 @@ def test_the_advice_is_what_helps_most(seeds: int) -> None:
     ("mgsm_0shot", 400, None, "mgsm 0-shot (400 questions)"),  # of one's own, more than were published
     ("mgsm_0shot", 400, 30, "mgsm 0-shot (30 questions)"),
     ("mgsm_0shot", 0, None, "mgsm 0-shot (250 questions)"),
-    ("afrimgsm_0shot", 0, None, "afrimgsm 0-shot (250 questions)"),
+    ("afrimgsm", 0, None, "afrimgsm 0-shot (250 questions)"),
     ("arc_easy_0shot", 0, None, "arc_easy 0-shot (1,000 questions, not counted)"),
 ])  # fmt: skip
 def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(

@@ -167,9 +167,11 @@ def typical_runs(runs: Iterable[RunResult]) -> dict[str, RunResult]:
 
 
 def differences(run: RunResult, typical: RunResult) -> list[str]:
-    """A run's differences from most runs of its stage: device, threads, versions."""
+    """A run's differences from most runs of its stage: device, threads, versions. A training set is made without a
+    device, which is recorded where torch was loaded for something else."""
     own, usual = ({**one.versions, **one.machine} for one in (run, typical))
+    names = own.keys() & usual.keys() if run.stage == "data" else own.keys() | usual.keys()
     return [
         f"{name} {own.get(name, 'unknown')}, most {usual.get(name, 'unknown')}"
-        for name in sorted({*own, *usual}) if own.get(name) != usual.get(name)
+        for name in sorted(names) if own.get(name) != usual.get(name)
     ]  # fmt: skip
