@@ -265,7 +265,7 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     largest = max(trainings, key=lambda cost: cost.run.config.sft.processes, default=None)
     if largest and (count := largest.run.config.sft.processes) > plan.gpus:
         above = sum(cost.run.config.sft.processes > plan.gpus for cost in trainings)
-        yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.name}), more than plan.gpus={plan.gpus}"
+        yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.label}), more than plan.gpus={plan.gpus}"
     room = GPUS[plan.gpu or ""].memory
     large = [cost for cost in costs if cost.memory > room]
     if not large:
@@ -277,9 +277,9 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
         fitting.append(f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows")
     fitting += [f"plan.gpu={name}" for name, card in GPUS.items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
-    problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})"
+    problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU"
     remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
-    yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
+    yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy} ({largest.run.label})"
 
 
 def hardware_that_fits(
