@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,7 @@ def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
     told = capfd.readouterr().err
     assert ended.value.code == 0 and f"nothing was submitted (launcher.dry_run=true); these lines are {folder}" in told
     assert (folder / "submit.sh").read_text() in told and not (tools / "calls").exists()
+    assert "# job $JOB1: level 0, " in told and "# job $JOB2: level 1, " in told
     assert not list((tmp_path / "runs").glob(".plans/*")) and not list((tmp_path / "runs").glob(".work/*"))
 
     monkeypatch.setenv("PATH", path)
@@ -157,6 +159,27 @@ def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> N
         launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G")
         slurm.submit_script(launcher, tmp_path, tmp_path / "x.sh", "#!/bin/bash\n", Resources(gpus, None, 60), [], "x")
         assert " ".join(word for word in calls(tools)[-1] if word.startswith("--mem")) == asked
+
+
+def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Path) -> None:
+    """Eight cores a GPU unless threads say; jobs without GPUs go to their own partition, with the site's cores."""
+    launcher = Launcher(name="slurm", partition="gpu", cpu_partition="cpu")
+    for gpus, threads, knobs, asked in (
+        (4, None, {}, ["gpu", "32"]), (4, None, {"cpus_per_gpu": 4}, ["gpu", "16"]), (2, 6, {}, ["gpu", "6"]),
+        (0, None, {}, ["cpu", None]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
+        (1, None, {"cpus_per_gpu": None}, ["gpu", None]),
+    ):  # fmt: skip
+        slurm.submit_script(
+            replace(launcher, **knobs),
+            tmp_path,
+            tmp_path / "x.sh",
+            "#!/bin/bash\n",
+            Resources(gpus, threads, 60),
+            [],
+            "x",
+        )
+        given = dict(word.partition("=")[::2] for word in calls(tools)[-1])
+        assert [given.get("--partition"), given.get("--cpus-per-task")] == asked
 
 
 def test_while_jobs_are_in_the_queue_nothing_is_submitted(tools: Path, tmp_path: Path) -> None:

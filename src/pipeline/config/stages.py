@@ -48,9 +48,12 @@ class Launcher(Knobs):
     # processes; null: one a GPU, else cores // threads. Of Slurm tasks of an array, at most; null: 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
+    cpu_partition: str | None = knob(None, read=BY_SLURM)  # that of jobs without GPUs; null: partition
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
     gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as its runs request
+    # cores of a job for each of its GPUs, where its runs have no threads=; null: as many as the site gives
+    cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
     # time limit of a job, in sbatch's format; null: the partition's
     time: str | None = knob(
         None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")

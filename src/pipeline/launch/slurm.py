@@ -35,6 +35,7 @@ from pipeline.launch.slurm_commands import (
     sbatch,
 )
 from pipeline.launch.work import PLAN, Session
+from pipeline.progress import format_duration
 from pipeline.runs.disk import check_writable
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease
@@ -239,8 +240,15 @@ class Submission:
             within.append(job)
             submitted += runs
             tasks, gpus = pluralize(workers, "task"), pluralize(self.resources[kind].gpus, "GPU")
-            self.tell(f"job {job}: level {level}, {tasks} for {pluralize(runs, 'run')}, {gpus} each")
+            work = self.work_of(level, kind)
+            self.tell(f"job {job}: level {level}, {tasks} for {pluralize(runs, 'run')}, {gpus} each{work}")
         return submitted
+
+    def work_of(self, level: int, kind: str) -> str:
+        """How long the runs of an array take together, where it is known of all."""
+        tasks = (task for task in self.session.left if (task.level, task.kind) == (level, kind))
+        seconds = [task.seconds for task in tasks]
+        return "" if None in seconds else f", about {format_duration(sum(filter(None, seconds)))} in all"
 
     def submit_again(self, again: Sequence[str]) -> bool:
         """Submit the same command as a job that runs after all others. At the site's limit of jobs it takes the place
@@ -279,8 +287,12 @@ class Submission:
         return job
 
     def tell(self, text: str) -> None:
+        """On standard error; of a dry run as a comment below the line that would submit the job."""
         if not self.launcher.dry_run:
             print(text, file=sys.stderr)
+            return
+        with open(self.session.folder / SUBMIT, "a", encoding="utf-8") as file:
+            file.write(f"# {text}\n")
 
 
 def dependency_on(jobs: Iterable[str]) -> list[str]:
@@ -301,7 +313,7 @@ def show_dry_run(folder: Path) -> NoReturn:
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
     """Add the submission of a script to the folder's submit.sh. Returns the variable there that holds its job's id."""
     lines = (folder / SUBMIT).read_text(encoding="utf-8").splitlines() if (folder / SUBMIT).is_file() else []
-    job = f"JOB{len(lines) + 1}"
+    job = f"JOB{sum(line.startswith('JOB') for line in lines) + 1}"
     quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
     command = f"{job}=$(sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))})"
     (folder / SUBMIT).write_text("\n".join([*lines, command]) + "\n", encoding="utf-8")
@@ -315,12 +327,14 @@ def submit_script(
     of the user's, which may hold secrets."""
     logs = runs_dir.resolve() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
+    cpus = resources.cpus or resources.gpus * (launcher.cpus_per_gpu or 0)
+    partition = launcher.partition if resources.gpus else launcher.cpu_partition or launcher.partition
     requested: dict[str, Any] = {
-        "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
+        "partition": partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
         "mem": launcher.memory,
         "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
         "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
-        "cpus-per-task": resources.cpus, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
+        "cpus-per-task": cpus or None, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
         "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
     }  # fmt: skip
     arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
@@ -338,7 +352,7 @@ def submit_script(
         file.unlink()
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
-        words += [pluralize(resources.gpus, "GPU"), *([pluralize(resources.cpus, "core")] if resources.cpus else [])]
+        words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else [])]
         text = f"{error}; requested: {', '.join([*words, *(launcher.options or [])])}"
         if NO_GRES.search(str(error)):
             text += (
