@@ -11,7 +11,14 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<place>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+# the file that a block is, or a mark of the tests, behind the language
+FENCE = re.compile(r"^( *```\w+) (?:(?P<file>[\w./-]+\.\w+)|.*)$", re.MULTILINE)
 COPIES = "repository"  # folder of the site
+API = """# Python
+
+::: pipeline.api
+    options: {members: [train, merge, evaluate, table, report, Report]}
+"""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -23,7 +30,7 @@ def on_files(files: Any, config: Any) -> Any:
                 files.append(File.generated(config, copied(file), abs_src_path=str(file)))
     files.append(File.generated(config, "index.md", content=rewritten(readme, ROOT)))
     files.append(File.generated(config, "knobs.md", content=knobs()))
-    files.append(File.generated(config, "api.md", content="# Python\n\n::: pipeline.api\n"))
+    files.append(File.generated(config, "api.md", content=API))
     return files
 
 
@@ -43,7 +50,7 @@ def copied(file: Path) -> str:
 
 
 def rewritten(text: str, folder: Path) -> str:
-    """A page with its links as they are in the site. A link to a folder of the repository becomes its text."""
+    """A page with links and fences as the site has them. A link to a folder of the repository becomes its text."""
 
     def lead(link: re.Match[str]) -> str:
         file, anchor = (folder / link["place"]).resolve(), link["anchor"] or ""
@@ -53,6 +60,7 @@ def rewritten(text: str, folder: Path) -> str:
             return f"]({copied(found)})"
         return "]" if file.is_dir() else f"]({file.relative_to(ROOT / 'docs')}{anchor})"
 
+    text = FENCE.sub(lambda fence: fence[1] + (f' title="{fence["file"]}"' if fence["file"] else ""), text)
     return LINK.sub(lead, text)
 
 
