@@ -74,7 +74,13 @@ def keys(overrides: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def planned(here: Path) -> dict[str, str]:
     """The trainings that stage=plan lists of the table, by name, with its estimate in seconds."""
-    words = [f"--config-dir={here}/conf", "stage=plan", f"table={here}/ways.yaml", f"runs_dir={here}/runs"]
+    words = [
+        f"--config-dir={here}/conf",
+        "stage=plan",
+        f"table={here}/ways.yaml",
+        f"runs_dir={here}/runs",
+        "plan.lines=99",
+    ]
     listing = forked.python("-m", "pipeline", *words).stdout
     found = dict(re.findall(r"^(\S+) +sft +(\S+) +never made$", listing, re.MULTILINE))
     assert len(found) == len(WAYS), listing
