@@ -68,10 +68,10 @@ STAND_INS = {
     "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
     "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", ".to(device)"),
     "evaluate/torch_backend.py::TorchBackend._fit_rows": StandIn(
-        "tests/evaluate/test_rows.py::test_as_many_rows_as_the_free_memory_holds", "rows_that_fit"
+        "tests/evaluate/test_rows_by_memory.py::test_as_many_rows_as_the_free_memory_holds", "rows_that_fit"
     ),
     "evaluate/torch_backend.py::most_rows": StandIn(
-        "tests/evaluate/test_rows.py::test_on_a_cpu_there_are_32", "MOST_ROWS"
+        "tests/evaluate/test_rows_by_memory.py::test_on_a_cpu_there_are_32", "MOST_ROWS"
     ),
     "evaluate/torch_backend.py::TorchBackend.halving": StandIn(
         HERE + "test_memory_is_given_back_before_a_smaller_batch", "empty_cache()"
