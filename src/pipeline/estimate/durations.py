@@ -23,7 +23,7 @@ from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.flops import GPUS, Gpu, merge_seconds
+from pipeline.estimate.flops import GPUS, Gpu
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import WORLD_ROW, row_tokens, source_files
@@ -41,6 +41,7 @@ from pipeline.train.memory import LIBRARIES, WIDTH
 
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
+DISK = 1e9  # bytes of a merge that are read or written a second: assumed
 READ_RATE = 3e6  # bytes of rows that are read and compared a second
 # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded (1.7 measured with
 # an H100, files in memory; results/bench/check_h100_full.json)
@@ -144,7 +145,7 @@ def work_seconds(run: Run, on_gpu: bool) -> float | None:
         return data_seconds(run)
     if config.stage in ("merge", "analyze"):
         size = bytes_of_largest_parent(run) or weights_of(run)
-        return 1 + merge_seconds(len(run.parents) * size, size, copy=1e9)
+        return 1 + (len(run.parents) + 1) * size / DISK  # each is read, and the result written
     return 1.0 if config.stage == "select" else None
 
 

@@ -272,9 +272,3 @@ def rows_of(shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_siz
     """Rows that a machine computes together: of eval.batch_size, or of null what its memory holds."""
     most = batch_size or (ROWS if machine.is_cpu else MOST_ROWS)
     return rows_that_fit(shape, WIDTH[dtype], prompts_of(kind), machine.memory, most)
-
-
-def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 10e9) -> float:
-    """Seconds of a merge: bytes read at the rate of memory (`copy`, bytes/s: sources lie in the page cache, or are cast
-    and added as fast), bytes written at the disk's. A live merge writes none. Both rates are assumed."""
-    return read / copy + written / disk

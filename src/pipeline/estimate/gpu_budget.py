@@ -81,9 +81,8 @@ class Bill:
     def basis(self) -> str:
         """What the hours are by: the rates of the card, and rows of scores that are computed together."""
         rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
-        ends = " to ".join(map(str, dict.fromkeys([*rows[:1], *rows[-1:]])))
-        at_once = f"; {ends} {'row' if rows == [1] else 'rows'} scored at once" if rows else ""
-        return GPUS[self.plan.gpu or ""].basis() + at_once
+        ends = " to ".join(map(str, dict.fromkeys(rows[:: max(1, len(rows) - 1)])))
+        return GPUS[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
 
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with a reason each."""
