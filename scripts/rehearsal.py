@@ -131,7 +131,7 @@ def rehearse(place: Place, table: str, words: list[str], launcher: list[str], cl
     refusals = [] if (place.runs / "hub.lock.json").is_file() else refuse_without_token(place, table, words)
     words = [f"table={table}", *words]
     _, prefetching = place.command("stage=prefetch", *words)
-    plan, _ = place.command("stage=plan", *words, offline=True)
+    plan, _ = place.command("stage=plan", "plan.lines=1", *words, offline=True)
     _, seconds = place.command("stage=table", *words, *launcher, offline=True, status=75 if cluster else 0)
     if cluster:
         cluster.idle(3600)

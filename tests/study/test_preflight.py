@@ -170,6 +170,19 @@ def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path
         show_plan(mine("plan", "every.sft.seq_length=40", "every.sft.template=chat", **TWO))
 
 
+def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -> None:
+    """By the files that a data run will read, and by its own rows; a last line may end without a line feed."""
+    data = next(run for run in order_runs(Planning.of(mine("plan", **TWO)).targets()) if run.config.stage == "data")
+    for _ in range(2):
+        assert show_plan(mine("plan", "every.sft.steps=10", "every.sft.batch_size=4", **TWO))
+        causes = refused(show_plan, mine("plan", "every.sft.steps=11", "every.sft.batch_size=4", **TWO))
+        expected = (
+            r"math-\S+: sft.steps=11 of sft.batch_size=4 needs more rows than there are \(40 in each of sft.epoch"
+        )
+        assert sum(bool(re.match(expected, cause)) for cause in causes) == 1, causes
+        make_run(data)
+
+
 @pytest.mark.parametrize("name", ["own.jsonl", "own.json", "own.csv", "own.tsv"])
 @pytest.mark.parametrize("template", ["plain", "chat"])
 def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(

@@ -278,19 +278,19 @@ def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
 
-@pytest.mark.parametrize("rank", [None, "0"])
-def test_world_size_without_rank_is_refused(monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
-    """Else torch waits half an hour for processes that nobody started."""
-    monkeypatch.delenv("RANK", raising=False), monkeypatch.setenv("WORLD_SIZE", "2")
-    if rank is not None:
-        monkeypatch.setenv("RANK", rank)
-        assert launched_count() == 2
-        return
-    with pytest.raises(PipelineError, match="WORLD_SIZE=2 is set without RANK: unset WORLD_SIZE, or start with torchr"):
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])
+def test_world_size_without_what_goes_with_it_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Else torch waits half an hour for processes that nobody started, or accelerate ends in a traceback."""
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    assert launched_count() == 2
+    monkeypatch.delenv(missing)
+    with pytest.raises(PipelineError, match=f"WORLD_SIZE=2 is set without {missing}: unset WORLD_SIZE, or start with "):
         check_launch(1)
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1"), monkeypatch.delenv("RANK", raising=False)
     assert launched_count() is None

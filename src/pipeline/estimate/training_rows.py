@@ -24,8 +24,10 @@ from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
+from pipeline.stages.steps import training_rows
 from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
+from pipeline.train.steps import steps_of
 
 ROWS = "train.jsonl"  # of a data run
 COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
@@ -84,7 +86,26 @@ def cut_lines(runs: Sequence[Run]) -> list[str]:
 
 def row_problems(runs: Sequence[Run]) -> list[str]:
     """Why trainings cannot be trained on the rows that they are certain to have, a sentence for each set."""
-    return [f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.problem and cut.certain]
+    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
+    lacking = (f"{run.name}: {problem}" for run in trainings if (problem := too_few_rows(run)))
+    return [*(f"{run.name}: {cut.problem}" for run, cut in cut_sets(runs) if cut.problem and cut.certain), *lacking]
+
+
+def too_few_rows(run: Run[TrainStage]) -> str:
+    """Why a training has fewer rows, at most, than its steps need; empty where it does not, or rows are not known."""
+    sft, data = run.config.sft, run.parents["data"]
+    if sft.packing or not isinstance(data, Run):
+        return ""
+    alternating = sft.method == "simultaneous"
+    sets = {one.config.expert.side: one for one in parent_runs(data.parents)} if alternating else {"all": data}
+    rows = {side: count for side, one in sets.items() if (count := training_rows(one, expected=True)) is not None}
+    if len(rows) < len(sets):
+        return ""
+    try:
+        steps_of(sft, rows)
+    except PipelineError as error:
+        return str(error)
+    return ""
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:

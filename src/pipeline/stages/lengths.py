@@ -21,7 +21,8 @@ READABLE = (".jsonl", ".json", ".csv", ".tsv")  # files whose rows are counted
 
 @lru_cache(maxsize=4096)
 def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
+    content = path.read_bytes()
+    return content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
 
 
 def is_here(source: Source) -> bool:

@@ -31,15 +31,17 @@ GRACE = 5  # seconds until processes are killed after another has failed, or a s
 def launched_count() -> int | None:
     """Number of processes that a launcher started, including this one; None without a launcher.
 
-    Raises PipelineError for WORLD_SIZE without RANK, with which torch would wait for processes that do not come, and
-    for several tasks of srun, which tells torch nothing.
+    Raises PipelineError for WORLD_SIZE without RANK or MASTER_ADDR, with which torch would wait for processes that do
+    not come, or find none, and for several tasks of srun, which tells torch nothing.
     """
-    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-        return int(os.environ["WORLD_SIZE"])
-    if (count := os.environ.get("WORLD_SIZE", "1")) != "1":
+    count = os.environ.get("WORLD_SIZE", "1")
+    missing = next((name for name in ("RANK", "MASTER_ADDR") if name not in os.environ), None)
+    if count != "1" and missing:
         raise PipelineError(
-            f"WORLD_SIZE={count} is set without RANK: unset WORLD_SIZE, or start with torchrun, which sets both"
+            f"WORLD_SIZE={count} is set without {missing}: unset WORLD_SIZE, or start with torchrun, which sets both"
         )
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return int(count)
     if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))) > 1:
         raise PipelineError(
             f"srun started {tasks} tasks: start a torchrun on each node, as slurm/several_nodes.sbatch does"
