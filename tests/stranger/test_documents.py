@@ -56,7 +56,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         table["axes"] |= {"counts": {"1+0": {"bottom": 1, "top": 0}, "2+0": {"bottom": 2, "top": 0}}, "density": [0.2]}
 
     archive = tmp_path_factory.mktemp("small") / "small_world.tar.xz"
-    pack(archive, World(items=4, dev_items=4, math_rows=420, language_rows=420, documents=600))
+    pack(archive, World(items=4, dev_items=4, math_rows=4_500, language_rows=4_500, documents=600))
     change("expert/sandbox.yaml", world)
     change("expert/sandbox_items.yaml", lambda expert: expert.update(items={"dev": 2, "test": 2}))
     change("model/sandbox.yaml", lambda model: model.update(path=str(base)))
