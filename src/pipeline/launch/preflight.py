@@ -42,7 +42,9 @@ from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
@@ -67,6 +69,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
             try:
                 refuse_without_torchao(run.config.sft)
                 refuse_targets_of_base(run)
+                check_base(run)
             except PipelineError as error:
                 problems[str(error)] = None
         if isinstance(run.config, DataStage) and run.hash in remaining:
@@ -81,6 +84,14 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 except PipelineError as error:
                     problems[str(error)] = None
     return [*problems, *row_problems([run for run in runs if run.hash in remaining])]
+
+
+def check_base(run: Run[TrainStage]) -> None:
+    """Raise PipelineError for a base that no run made and that is here, where its files lack a tensor, or hold others
+    than its config.json asks for."""
+    base = run.parents.get("model")
+    if base and any(base.folder.glob("model*.safetensors")) and read_manifest(base.folder) is None:
+        check_shapes(base.folder, "model.path")
 
 
 def refuse_targets_of_base(run: Run[TrainStage]) -> None:

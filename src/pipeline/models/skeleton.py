@@ -70,8 +70,8 @@ def build_skeleton(folder: Path, key: str) -> Any:
             logging.enable_progress_bar()
     remedy = "copy it again, or correct its config.json"
     for verb, kind, reason in (
-        ("lacks", "missing", "asks for"),
         ("holds", "unexpected", "has no place for: transformers does not load it"),
+        ("lacks", "missing", "asks for"),
     ):
         if names := sorted(loading_info[f"{kind}_keys"]):
             more = f" and {len(names) - 1} more tensors" if names[1:] else ""
