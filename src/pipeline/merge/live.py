@@ -169,5 +169,6 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
         parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
     model.to(device)
     model.tie_weights()
-    holds = {} if isinstance(giver, Adapted) else {name: _alone(giver).signature(name) for name in giver.names}
+    loaded = _alone(giver)
+    holds = {} if isinstance(giver, Adapted) else {name: loaded.signature(name) for name in giver.names}
     return Live(model, tokenizer, folder, holds=holds)

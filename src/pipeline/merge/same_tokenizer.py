@@ -44,7 +44,8 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabul
     files = next((pair for pair in pairs if all(map(Path.is_file, pair))), None)
     if files is None:
         return
-    if not same_file(*files):
+    same_vocabulary = same_file(*files)
+    if not same_vocabulary:
         if files[0].suffix != ".json":
             refuse("another tokenizer")
         (model, added), (other_model, other_added) = map(_read_vocabulary, files)
@@ -54,7 +55,7 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabul
         if ours != theirs and vocabulary is None:
             remedy = "give merge.vocabulary=union to keep them, or merge.vocabulary=common to leave them out"
             refuse(f"other added tokens ({min(dict(ours ^ theirs))})", remedy)
-    if not (same_file(*files) and same_file(*(folder / "tokenizer_config.json" for folder in folders))):
+    if not (same_vocabulary and same_file(*(folder / "tokenizer_config.json" for folder in folders))):
         for text, *tokens in zip(PROBES, *map(_tokens_of, folders), strict=True):
             if tokens[0] != tokens[1]:
                 refuse(f"a tokenizer of the same vocabulary that reads {text!r} as other tokens")
