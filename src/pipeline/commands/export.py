@@ -71,12 +71,12 @@ def export_table(config: ExportStage, to: str) -> Path:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
     if form == LM_EVAL:
         folders = {run.name: run.folder for run in results.runs}
-        for cell in results.cells:
-            for score in cell.scores:
-                if score.run in results.evaluations:
-                    seed = f" seed {score.at['seed']}" if "seed" in score.at else ""
-                    model = f"{cell.row}{seed}"
-                    write_harness_logs(folders[score.run], file / model / score.run, model)
+        scored = {  # a run has its scores in several cells
+            (cell.row + (f" seed {score.at['seed']}" if "seed" in score.at else ""), score.run)
+            for cell in results.cells for score in cell.scores if score.run in results.evaluations
+        }  # fmt: skip
+        for model, run_name in sorted(scored):
+            write_harness_logs(folders[run_name], file / model / run_name, model)
         return file
     if form == "figures":
         from pipeline.report.page import write_figures

@@ -79,10 +79,12 @@ def legend(cells: Sequence[CellResult], published: str) -> list[str]:
     return notes + ([BEST_NOTE] if any(cell.maximum is not None for cell in cells) else [])
 
 
-def cell_texts(results: Results) -> list[list[str]]:
-    """The rows of a table: the name of each, and its cells."""
+def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
+    """The rows of a table: the name of each, and its cells as `cell_text` gives them."""
     cells = results.by_place
-    return [[row, *(cell_text(cells.get((row, column))) for column in results.columns)] for row in results.rows]
+    return [
+        [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)] for row in results.rows
+    ]
 
 
 def group_reasons(results: Results, name: str) -> list[str]:
@@ -110,14 +112,11 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
     """Text of summary.txt, as stage=table prints it: the verdict, the cells in columns with their intervals where these
     fit, the first comparisons, and what the marks mean."""
-    cells, right = results.by_place, range(1, len(results.columns) + 1)
-    plain, narrow = ([
-        [row, *(cell_text(cells.get((row, column)), interval) for column in results.columns)] for row in results.rows
-    ] for interval in (True, False))  # fmt: skip
-    table = align_columns([["", *results.columns], *plain], right)
+    heads, right = ["", *results.columns], range(1, len(results.columns) + 1)
+    table = align_columns([heads, *cell_texts(results, interval=True)], right)
     has_interval = max(map(len, table)) <= WIDTH and any(cell.low is not None for cell in results.cells)
     if not has_interval:
-        table = align_columns([["", *results.columns], *narrow], right)
+        table = align_columns([heads, *cell_texts(results)], right)
     notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + results.merged
     parts = [[results.title, *headline], table, comparison_lines(results.contrasts), notes]
     parts += [[*missing_lines(results), *marks]]
