@@ -240,7 +240,8 @@ def data_seconds(run: Run[DataStage]) -> float | None:
     files = [file for _, _, file in source_files(run)]
     if len(files) < len(expert.sources) and (root is None or not root.folder.is_dir()):
         return None
-    files = files or [root.folder / source.file for source in expert.sources.values()] if root else files
+    if not files and root is not None:
+        files = [root.folder / source.file for source in expert.sources.values()]
     bytes_read = sum(file.stat().st_size for file in files)
     return 0.7 + bytes_read / READ_RATE
 

@@ -24,7 +24,7 @@ from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
-from pipeline.stages.steps import training_rows
+from pipeline.stages.steps import rows_of_sets
 from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
@@ -96,13 +96,11 @@ def too_few_rows(run: Run[TrainStage]) -> str:
     sft, data = run.config.sft, run.parents["data"]
     if sft.packing or not isinstance(data, Run):
         return ""
-    alternating = sft.method == "simultaneous"
-    sets = {one.config.expert.side: one for one in parent_runs(data.parents)} if alternating else {"all": data}
-    rows = {side: count for side, one in sets.items() if (count := training_rows(one, expected=True)) is not None}
-    if len(rows) < len(sets):
+    rows = rows_of_sets(sft, data, expected=True)
+    if None in rows.values():
         return ""
     try:
-        steps_of(sft, rows)
+        steps_of(sft, {side: count or 0 for side, count in rows.items()})
     except PipelineError as error:
         return str(error)
     return ""
@@ -151,14 +149,16 @@ def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
 
 def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
     """The files of data_root that a data run will read, where they can be read here."""
-    if isinstance(data, Run) and all(map(is_here, data.config.expert.sources.values())):
-        own = [(name, source, Path(source.url or "")) for name, source in data.config.expert.sources.items()]
-        return [(name, source, file) for name, source, file in own if file.suffix in READABLE]
-    root = data.parents.get("data_root") if isinstance(data, Run) else None
-    if not isinstance(data, Run) or root is None or not root.folder.is_dir():
+    if not isinstance(data, Run):
         return []
-    files = [(name, source, root.folder / source.file) for name, source in data.config.expert.sources.items()]
-    return [(name, source, file) for name, source, file in files if file.suffix in READABLE]
+    sources, root = data.config.expert.sources, data.parents.get("data_root")
+    if all(map(is_here, sources.values())):
+        files = {name: Path(source.url or "") for name, source in sources.items()}
+    elif root is not None and root.folder.is_dir():
+        files = {name: root.folder / source.file for name, source in sources.items()}
+    else:
+        return []
+    return [(name, sources[name], file) for name, file in files.items() if file.suffix in READABLE]
 
 
 def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:

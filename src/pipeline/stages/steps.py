@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.stages import DataStage, TrainStage
+from pipeline.config.training import Sft
 from pipeline.data.small_world import TRAINING
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
@@ -40,15 +41,22 @@ def available_rows(data: Run[DataStage]) -> int | None:
     root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
     if sources and all(map(is_here, sources)):
         counts = [rows_of(Path(source.url or ""), source) for source in sources]
-        return None if None in counts else sum(count or 0 for count in counts)
-    if root is None or not sources:
+    elif root is None or not sources:
         return None
-    if isinstance(root, Run) and not root.folder.is_dir():
+    elif isinstance(root, Run) and not root.folder.is_dir():
         is_world = root.config.expert.world is not None
         counts = [TRAINING.get(source.file) if is_world else None for source in sources]
     else:
         counts = [rows_of(root.folder / source.file, source) for source in sources]
     return None if None in counts else sum(count or 0 for count in counts)
+
+
+def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict[str, int | None]:
+    """Rows of the sets on which a training takes turns, as `training_rows` counts them: side -> rows, or all -> rows
+    of its one set."""
+    alternating = sft.method == "simultaneous"
+    sets = {own.config.expert.side: own for own in parent_runs(data.parents)} if alternating else {"all": data}
+    return {side: training_rows(own, expected) for side, own in sets.items()}
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
@@ -60,9 +68,5 @@ def training_steps(training: Run[TrainStage], expected: bool = False) -> int | N
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None or not isinstance(data, Run) or (sft.packing and not expected):
         return sft.steps
-    rows = training_rows(data, expected)
-    if rows is None:
-        return None
-    alternating = sft.method == "simultaneous"
-    sides = [training_rows(side, expected) or 0 for side in parent_runs(data.parents)] if alternating else [rows]
-    return available_steps(sft, sides)
+    rows = rows_of_sets(sft, data, expected).values()
+    return None if None in rows else available_steps(sft, [count or 0 for count in rows])
