@@ -44,9 +44,9 @@ from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.merge import has_full_weights, is_external
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
 
@@ -69,7 +69,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
             try:
                 refuse_without_torchao(run.config.sft)
                 refuse_targets_of_base(run)
-                check_base(run)
+                check_base_files(run)
             except PipelineError as error:
                 problems[str(error)] = None
         if isinstance(run.config, DataStage) and run.hash in remaining:
@@ -86,18 +86,18 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
     return [*problems, *row_problems([run for run in runs if run.hash in remaining])]
 
 
-def check_base(run: Run[TrainStage]) -> None:
+def check_base_files(run: Run[TrainStage]) -> None:
     """Raise PipelineError for a base that no run made and that is here, where its files lack a tensor, or hold others
     than its config.json asks for."""
     base = run.parents.get("model")
-    if base and any(base.folder.glob("model*.safetensors")) and read_manifest(base.folder) is None:
+    if base and is_external(base) and has_full_weights(base):
         check_shapes(base.folder, "model.path")
 
 
 def refuse_targets_of_base(run: Run[TrainStage]) -> None:
     """Raise as `refuse_unknown_targets` where the base's files are here."""
     sft, base = run.config.sft, run.parents.get("model")
-    if sft.adapter == "lora" and sft.lora_targets and base and any(base.folder.glob("model*.safetensors")):
+    if sft.adapter == "lora" and sft.lora_targets and base and has_full_weights(base):
         infos = Checkpoint.open(base.folder).infos.items()
         matrices = [name for name, info in infos if len(info.shape) == 2 and re.search(r"\.\d+\.", name)]
         refuse_unknown_targets(sft.lora_targets, {name.split(".")[-2] for name in matrices})
