@@ -11,7 +11,6 @@ Run it in a clean checkout, by `make release`: a change that is not committed is
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -60,7 +59,7 @@ def run_suite(name: str, command: list[str]) -> dict[str, Any]:
     begun, log = time.monotonic(), LOGS / f"{name.replace(' ', '-')}.log"
     print(f"{name}: {' '.join(command)}", flush=True)
     with open(log, "w") as file:
-        status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=os.environ).returncode
+        status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     seconds, lines = round(time.monotonic() - begun), log.read_text(errors="replace").splitlines()
     print(f"  {'passed' if status == 0 else 'failed'} in {seconds} s", flush=True)
     return {"passed": status == 0, "seconds": seconds, "ended": [line[:200] for line in lines[-3:]]}

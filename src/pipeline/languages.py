@@ -102,7 +102,7 @@ def suggest_language(code: str) -> str:
 
 
 @cache
-def adapter() -> Any:
+def type_adapter() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Language)
@@ -110,7 +110,9 @@ def adapter() -> Any:
 
 def of_fields(code: str, content: dict[str, Any]) -> Language:
     """A language of what a file says about it. Raises pydantic's ValidationError for other fields or types."""
-    made: Language = adapter().validate_python({"code": code, "aya": content.get("name"), **content}, extra="forbid")
+    made: Language = type_adapter().validate_python(
+        {"code": code, "aya": content.get("name"), **content}, extra="forbid"
+    )
     return made
 
 

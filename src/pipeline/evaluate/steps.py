@@ -34,7 +34,7 @@ class Sampling:
         return replace(self, keys=[self.keys[place] for place in places])
 
     def seed(self, place: int) -> int:
-        """Of all draws for a prompt, where another program makes them."""
+        """The seed of all draws for a prompt, for a backend that draws by itself (vLLM)."""
         return int.from_bytes(hashlib.sha256(self.keys[place].encode()).digest()[:7], "big")
 
     def number(self, place: int, position: int) -> float:

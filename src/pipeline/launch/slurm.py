@@ -228,26 +228,26 @@ class Submission:
         for (next_level, kind), runs in Counter((task.level, task.kind) for task in self.session.left).items():
             if next_level != level:
                 self.before, within, level = within or self.before, [], next_level
+            array = f"{level}-{kind}"
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
             workers, job = min(runs, self.launcher.workers or WORKERS), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
                 options += dependency_on(self.before)
-                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, "%A_%a", workers)
+                job = self.submit_job(array, command, self.resources[kind], options, "%A_%a", workers)
                 workers //= 1 if job else 2
             if not job:
                 return submitted
             within.append(job)
             submitted += runs
             tasks, gpus = pluralize(workers, "task"), pluralize(self.resources[kind].gpus, "GPU")
-            work = self.work_of(level, kind)
+            work = self.work_of(array)
             self.tell(f"job {job}: level {level}, {tasks} for {pluralize(runs, 'run')}, {gpus} each{work}")
         return submitted
 
-    def work_of(self, level: int, kind: str) -> str:
+    def work_of(self, array: str) -> str:
         """How long the runs of an array take together, where it is known of all."""
-        tasks = (task for task in self.session.left if (task.level, task.kind) == (level, kind))
-        seconds = [task.seconds for task in tasks]
+        seconds = [task.seconds for task in self.session.left if task.array == array]
         return "" if None in seconds else f", about {format_duration(sum(filter(None, seconds)))} in all"
 
     def submit_again(self, again: Sequence[str]) -> bool:

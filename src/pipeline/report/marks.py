@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pipeline.benchmarks import chance_of, find_benchmark, is_measure
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import CellResult, Results, behind
+from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
@@ -30,7 +30,7 @@ def suspicious_scores(results: Results) -> Marks:
     def mark(problem: str, row: str, detail: str) -> None:
         marks.setdefault(problem, {}).setdefault(row, []).append(detail)
 
-    for source in results.behind:
+    for source in results.score_rows:
         cell, score, row = source
         if (cell.row, *source.place) in visited:
             continue
@@ -107,7 +107,7 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
     """(row, column, language) -> the evaluation whose answers the page shows there, the first of the cell's."""
     shown: dict[tuple[str, str, str], Place] = {}
-    for source in behind(cells):
+    for source in score_rows_of(cells):
         shown.setdefault((source.cell.row, source.cell.column, source.row.where), source.place)
     return shown
 

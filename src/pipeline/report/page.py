@@ -15,11 +15,12 @@ from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
 from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import TRAININGS, CellResult, Results, behind
+from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.report.marks import Marks, browsed
 from pipeline.report.render.cells import cell_difference, cell_lines, choice_lines, group_reasons, legend
 from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
+from pipeline.tables.schema import TRAININGS
 
 MOST_BYTES = 5_400_000  # of the page: the rest of it leaves this much for answers
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
@@ -94,7 +95,7 @@ def data_tables() -> dict[str, str]:
 def lines_of(cell: CellResult) -> list[Line]:
     """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
     unfinished ones and trainings."""
-    sources = behind([cell])
+    sources = score_rows_of([cell])
     lines, places = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
     for _, score, row in sorted(sources, key=lambda source: places.index(source.row.where)):
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])

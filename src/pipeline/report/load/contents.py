@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
+from pipeline.tables.schema import TRAININGS
 
-TRAININGS = ("sft", "cpt")
 MOST_MERGES = 2  # that are named of a row
 
 
@@ -151,7 +151,8 @@ class Results:
     @property
     def merged(self) -> list[str]:
         """What the merges of the table do, each after the row (or column) that has it."""
-        of_run, places = {run.name: run.merge for run in self.runs}, {"row": {}, "column": {}}  # type: ignore[var-annotated]
+        of_run = {run.name: run.merge for run in self.runs}
+        places: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
         for cell in self.cells:
             for side, names in places.items():
                 texts = names.setdefault(getattr(cell, side), {})
@@ -179,10 +180,10 @@ class Results:
         return [run for run in self.runs if run.stage in TRAININGS and run.finished]
 
     @cached_property
-    def behind(self) -> list[ScoreBehind]:
+    def score_rows(self) -> list[ScoreBehind]:
         """The score rows behind each cell's number, from each of its finished evaluations."""
-        return behind(self.cells)
+        return score_rows_of(self.cells)
 
 
-def behind(cells: Iterable[CellResult]) -> list[ScoreBehind]:
+def score_rows_of(cells: Iterable[CellResult]) -> list[ScoreBehind]:
     return [ScoreBehind(cell, score, row) for cell in cells for score in cell.scores for row in score.rows]

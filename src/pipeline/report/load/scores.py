@@ -32,7 +32,7 @@ def refuse_unlike(results: Results) -> None:
 def notes_of(results: Results) -> list[str]:
     """Notes on the numbers: metric, filter, shots and questions of each task, and limits of the intervals."""
     counts: dict[str, set[int]] = {}
-    for _, _, row in results.behind:
+    for _, _, row in results.score_rows:
         how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
         how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
         counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
