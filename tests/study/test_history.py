@@ -23,19 +23,21 @@ from pipeline.estimate.durations import (
     BASE_ALONE,
     FILES,
     NEEDS_GPU,
+    ON_GPU,
     STEP,
     History,
     describe_training,
+    gpu_here,
     guess,
     memory_here,
 )
-from pipeline.estimate.flops import training_seconds
+from pipeline.estimate.flops import Gpu, training_seconds
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import THINKING, count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest
-from pipeline.runs.run import Run
+from pipeline.runs.run import Run, recorded_config
 from pipeline.stages.rows import build
 from pipeline.stages.steps import training_rows, training_steps
 from pipeline.train.memory import LIBRARIES, full_model
@@ -58,14 +60,14 @@ def training(world: Path, base: Path, runs_dir: Path) -> Callable[..., Run]:
     return lambda *words: of(*start, *FEW, f"runs_dir={runs_dir}", *words)
 
 
-def seconds(run: Run, on_gpu: bool | None = None) -> float:
-    found = guess(run, on_gpu)
+def seconds(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float:
+    found = guess(run, gpu)
     assert found is not None
     return found
 
 
-def manifest(stage: str, label: str, seconds: float) -> Manifest:
-    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds)  # type: ignore[return-value]
+def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> Manifest:
+    return SimpleNamespace(stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
@@ -134,7 +136,7 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
     shape: Any = SHAPES["llama3.1_8b"]
     flops_alone = 6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320  # Kaplan et al.
     assert seconds(hub) > flops_alone / cpu.cpu(shape, 1).bf16
-    assert seconds(hub, on_gpu=True) < seconds(hub) / 100
+    assert seconds(hub, lambda: ON_GPU) < seconds(hub) / 100
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:
@@ -152,17 +154,17 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
 def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["model=llama3.1_8b", f"runs_dir={tmp_path}", "mixture=layer_swapping"]
     run = of("stage=sft", "expert=math", *words)
-    assert History(on_gpu=False).seconds_text(run) == NEEDS_GPU
-    assert History(on_gpu=False).sum([run, run]) == ("?", "2 runs that need a GPU")
-    assert History(on_gpu=True).seconds_text(run).startswith("~")
+    assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
+    assert History(gpu=lambda: None).sum([run, run]) == ("?", "2 runs that need a GPU")
+    assert History(gpu=lambda: ON_GPU).seconds_text(run).startswith("~")
     score = of(
         "stage=eval", "checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"
     )
     monkeypatch.setattr(cpu, "memory", lambda: 12 * 10**9)
-    assert History(on_gpu=False).seconds_text(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
+    assert History(gpu=lambda: None).seconds_text(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
     monkeypatch.setattr(cpu, "memory", lambda: 10**12)
     score = replace(score, config=replace(score.config, threads=64))
-    assert History(on_gpu=False).seconds_text(score).startswith("~")
+    assert History(gpu=lambda: None).seconds_text(score).startswith("~")
 
 
 def test_what_a_job_takes_is_that_of_a_gpu_and_an_unknown_model_has_a_remedy(
@@ -249,9 +251,13 @@ def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(world
 
 
 def test_finished_runs_of_its_kind_are_its_estimate(training: Callable[..., Run], math_expert: Path) -> None:
-    run = training("sft.steps=50")
-    history = History([manifest("sft", "qac-full-s0", 30.0), manifest("eval", "math-full-s0", 30.0)])
+    """Not one of another expert, stage, model or number of steps."""
+    run, longer = training("sft.steps=50"), training("sft.steps=51")
+    config = recorded_config(run.config)
+    others = [("sft", "qac-full-s0", config), ("eval", "math-full-s0", config)]
+    others += [("sft", "math-full-s0", config | {"model": config["model"] | {"path": "hub:another/model"}})]
+    history = History(manifest(stage, label, 30.0, knobs) for stage, label, knobs in others)
     assert history.predict(run) == guess(run)
     for took in (5.0, 6.0, 100.0):
-        history.add(manifest("sft", "math-full-s1", took))
-    assert history.predict(run) == 6.0
+        history.add(manifest("sft", "math-full-s1", took, config))
+    assert history.predict(run) == 6.0 and history.predict(longer) == guess(longer)

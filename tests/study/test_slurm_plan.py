@@ -21,11 +21,13 @@ from pipeline import api
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher, TableStage
 from pipeline.errors import Held, PipelineError
+from pipeline.estimate.durations import History
+from pipeline.estimate.flops import GPUS
 from pipeline.launch import attempts, in_process, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
 from pipeline.launch.plan_file import Task, plan_name, read_plan, write_plan
-from pipeline.launch.slurm import Resources, resources_of
+from pipeline.launch.resources import Resources, resources_of
 from pipeline.launch.work import Session
 from pipeline.runs import state
 from pipeline.runs.graph import order_runs
@@ -617,3 +619,38 @@ def test_a_plan_that_cannot_be_read_is_an_error(
     (tmp_path / "runs/.plans/mine.jsonl").write_text(f"{text}\n")
     told = call("stage=status", f"runs_dir={tmp_path}/runs").err
     assert "mine.jsonl is not readable (" in told and "remove it and rerun that command" in told
+
+
+def test_an_array_asks_for_twice_its_estimate(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the next hour, at most launcher.time, and that once a run was begun; its GPUs at once and its hours."""
+    targets, seconds = plan(tmp_path), {"child": 100.0}
+    monkeypatch.setattr(History, "predict", lambda self, run: seconds.get(run.label, 3000.0))
+
+    def asked(time: str | None, **knobs: Any) -> list[str]:
+        (tools / "calls").unlink(missing_ok=True)
+        with pytest.raises(Held):
+            slurm.execute(replace(LAUNCHER, time=time, **knobs), ["stage=table"], targets)
+        times = [[word for word in call if word.startswith("--time=")] for call in calls(tools)]
+        return [time[0].removeprefix("--time=") if time else "" for time in times]
+
+    assert asked("24:00:00") == ["4:00:00", "1:00:00", "24:00:00"]  # 6 x 3000 s by 3 tasks; 100 s; the last job
+    assert "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all" in capfd.readouterr().err
+    assert asked("24:00:00", workers=1) == ["10:00:00", "1:00:00", "24:00:00"]
+    assert asked("3:00:00") == ["3:00:00", "1:00:00", "3:00:00"] and asked(None) == ["", "", ""]
+    (begun := order_runs(targets)[0].workplace).mkdir(parents=True)
+    state.update_state(begun, state="stopped")
+    assert asked("24:00:00") == ["24:00:00", "1:00:00", "24:00:00"]
+    seconds["child"] = None  # type: ignore[assignment]
+    assert asked("24:00:00")[1] == "24:00:00"
+
+
+def test_the_estimate_is_of_the_gpu_that_hardware_names() -> None:
+    words = ["stage=sft", "expert=math", "launcher=slurm", "model=llama3.1_8b"]
+    hours = {}
+    for name in ("a100_80x1", "h100_80x1"):
+        run = build(compose([*words, f"hardware={name}"]))  # type: ignore[arg-type]
+        card = run.config.launcher.gpu
+        hours[card] = History(gpu=lambda card=card: GPUS[card]).predict(run)  # type: ignore[misc]
+    assert set(hours) == {"a100_80", "h100_80"} and 1.5 < hours["a100_80"] / hours["h100_80"] < 4

@@ -24,7 +24,8 @@ from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import driver_version
 from pipeline.files import added_conf, write_atomically
 from pipeline.hub.addresses import without_credentials
-from pipeline.launch.slurm import DRY_RUN, FOLDER, Resources, script_of, show_dry_run, submit_script
+from pipeline.launch.resources import Resources
+from pipeline.launch.slurm import DRY_RUN, FOLDER, script_of, show_dry_run, submit_script
 from pipeline.launch.slurm_commands import submitted_as
 from pipeline.progress import say
 from pipeline.runs.disk import check_writable

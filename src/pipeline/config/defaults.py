@@ -54,6 +54,7 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     """What an option of hardware sets in a command: knobs of its training, its jobs and its plan. A table passes it on
     to its runs, by their own methods."""
     values, stage = read_hardware(name), str(words.get("stage", "table"))
+    values["launcher.gpu"] = values.get("plan.gpu")
     kind = conf.stage_class(stage)
     if kind is not None and issubclass(kind, TableStage):
         passed: dict[str, Any] = {f"every.{HARDWARE}": name}

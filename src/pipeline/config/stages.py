@@ -23,6 +23,7 @@ from pipeline.config.training import Model, Partition, Sft, default_rate
 MOST_SEED = 2**32 - 1  # numpy's bound
 
 OF_ALL_STAGES = {"tracking": "wandb", "launcher": "local"}
+CARDS = ("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48")  # of conf/cards.yaml
 RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 
 
@@ -52,9 +53,12 @@ class Launcher(Knobs):
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
     gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as its runs request
+    # the GPU of the nodes, of hardware=, for the hours of arrays; null: a100_80
+    gpu: str | None = knob(None, options=CARDS, read=BY_SLURM)
     # cores of a job for each of its GPUs, where its runs have no threads=; null: as many as the site gives
     cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
-    # time limit of a job, in sbatch's format; null: the partition's
+    # the longest time limit of a job, in sbatch's format; an array asks for twice its estimate where that is shorter.
+    # null: the partition's
     time: str | None = knob(
         None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
     )
@@ -272,7 +276,7 @@ class Plan(Knobs):
 
     # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
     stage: str | None = knob(None, options=RUN_STAGES)
-    gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141", "a100_40", "gpu_24", "gpu_48"))
+    gpu: str | None = knob(None, options=CARDS)
     gpus: int = knob(1, ge=1)
     lines: int = knob(0, ge=0)  # runs that are listed, with all notes in full; more are summarised
     keys: bool = False  # also list which keys of `every` are in run hashes

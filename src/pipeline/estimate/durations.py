@@ -12,21 +12,21 @@ import re
 import statistics
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, TrainStage
-from pipeline.data.small_world import TRAINING
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import GPUS, Gpu
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.training_rows import WORLD_ROW, row_tokens, source_files
+from pipeline.estimate.training_rows import row_tokens, source_files
 from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.folders import label_in
@@ -50,17 +50,34 @@ BASE_ALONE = 0.2  # of that, where nothing but the base of an adapter is read
 DAY = 86400.0
 MODULE = Path("/proc/driver/nvidia/version")
 NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
-Kind = tuple[str, ...]
+Kind = tuple[Any, ...]
+WORK = {  # knobs that decide how long runs of one name take
+    "model": ("path",),
+    "sft": ("steps", "epochs", "batch_size", "seq_length", "precision", "processes"),
+    "eval": ("limit", "max_gen_toks", "dtype", "backend"),
+}
+
+
+def gpu_here() -> Gpu | None:
+    """What a GPU of this machine is taken for; None where it has none."""
+    return ON_GPU if visible_gpus() else None
+
+
+def kind_of(stage: str, label: str, knobs: Mapping[str, Mapping[str, Any]]) -> Kind:
+    """Runs that take about as long as each other: of one stage, whose labels begin alike, with the same work. knobs:
+    group -> knob -> value."""
+    work = [knobs.get(group, {}).get(name) for group, names in WORK.items() for name in names]
+    return (stage, *label.split("-")[:2], *work)
 
 
 class History:
-    """What finished runs took, by kind: their stage and the first two words of their labels.
+    """What finished runs took, by kind.
 
-    on_gpu: whether what is still to be made will run on a GPU; null: where this machine has one.
+    gpu: returns the GPU on which what is still to be made will run, None for this machine's CPU.
     """
 
-    def __init__(self, manifests: Iterable[Manifest] = (), on_gpu: bool | None = None) -> None:
-        self.on_gpu = on_gpu
+    def __init__(self, manifests: Iterable[Manifest] = (), gpu: Callable[[], Gpu | None] = gpu_here) -> None:
+        self.gpu = gpu
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
         self.medians: dict[Kind, float] = {}
         self.guesses: dict[str, float | None] = {}
@@ -69,13 +86,14 @@ class History:
             self.add(manifest)
 
     def add(self, manifest: Manifest) -> None:
-        kind = (manifest.stage, *label_in(manifest.name).split("-")[:2])
+        kind = kind_of(manifest.stage, label_in(manifest.name), manifest.config)
         self.seconds[kind].append(manifest.seconds)
         self.medians.pop(kind, None)
 
     def predict(self, run: Run) -> float | None:
         """Seconds: the median of finished runs of its kind, else those of its work; None where neither is known."""
-        kind = (run.config.stage, *run.label.split("-")[:2])
+        knobs = {group: vars(getattr(run.config, group)) for group in WORK if hasattr(run.config, group)}
+        kind = kind_of(run.config.stage, run.label, knobs)
         if kind not in self.seconds:
             return self.guess(run)
         if kind not in self.medians:
@@ -89,7 +107,7 @@ class History:
 
     def needs_gpu(self, run: Run, seconds: float | None) -> bool:
         """Whether a run is too long for this machine's CPU, as predicted, or too large for its memory."""
-        if not isinstance(run.config, TrainStage | EvalStage) or runs_on_gpu(self.on_gpu):
+        if not isinstance(run.config, TrainStage | EvalStage) or self.gpu():
             return False
         if run.hash not in self.too_large:
             self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
@@ -104,7 +122,7 @@ class History:
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
         total = sum(seconds for _, seconds in predictions)
-        if total > 30 * DAY and not runs_on_gpu(self.on_gpu):
+        if total > 30 * DAY and not self.gpu():
             return NEEDS_GPU, ""
         omitted = [f"{pluralize(needing, 'run')} that need{'s' * (needing == 1)} a GPU"] if needing else []
         omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
@@ -120,58 +138,48 @@ class History:
         """Once its parents are made, more is known of it."""
         key = f"{run.hash} {all(read_manifest(parent.folder) for parent in parent_runs(run.parents))}"
         if key not in self.guesses:
-            self.guesses[key] = guess(run, self.on_gpu)
+            self.guesses[key] = guess(run, self.gpu)
         return self.guesses[key]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
 
 
-def guess(run: Run, on_gpu: bool | None = None) -> float | None:
-    """Seconds of its work on this machine; None where its work is not known before."""
+def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
+    """Seconds of its work on a GPU, or on this machine's CPU; None where its work is not known before."""
     try:
-        return work_seconds(run, runs_on_gpu(on_gpu))
+        return work_seconds(run, gpu())
     except (PipelineError, KeyError, OSError, ValueError):  # a shape that is not known, a file that is not there
         return None
 
 
-def work_seconds(run: Run, on_gpu: bool) -> float | None:
+def work_seconds(run: Run, gpu: Gpu | None) -> float | None:
     config = run.config
     if isinstance(config, TrainStage):
-        return training_seconds(run, on_gpu)
+        return training_seconds(run, gpu)
     if isinstance(config, EvalStage):
-        return evaluation_seconds(run, on_gpu)
+        return evaluation_seconds(run, gpu)
     if isinstance(config, DataStage):
         return data_seconds(run)
     if config.stage in ("merge", "analyze"):
-        size = bytes_of_largest_parent(run) or weights_of(run)
+        size = bytes_of_largest_parent(run) or 4.0 * shape_for(run).parameters
         return 1 + (len(run.parents) + 1) * size / DISK  # each is read, and the result written
     return 1.0 if config.stage == "select" else None
 
 
-def weights_of(run: Run) -> float:
-    """Bytes of the weights that a merge or an analysis will read, by the shape of its model."""
-    return 4.0 * shape_for(run).parameters
-
-
-def runs_on_gpu(on_gpu: bool | None) -> bool:
-    return bool(visible_gpus()) if on_gpu is None else on_gpu
-
-
-def machine_of(run: Run, shape: Shape, on_gpu: bool) -> Gpu:
-    return ON_GPU if on_gpu else cpu.cpu(shape, run.config.threads or cores())
+def machine_of(run: Run, shape: Shape, gpu: Gpu | None) -> Gpu:
+    return gpu or cpu.cpu(shape, run.config.threads or cores())
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float:
+def training_seconds(run: Run[TrainStage], gpu: Gpu | None) -> float:
     """Seconds of its steps; then loading and saving. Raises PipelineError where its work is not known yet."""
     sft, shape = run.config.sft, shape_for(run)
-    machine = machine_of(run, shape, on_gpu)
-    steps, seconds = training_work(run, shape, machine, sft.processes if on_gpu else 1)
-    files = FILES[on_gpu] * (BASE_ALONE if sft.adapter == "lora" else 1) * shape.parameters * WIDTH[sft.weights]
-    return 1 + seconds + STEP * steps + files
+    steps, seconds = training_work(run, shape, machine_of(run, shape, gpu), sft.processes if gpu else 1)
+    files = FILES[gpu is not None] * shape.parameters * WIDTH[sft.weights]
+    return 1 + seconds + STEP * steps + files * (BASE_ALONE if sft.adapter == "lora" else 1)
 
 
 def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
@@ -191,7 +199,7 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
     fits_here = HARDWARE in options or here is None or here <= cpu.memory()
     if gpu is None and not by_job and not visible_gpus() and fits_here:
-        seconds = guess(run, on_gpu=False)
+        seconds = guess(run, lambda: None)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if here is None else f'{here / 1e9:.1f}'} GB, {time}"
     gpu, takes, hours = gpu or "a100_80", "? GB a GPU", "?"
@@ -221,22 +229,21 @@ def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> flo
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float:
+def evaluation_seconds(run: Run[EvalStage], gpu: Gpu | None) -> float:
     """Seconds of an evaluation; averages of several take almost none."""
     if is_bundle(run):
         return 0.2
     shape = shape_for(run)
-    loading = 0.0 if on_gpu else FILES[False] * shape.parameters
-    return 0.3 + loading + scoring_work(run, shape, machine_of(run, shape, on_gpu))
+    loading = 0.0 if gpu else FILES[False] * shape.parameters
+    return 0.3 + loading + scoring_work(run, shape, machine_of(run, shape, gpu))
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
-    """By the bytes of the files that are read; the small world is unpacked, and a union copied."""
+    """By the bytes of the files that are read, but for what is unpacked or copied, and the few of the small world."""
     expert, root = run.config.expert, run.parents.get("data_root")
-    if expert.world or expert.items or expert.union:
+    of_world = isinstance(root, Run) and root.config.expert.world is not None
+    if expert.world or expert.items or expert.union or of_world:
         return 1.0
-    if isinstance(root, Run) and not root.folder.is_dir() and root.config.expert.world:
-        return 0.7 + WORLD_ROW * sum(TRAINING[source.file] for source in expert.sources.values()) / READ_RATE
     files = [file for _, _, file in source_files(run)]
     if len(files) < len(expert.sources) and (root is None or not root.folder.is_dir()):
         return None

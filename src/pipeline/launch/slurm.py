@@ -14,29 +14,30 @@ import re
 import shlex
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.config.stages import EvalStage, Launcher, TrainStage
+from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
+from pipeline.estimate.durations import History
+from pipeline.estimate.flops import GPUS
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
+from pipeline.launch.resources import Resources, describe_work, resources_of, time_limit
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
     last_log_line,
-    parse_time_limit,
     queued_jobs,
     run_slurm,
     sbatch,
 )
 from pipeline.launch.work import PLAN, Session
-from pipeline.progress import format_duration
 from pipeline.runs.disk import check_writable
+from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease
 from pipeline.runs.run import Run, parent_runs
@@ -48,49 +49,10 @@ DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
 CONTINUES = "PIPELINE_CONTINUES"  # in the environment of the last job: what failed before is not tried again
 WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
-EARLY, LEAD = 60, 600  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
 # how Slurm names a limit of submitted jobs, and of the tasks of an array
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a run requests of sbatch. lead: seconds before the time limit at which it receives SIGUSR1."""
-
-    gpus: int
-    cpus: int | None
-    lead: int = EARLY
-
-    @property
-    def name(self) -> str:
-        return f"{self.gpus}gpu{f'-{self.cpus}cpu' if self.cpus else ''}{'-long' if self.lead > EARLY else ''}"
-
-
-def resources_of(run: Run, launcher: Launcher) -> Resources:
-    """GPUs by the run's processes, cores by its threads, and the time that a training takes to write a resume point.
-
-    Raises:
-        PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a training.
-    """
-    config, gpus, processes, lead = run.config, int(isinstance(run.config, EvalStage)), 1, EARLY
-    if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
-        raise PipelineError(
-            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and the cores of nodes "
-            "differ (threads=8; of a table every.threads=8)"
-        )
-    if isinstance(config, TrainStage):
-        gpus = processes = config.sft.processes
-        limit = parse_time_limit(launcher.time) if launcher.time else 4 * LEAD
-        lead = int(min(LEAD, limit / 4))
-        if lead < EARLY:
-            raise PipelineError(
-                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs {4 * EARLY} s to start and "
-                "to write one resume point; give a longer launcher.time"
-            )
-    cpus = config.threads * processes if config.threads else None
-    return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
 def execute(
@@ -113,7 +75,8 @@ def execute(
     check_writable(runs_dir)
     unfinished = [run for run in runs if run.hash in missing]
     kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
-    tasks = tasks_of(unfinished, kinds)
+    card = None if launcher.gpus == 0 else GPUS[launcher.gpu or "a100_80"]
+    tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
     if launcher.dry_run:
         folder = runs_dir / DRY_RUN
@@ -146,12 +109,14 @@ def execute(
     raise error
 
 
-def tasks_of(runs: Sequence[Run], kinds: Mapping[str, Resources]) -> list[Task]:
-    """The tasks of runs, given parents first, by level."""
+def tasks_of(runs: Sequence[Run], kinds: Mapping[str, Resources], history: History) -> list[Task]:
+    """The tasks of runs, given parents first, by level; with the seconds that they are expected to take."""
     levels: dict[str, int] = {}
     for run in runs:
         levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
-    tasks = [Task.of(run, level=levels[run.hash], kind=kinds[run.hash].name) for run in runs]
+    tasks = [
+        Task.of(run, level=levels[run.hash], kind=kinds[run.hash].name, seconds=history.predict(run)) for run in runs
+    ]
     return sorted(tasks, key=lambda task: task.level)
 
 
@@ -225,30 +190,27 @@ class Submission:
         """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
         jobs there are fewer workers, then none for the runs of later levels."""
         submitted, level, within = 0, -1, list[str]()
-        for (next_level, kind), runs in Counter((task.level, task.kind) for task in self.session.left).items():
+        arrays: dict[tuple[int, str], list[Task]] = {}
+        for task in self.session.left:
+            arrays.setdefault((task.level, task.kind), []).append(task)
+        for (next_level, kind), runs in arrays.items():
             if next_level != level:
                 self.before, within, level = within or self.before, [], next_level
-            array = f"{level}-{kind}"
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
-            workers, job = min(runs, self.launcher.workers or WORKERS), None
+            workers, job = min(len(runs), self.launcher.workers or WORKERS), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
                 options += dependency_on(self.before)
-                job = self.submit_job(array, command, self.resources[kind], options, "%A_%a", workers)
+                time = time_limit(runs, workers, self.launcher.time)
+                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, "%A_%a", workers, time)
                 workers //= 1 if job else 2
             if not job:
                 return submitted
             within.append(job)
-            submitted += runs
-            tasks, gpus = pluralize(workers, "task"), pluralize(self.resources[kind].gpus, "GPU")
-            work = self.work_of(array)
-            self.tell(f"job {job}: level {level}, {tasks} for {pluralize(runs, 'run')}, {gpus} each{work}")
+            submitted += len(runs)
+            what = f"level {level}, {pluralize(workers, 'task')} for {pluralize(len(runs), 'run')}"
+            self.tell(f"job {job}: {what}, {describe_work(runs, workers, self.resources[kind].gpus)}")
         return submitted
-
-    def work_of(self, array: str) -> str:
-        """How long the runs of an array take together, where it is known of all."""
-        seconds = [task.seconds for task in self.session.left if task.array == array]
-        return "" if None in seconds else f", about {format_duration(sum(filter(None, seconds)))} in all"
 
     def submit_again(self, again: Sequence[str]) -> bool:
         """Submit the same command as a job that runs after all others. At the site's limit of jobs it takes the place
@@ -258,7 +220,7 @@ class Submission:
         job, nothing = None, Resources(0, None)
         while not job:
             options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
-            job = self.submit_job(AGAIN_JOB, command, nothing, options, AGAIN_JOB, 1)
+            job = self.submit_job(AGAIN_JOB, command, nothing, options, AGAIN_JOB, 1, self.launcher.time)
             if not job and sum(self.jobs.values()) == 1:
                 return False
             if not job:
@@ -269,7 +231,14 @@ class Submission:
         return True
 
     def submit_job(
-        self, name: str, command: Sequence[str], resources: Resources, options: Sequence[str], log: str, tasks: int
+        self,
+        name: str,
+        command: Sequence[str],
+        resources: Resources,
+        options: Sequence[str],
+        log: str,
+        tasks: int,
+        time: str | None,
     ) -> str | None:
         """Submit a job. Returns its id; None if the jobs before reach the site's limit."""
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
@@ -277,7 +246,8 @@ class Submission:
         script = script_of(self.launcher, command, *((COMPLETED, {CONTINUES: "1"}) if last else ()))
         try:
             with delay_signals():
-                job = submit_script(self.launcher, runs_dir, file, script, resources, options, log)
+                launcher = replace(self.launcher, time=time)
+                job = submit_script(launcher, runs_dir, file, script, resources, options, log)
                 self.jobs[job] = tasks
         except PipelineError as error:
             if SUBMIT_LIMIT.search(str(error)) and (self.jobs or tasks > 1):

@@ -1,0 +1,75 @@
+"""What the runs of a job array request of Slurm: GPUs, cores, and time by their estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.config.stages import EvalStage, Launcher, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.launch.plan_file import Task
+from pipeline.launch.slurm_commands import parse_time_limit
+from pipeline.progress import format_duration
+from pipeline.runs import state
+from pipeline.runs.run import Run
+from pipeline.text import pluralize
+
+EARLY, LEAD = 60, 600  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run requests of sbatch. lead: seconds before the time limit at which it receives SIGUSR1."""
+
+    gpus: int
+    cpus: int | None
+    lead: int = EARLY
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpus}gpu{f'-{self.cpus}cpu' if self.cpus else ''}{'-long' if self.lead > EARLY else ''}"
+
+
+def resources_of(run: Run, launcher: Launcher) -> Resources:
+    """GPUs by the run's processes, cores by its threads, and the time that a training takes to write a resume point.
+
+    Raises:
+        PipelineError: launcher.gpus=0 without threads, or launcher.time is too short for a training.
+    """
+    config, gpus, processes, lead = run.config, int(isinstance(run.config, EvalStage)), 1, EARLY
+    if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
+        raise PipelineError(
+            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and the cores of nodes "
+            "differ (threads=8; of a table every.threads=8)"
+        )
+    if isinstance(config, TrainStage):
+        gpus = processes = config.sft.processes
+        limit = parse_time_limit(launcher.time) if launcher.time else 4 * LEAD
+        lead = int(min(LEAD, limit / 4))
+        if lead < EARLY:
+            raise PipelineError(
+                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs {4 * EARLY} s to start and "
+                "to write one resume point; give a longer launcher.time"
+            )
+    cpus = config.threads * processes if config.threads else None
+    return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
+
+
+def time_limit(tasks: Sequence[Task], workers: int, most: str | None) -> str | None:
+    """The time limit of an array's jobs: twice what each worker has to do, up to the next hour, at most launcher.time.
+
+    That alone where it is shorter, the time of a run is not known, or one was begun before: its estimate may be wrong.
+    """
+    seconds = [task.seconds for task in tasks if task.seconds is not None]
+    if most is None or len(seconds) < len(tasks) or any(state.read_state(task.workplace) for task in tasks):
+        return most
+    hours = math.ceil(2 * max(*seconds, sum(seconds) / workers) / 3600)
+    return f"{hours}:00:00" if hours * 3600 < parse_time_limit(most) else most
+
+
+def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
+    """The GPUs of an array's jobs, and how long its runs take together, where it is known of all."""
+    seconds = [task.seconds for task in tasks if task.seconds is not None]
+    each = f"{pluralize(gpus, 'GPU')} each" + (f" ({gpus * workers} at once)" if gpus and workers > 1 else "")
+    return each if len(seconds) < len(tasks) else f"{each}, about {format_duration(sum(seconds))} in all"
