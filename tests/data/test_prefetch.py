@@ -18,6 +18,7 @@ import repositories
 import yaml
 from datasets.data_files import resolve_pattern
 from fake_hub import Hub, serving
+from tqdm import tqdm
 
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.commands.prefetch import data_files, fetch_url
@@ -165,6 +166,9 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     fetched = place.run("stage=prefetch", "table=fetched")
     assert fetched.status == 0, fetched.err
     assert fetched.out.strip() == str(place.folder / "runs/hub.lock.json")
+    files = [path for path in (place.folder / "model").iterdir() if path.suffix != ".bin"]
+    size = tqdm.format_sizeof(sum(path.stat().st_size for path in files), "B")
+    assert f"model: tiny/base\n  fetches {size} in {len(files)} files\n" in fetched.err
     lock, heads = place.lock(), place.hub.heads
     assert lock["models"]["tiny/base"]["revision"] == heads["models/tiny/base"]
     assert "model.safetensors" in lock["models"]["tiny/base"]["files"]

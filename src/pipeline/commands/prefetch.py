@@ -12,14 +12,16 @@ import re
 import shutil
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from fsspec.utils import glob_translate
+from tqdm import tqdm
 
 from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
@@ -36,6 +38,7 @@ from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
+from pipeline.text import pluralize
 
 TIMEOUT = 60.0  # seconds without an answer, or without a byte of it, after which a download fails
 
@@ -133,13 +136,34 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     hub, entry = _hub_client(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
-    hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_COPIES)
+    fetch_files(hub, "model", repository, revision, HUB_PATTERNS, HUB_COPIES)
     folder = cached_snapshot("model", repository, revision)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     if not any(file.endswith(".safetensors") for file in files):
         raise PipelineError(f"hub:{name} has no safetensors: convert it, weights in pickles are not read")
     lock.models[name] = {"revision": revision, "files": files, "dtypes": dtypes_in(folder)}
+
+
+def fetch_files(
+    hub: Any, kind: str, repository: str, revision: str, patterns: Sequence[str], ignored: Sequence[str] = ()
+) -> Path:
+    """Print how many bytes of a repository are not in the Hub's cache yet, and fetch them. Returns their folder."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.utils import filter_repo_objects
+
+    of_repository: dict[str, Any] = {"repo_type": kind, "revision": revision}
+    wanted: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ignored}
+    files = hub.repo_info(repository, **of_repository, files_metadata=True).siblings
+    missing = [
+        file.size or 0
+        for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename)
+        if not try_to_load_from_cache(repository, file.rfilename, **of_repository)
+    ]
+    if missing:
+        size = tqdm.format_sizeof(sum(missing), "B")
+        print(f"  fetches {size} in {pluralize(len(missing), 'file')}", file=sys.stderr)
+    return Path(hub.snapshot_download(repository, **of_repository, **wanted))
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
@@ -157,9 +181,8 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     others = [source_of(source, part, record) for part, record in parts.items() if moved and part != part_of(source)]
     for one in [source, *others]:  # at a new revision also the parts that only other tables read
         kind, paths = data_files(hub, one, revision)
-        local = {path: hub.hf_hub_download(one.hub, path, repo_type="dataset", revision=revision) for path in paths}
-        sizes = {path: Path(file).stat().st_size for path, file in local.items()}
-        parts[part_of(one)] = {"format": kind, "files": sizes}
+        folder = fetch_files(hub, "dataset", source.hub, revision, list(map(escape, paths)))
+        parts[part_of(one)] = {"format": kind, "files": {path: (folder / path).stat().st_size for path in paths}}
     lock.datasets[name] = {"revision": revision, "parts": parts}
 
 
