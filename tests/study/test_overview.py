@@ -49,6 +49,8 @@ def test_the_rows_of_the_table_are_the_total(tmp_path: Path) -> None:
     assert sum(float(row[3]) for row in rows) == pytest.approx(total, abs=0.3)
     assert dict((row[0], row[2]) for row in rows)["trainings"] == "4"  # GPUs of a training
     assert int(rows[0][1]) == 15
+    chosen = rows[1][3]
+    assert f"choosing snapshots takes {chosen} of {total} GPU-hours: every.select.eval.limit or sft" in text
 
 
 def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_path: Path) -> None:

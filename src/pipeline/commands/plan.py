@@ -126,7 +126,7 @@ def plan_text(
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [*missing_inputs(runs), *overview.know, *cut_lines(remaining), *template_lines(runs)]
+    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *cut_lines(remaining), *template_lines(runs)]
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
         overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
@@ -239,6 +239,16 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
 def overridden(planning: Planning) -> Iterator[str]:
     for key, names in planning.plan.overriders.items():
         yield f"every.{key} does not reach: {', '.join(names)}, which override it"
+
+
+def selection_lines(bill: Bill | None) -> Iterator[str]:
+    """A line where choosing snapshots takes most of the hours: what would shorten it."""
+    if bill is None or "selection" not in bill.kinds:
+        return
+    chosen, hours = bill.hours("selection"), sum(map(bill.hours, bill.kinds))
+    if chosen > hours / 2:
+        remedy = "every.select.eval.limit or sft.snapshot_every reduces it"
+        yield f"choosing snapshots takes {chosen:,.1f} of {hours:,.1f} GPU-hours: {remedy}"
 
 
 def slow_lines(runs: Sequence[Run]) -> list[str]:
