@@ -23,7 +23,7 @@ from pipeline.config.stages import Launcher, TableStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
 from pipeline.estimate.flops import GPUS
-from pipeline.launch import attempts, in_process, slurm, slurm_commands, worker
+from pipeline.launch import attempts, in_process, resources, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
 from pipeline.launch.plan_file import Task, plan_name, read_plan, write_plan
@@ -60,7 +60,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(TOOL.format(at=folder))
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "WORKERS", 3)
+    monkeypatch.setattr(resources, "WORKERS", 3)
     return folder
 
 
@@ -637,6 +637,10 @@ def test_an_array_asks_for_twice_its_estimate(
 
     assert asked("24:00:00") == ["4:00:00", "1:00:00", "24:00:00"]  # 6 x 3000 s by 3 tasks; 100 s; the last job
     assert "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all" in capfd.readouterr().err
+    seconds |= dict.fromkeys((run.label for run in targets[1:]), 99.0)
+    assert asked("24:00:00") == ["1:00:00"] * 2 + ["24:00:00"]
+    assert "2 tasks for 6 runs, 0 GPUs each, about 9:54 min in all" in capfd.readouterr().err
+    seconds = {"child": 100.0}
     assert asked("24:00:00", workers=1) == ["10:00:00", "1:00:00", "24:00:00"]
     assert asked("3:00:00") == ["3:00:00", "1:00:00", "3:00:00"] and asked(None) == ["", "", ""]
     (begun := order_runs(targets)[0].workplace).mkdir(parents=True)

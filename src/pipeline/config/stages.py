@@ -46,7 +46,8 @@ class Launcher(Knobs):
     """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
-    # processes; null: one a GPU, else cores // threads. Of Slurm tasks of an array, at most; null: 64
+    # processes; null: one a GPU, else cores // threads. Of Slurm tasks of an array, at most; null: as many as have five
+    # minutes of work each, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
     cpu_partition: str | None = knob(None, read=BY_SLURM)  # that of jobs without GPUs; null: partition

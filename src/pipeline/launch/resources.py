@@ -15,6 +15,8 @@ from pipeline.runs import state
 from pipeline.runs.run import Run
 from pipeline.text import pluralize
 
+WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
+LEAST = 300  # seconds of work for each of them: a job takes about a minute to start and to load its model
 EARLY, LEAD = 60, 600  # seconds before its time limit that a job is asked to stop; of a training that writes 96 GB
 
 
@@ -56,6 +58,14 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
+def number_of_workers(tasks: Sequence[Task], most: int | None) -> int:
+    """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS. Each
+    training has a task of its own, as it begins a job (launch/worker.py)."""
+    seconds = {task.hash: LEAST if task.seconds is None else task.seconds for task in tasks}
+    work = sum(max(seconds[task.hash], LEAST) if task.stage in ("sft", "cpt") else seconds[task.hash] for task in tasks)
+    return min(len(tasks), most or min(WORKERS, max(1, math.ceil(work / LEAST))))
+
+
 def time_limit(tasks: Sequence[Task], workers: int, most: str | None) -> str | None:
     """The time limit of an array's jobs: twice what each worker has to do, up to the next hour, at most launcher.time.
 
@@ -64,7 +74,7 @@ def time_limit(tasks: Sequence[Task], workers: int, most: str | None) -> str | N
     seconds = [task.seconds for task in tasks if task.seconds is not None]
     if most is None or len(seconds) < len(tasks) or any(state.read_state(task.workplace) for task in tasks):
         return most
-    hours = math.ceil(2 * max(*seconds, sum(seconds) / workers) / 3600)
+    hours = max(1, math.ceil(2 * max(*seconds, sum(seconds) / workers) / 3600))
     return f"{hours}:00:00" if hours * 3600 < parse_time_limit(most) else most
 
 

@@ -27,7 +27,7 @@ from pipeline.estimate.flops import GPUS
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
-from pipeline.launch.resources import Resources, describe_work, resources_of, time_limit
+from pipeline.launch.resources import Resources, describe_work, number_of_workers, resources_of, time_limit
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
     last_log_line,
@@ -48,7 +48,6 @@ FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
 CONTINUES = "PIPELINE_CONTINUES"  # in the environment of the last job: what failed before is not tried again
-WORKERS = 64  # tasks of an array at most, where launcher.workers does not say
 # how Slurm names a limit of submitted jobs, and of the tasks of an array
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
@@ -197,7 +196,7 @@ class Submission:
             if next_level != level:
                 self.before, within, level = within or self.before, [], next_level
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
-            workers, job = min(len(runs), self.launcher.workers or WORKERS), None
+            workers, job = number_of_workers(runs, self.launcher.workers), None
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
                 options += dependency_on(self.before)
