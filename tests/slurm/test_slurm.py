@@ -359,7 +359,7 @@ def test_a_long_plan_has_as_many_workers_as_the_largest_array(
     cluster: Cluster, training: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "pipeline", "-m", *training, "sft.steps=2", "seed=1,2,3,4,5,6"]
-    command += [f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]"]
+    command += [f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]", "launcher.workers=6"]
     try:
         done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True)
         assert done.returncode == 75 and done.stdout == "", done.stderr
@@ -406,7 +406,7 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
 ) -> None:
     """Workers are submitted once, whatever the site's commands print, refuse or hold up."""
     words = ["-m", "stage=data", "expert=math", f"data_root={world}", "seed=1,2,3,4,5,6", "tracking.mode=disabled"]
-    words += [f"runs_dir={tmp_path}/100% of %j/runs", *SLURM, "launcher.options=[--hold]"]
+    words += [f"runs_dir={tmp_path}/100% of %j/runs", *SLURM, "launcher.options=[--hold]", "launcher.workers=6"]
 
     def asked(before: Path | None = None) -> tuple[int, list[str]]:
         path = f"{before}:{os.environ['PATH']}" if before else os.environ["PATH"]
