@@ -216,6 +216,7 @@ REFUSED = {
     "expert": "'expert' is not an override: write key=value",
     "launcher.options=[--constraint=a100,-x]": "quote an = inside brackets, "
     "'launcher.options=[\"--constraint=a100\",-x]'",
+    "expert.sources.own.prompt={q}": """quote the value too, 'expert.sources.own.prompt="{q}"'""",
     "launcher.options=[--a=b": "'launcher.options=[--a=b' is not an override: write key=value",
     SFT + "~seed": "'~seed' removes a key that is needed: give seed=value",
     SFT + "seed=0,1": "seed=0,1 gives several values: -m starts a run for each; a list is seed=[...]",

@@ -114,7 +114,7 @@ def parse_override(word: str, sweep: bool = False) -> Override:
             raise PipelineError(f"{word!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
         if value == "~":
             raise PipelineError(f"{word!r} is not an override: null is written out, {key}=null") from error
-        if value[:1] not in ("[", "{", "") and is_override(f'{key}="{value}"'):
+        if value and not re.match(r"\[|{.*:", value) and is_override(f'{key}="{value}"'):
             raise PipelineError(f"""{word!r} is not an override: quote the value too, '{key}="{value}"'""") from error
         raise PipelineError(
             f"{word!r} is not an override: write key=value, for example stage=sft expert=math; quote a value with "
