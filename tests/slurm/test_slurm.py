@@ -112,7 +112,7 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     cluster: Cluster, table: Path, tmp_path: Path
 ) -> None:
     runs_dir = tmp_path / "runs"
-    command = words(table, runs_dir, *SLURM)
+    command = words(table, runs_dir, *SLURM, "launcher.workers=8")
     submit = dict(env=cluster.environment, capture_output=True, text=True)
 
     # twice at once: one submits, the other finds the jobs in the queue

@@ -485,6 +485,21 @@ def test_a_task_makes_what_is_free_and_leaves_the_rest(
     assert "0 runs: " in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("left", "seconds", "fits"), [
+    ("1:01", 30.0, True), ("1:00", 30.0, False), ("1-00:00:00", 43199.0, True), ("UNLIMITED", 1e9, True),
+    ("UNLIMITED", None, False), ("INVALID", 1.0, False), ("9:00\n*** Welcome ***", 1.0, True), ("", 1.0, False),
+])  # fmt: skip
+def test_another_training_needs_twice_its_time_of_the_job(
+    left: str, seconds: float | None, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n[ $2 = --job=7_1 ] && printf 'pipeline:%s\\n' '{left}'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for key, value in (("ARRAY_JOB_ID", 7), ("ARRAY_TASK_ID", 1), ("JOB_ID", 8)):
+        monkeypatch.setenv(f"SLURM_{key}", str(value))
+    assert worker.has_time_for(Task.of(a_run(tmp_path / "runs"), seconds=seconds)) is fits
+
+
 def asked_to_stop(number: signal.Signals) -> Any:
     """A stage that Slurm asks to stop before it has done anything."""
 

@@ -59,10 +59,8 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 
 
 def number_of_workers(tasks: Sequence[Task], most: int | None) -> int:
-    """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS. Each
-    training has a task of its own, as it begins a job (launch/worker.py)."""
-    seconds = {task.hash: LEAST if task.seconds is None else task.seconds for task in tasks}
-    work = sum(max(seconds[task.hash], LEAST) if task.stage in ("sft", "cpt") else seconds[task.hash] for task in tasks)
+    """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS."""
+    work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
     return min(len(tasks), most or min(WORKERS, max(1, math.ceil(work / LEAST))))
 
 

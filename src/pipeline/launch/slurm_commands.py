@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
@@ -69,6 +71,15 @@ def parse_time_limit(limit: str) -> float:
     parts = [float(part) for part in clock.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     return 86400 * float(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
+def seconds_left(job: str) -> float:
+    """Seconds until the time limit of a running job, infinite without one; 0 where Slurm does not say."""
+    with suppress(OSError, subprocess.TimeoutExpired, ValueError):
+        _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
+        left = "".join(re.findall(rf"^{PREFIX}(\S+)$", text, re.MULTILINE))
+        return math.inf if left == "UNLIMITED" else parse_time_limit(left)
+    return 0.0
 
 
 def last_log_line(log: Path) -> str | None:

@@ -27,7 +27,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import masked_output
 from pipeline.launch.cards import Cards
 from pipeline.launch.plan_file import Task
-from pipeline.launch.slurm_commands import run_command
+from pipeline.launch.slurm_commands import run_command, seconds_left
 from pipeline.launch.work import LOOK, Session, work
 from pipeline.merge.resident import keep_models_resident
 from pipeline.progress import quiet, redirected, say
@@ -88,14 +88,14 @@ def work_here(folder: str, places: str, number: str) -> int:
 
 def work_in_job(folder: str, level: str, kind: str) -> int:
     """Make what is free of a level and kind, and of levels before it. Returns the exit status: 0 done, 1 if a run
-    failed; 75, which requeues the job, after a signal or before a training that would not have a job's whole time."""
+    failed; 75, which requeues the job, after a signal or before a further training that may need more than its time."""
     session, made = Session(Path(folder)), list[Task]()
 
     def fits(task: Task) -> bool:
         return task.level <= int(level) and task.kind == kind
 
     def compute_in_job(task: Task, begin: Callable[[], None]) -> None:
-        if made and task.stage in ("sft", "cpt"):
+        if made and task.stage in ("sft", "cpt") and not has_time_for(task):
             raise SystemExit(UNFINISHED)
         made.append(task)
         with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
@@ -118,6 +118,11 @@ def work_in_job(folder: str, level: str, kind: str) -> int:
             print(f"{task.label} failed: {session.failed[task.hash]}", file=sys.stderr)
         print(f"{len(made)} runs: {len(failed)} failed", file=sys.stderr)  # marks its end in the log of the job
     return int(bool(failed))
+
+
+def has_time_for(task: Task) -> bool:
+    """Whether twice the expected time of a run is left to this job."""
+    return task.seconds is not None and 2 * task.seconds < seconds_left(str(slurm_job()))
 
 
 def wait_for_parents(task: Task) -> None:
