@@ -38,6 +38,7 @@ from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import Run, recorded_config
+from pipeline.stages.lengths import sampled_lengths
 from pipeline.stages.rows import build
 from pipeline.stages.steps import training_rows, training_steps
 from pipeline.train.memory import LIBRARIES, full_model
@@ -261,3 +262,13 @@ def test_finished_runs_of_its_kind_are_its_estimate(training: Callable[..., Run]
     for took in (5.0, 6.0, 100.0):
         history.add(manifest("sft", "math-full-s1", took, config))
     assert history.predict(run) == 6.0 and history.predict(longer) == guess(longer)
+
+
+def test_the_tokens_of_conversations_are_those_of_all_their_turns(base: Path, tmp_path: Path) -> None:
+    """Beside what a template as ChatML's writes, with roles as special tokens."""
+    turns = [{"role": role, "content": "a farmer has 7 eggs and buys 12 more"} for role in ("user", "assistant") * 3]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    per_turn = len(tokenizer.encode("a farmer has 7 eggs and buys 12 more").ids) + 5  # begin, role, \n, end, \n
+    (tokens,) = sampled_lengths(tmp_path / "rows.jsonl", (), base / "tokenizer.json")
+    assert tokens == pytest.approx(6 * per_turn, rel=0.25)

@@ -71,8 +71,16 @@ def load_tokenizer(tokenizer: Path) -> Any:
 
 
 def text_of(row: Any, columns: tuple[str, ...]) -> str:
-    values = [row.get(column) for column in columns] if columns else list(row.values())
-    return "\n".join(value for value in values if isinstance(value, str))
+    return "\n".join(texts_in([row.get(column) for column in columns] if columns else row))
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts of a cell: of a conversation its roles too, which stand for what a chat template adds to a turn."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(part)
 
 
 def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
