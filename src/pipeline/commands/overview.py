@@ -52,7 +52,7 @@ class Overview:
         fix = marked("FIX", self.fix, max(2, room - len(self.know)))
         know = marked("KNOW", self.know, max(2, room - len(fix)))
         lines = [*wrapped(self.title, 1), *wrapped(self.total, 2), *fix, *know, *self.table, *details]
-        return [*lines[: LINES - 1], f"Next: {self.next}"]
+        return [*lines[: LINES - 1], f"Next: {'fix the above, then ' if self.fix else ''}{self.next}"]
 
 
 def wrapped(text: str, most: int, first: str = "") -> list[str]:

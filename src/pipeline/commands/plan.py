@@ -6,7 +6,9 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -21,10 +23,11 @@ from pipeline.commands.overview import (
 )
 from pipeline.config.overrides import chosen_options, typed_in
 from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
+from pipeline.data.sources import is_blank, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
-from pipeline.estimate.training_rows import cut_lines
+from pipeline.estimate.training_rows import COUNTED, behind_data, cut_lines, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
@@ -38,6 +41,7 @@ from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.stages.lengths import read_rows
 from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
@@ -126,7 +130,8 @@ def plan_text(
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *cut_lines(remaining), *template_lines(runs)]
+    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *blank_lines(remaining)]
+    know += [*cut_lines(remaining), *template_lines(runs)]
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
         overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
@@ -218,6 +223,21 @@ def missing_inputs(runs: Sequence[Run]) -> list[str]:
     missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
     lines = [f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"]
     return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+
+
+def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Files of which rows are left out, as a column in the braces of their own template is blank there."""
+    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
+    files = {file: (name, source) for run in trainings for data in behind_data(run)
+             for name, source, file in source_files(data) if source.rows == "template"}  # fmt: skip
+    for file, (name, source) in files.items():
+        with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
+            columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
+            rows = list(islice(read_rows(file), COUNTED))
+            blank = Counter(column for row in rows for column in columns if is_blank(row[column]))
+            for column, count in blank.items():
+                text = f"{file.name}: {count:,} of {len(rows):,} rows are left out, as {{{column}}} is blank in them"
+                yield f"{text}; {{{column}?}} in the template keeps them"
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
