@@ -297,9 +297,9 @@ def submit_script(
     logs = runs_dir.resolve() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     cpus = resources.cpus or resources.gpus * (launcher.cpus_per_gpu or 0)
-    partition = launcher.partition if resources.gpus else launcher.cpu_partition or launcher.partition
+    partition = "partition" if resources.gpus or launcher.cpu_partition is None else "cpu_partition"
     requested: dict[str, Any] = {
-        "partition": partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
+        "partition": getattr(launcher, partition), "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
         "mem": launcher.memory,
         "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
         "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
@@ -319,7 +319,7 @@ def submit_script(
         raise
     except PipelineError as error:
         file.unlink()
-        knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
+        knobs = {f"launcher.{key}": getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else [])]
         text = f"{error}; requested: {', '.join([*words, *(launcher.options or [])])}"
