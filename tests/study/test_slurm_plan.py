@@ -228,8 +228,8 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
     assert calls(tools, "scancel") == [["3_2"]]
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
     (tools / "most").write_text("4")
-    told = r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c, launcher.memory=4G, 0 GPUs, "
-    told += "--comment=x$"
+    told = r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c, launcher.memory=4G"
+    told += ", 0 GPUs, --comment=x$"
     with pytest.raises(PipelineError, match=told):
         launcher = Launcher(name="slurm", partition="p", cpu_partition="c", memory="4G", options=["--comment=x"])
         slurm.execute(launcher, None, targets)

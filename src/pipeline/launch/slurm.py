@@ -299,8 +299,8 @@ def submit_script(
     cpus = resources.cpus or resources.gpus * (launcher.cpus_per_gpu or 0)
     partition = "partition" if resources.gpus or launcher.cpu_partition is None else "cpu_partition"
     requested: dict[str, Any] = {
-        "partition": getattr(launcher, partition), "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
-        "mem": launcher.memory,
+        "partition": getattr(launcher, partition), "account": launcher.account, "qos": launcher.qos,
+        "time": launcher.time, "mem": launcher.memory,
         "mem-per-gpu": launcher.memory_per_gpu if resources.gpus and not launcher.memory else None,
         "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
         "cpus-per-task": cpus or None, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
