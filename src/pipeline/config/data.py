@@ -12,33 +12,34 @@ from pipeline.config.knob import Knobs, knob
 
 @dataclass
 class Source(Knobs):
-    """One dataset: where it is on the Hub or below data_root, which rows are taken, and how many.
+    """One dataset: where it is on the Hub or below data_root, and which of its rows are used.
 
-    How many: a `share` of the rows of data.size that sources without one leave, which give all.
+    Sources without `share` give all their rows; the rest of data.size is divided among the others by `share`.
     """
 
     hub: str | None = None  # id of the repository, or a folder that is a copy of one
     hub_config: str | None = None
     split: str = "train"
     revision: str | None = None  # null: as locked by stage=prefetch, the newest until then
-    files: str | None = None  # pattern of files in the repository, read directly: to bypass a script, or to read a part
-    url: str | None = None  # a single file that is not on a hub
+    files: str | None = None  # pattern of files in the repository, read directly instead of by its script
+    url: str | None = None  # one file, local or on the web, in place of a repository
     format: str | None = knob(None, options=("json", "csv", "parquet", "text"))  # of files and url; null: by file name
     licence: str = knob("", hashed=False)
-    paper: str = knob("", hashed=False)  # where the papers name it
+    paper: str = knob("", hashed=False)  # where the papers mention it
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
     rows: str = MISSING  # the reader of data/sources.py
-    language: str | None = None  # our code; only rows of it
-    language_column: str | None = None  # that names each row's language: only rows of `language` are taken
-    column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
+    language: str | None = None  # a code of conf/languages.yaml: only rows in this language
+    language_column: str | None = None  # the column with each row's language; only rows in `language` are used
+    # the column of rows=text (null: text) or rows=conversation (null: the language's FLORES code)
+    column: str | None = None
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
     # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as '{completion}'
     completion: str | None = None
     turns: int | None = knob(None, ge=1)  # rows=conversation: turns kept from its beginning; null: all
     min_score: float | None = None  # rows=nllb: LASER margin
-    without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
-    stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
-    candidates: int | None = knob(None, ge=1)  # rows that are considered of a stream; null: all
+    without: list[str] | None = None  # drop items of these benchmarks even with data.decontaminate=count
+    stream: bool = False  # read `candidates` rows, shuffled by the seed, without downloading the whole set
+    candidates: int | None = knob(None, ge=1)  # rows to read of a stream; null: all
     share: float | None = knob(None, gt=0)
 
     @property
@@ -74,7 +75,7 @@ class Expert(Knobs):
     side: str = knob(MISSING, options=("math", "language", "both", "none"), hashed=False)
     sources: dict[str, Source] = field(default_factory=dict)
     union: dict[str, Expert] = knob({}, hashed=False)  # for a joint set: its two experts; their data runs are parents
-    text: dict[str, Source] = knob({}, hashed=False)  # if any, read by stage=cpt in place of sources
+    text: dict[str, Source] = knob({}, hashed=False)  # if given, stage=cpt reads these instead of sources
     size: int | None = knob(None, ge=1)  # training rows if data.size is not set
     world: World | None = None  # set: the data run writes the small world instead of a training set
     items: Items | None = None  # set: it writes items of the small world that is its data_root
@@ -100,11 +101,11 @@ class Data(Knobs):
 
     size: int | None = knob(None, ge=1)  # training rows; null: the expert's size, else all
     validation: int = knob(0, ge=0)  # rows held out, in addition to `size`
-    shuffle: bool = True  # false: the rows that are drawn in the sources' own order, for a set that is a curriculum
-    leave_out: list[str] | None = knob(None, hashed=False)  # sources of the expert that this mixture omits
+    shuffle: bool = True  # false: keep the order of the sources, as a curriculum needs
+    leave_out: list[str] | None = knob(None, hashed=False)  # sources of the expert to leave out of this mixture
     allow_fewer: bool = False  # accept sources with fewer rows than requested
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
-    # rows that share one after removing numbers from both; null: as decontaminate, in language sets count
+    # rows that share an n-gram once numbers are removed; null: as decontaminate, but count in language sets
     number_variants: str | None = knob(None, options=("drop", "count"))
     ngram: int = knob(13, ge=4)  # words; twice as many characters where a script has no spaces
     benchmarks: str | None = knob(None, run=True)  # a folder with data_root's layout; null: data_root, else the Hub

@@ -54,7 +54,7 @@ SAMPLED = (is_sampled, "eval.temperature above 0")
 class EvalTask(Knobs):
     task: str = MISSING
     num_fewshot: int = knob(MISSING, ge=0)
-    where_possible: bool = False  # in a bundle: missing data is reported as missing, not as an error
+    where_possible: bool = False  # in a bundle: data that is missing is reported and is no error
 
 
 @dataclass
@@ -63,48 +63,52 @@ class Eval(Knobs):
     tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
     # folder of task files in lm-eval's format; the files enter as a parent
     include_path: str | None = knob(None, hashed=False)
-    # the base of checkpoint=, an adapter that PEFT saved; null: the one that its adapter_config.json names
+    # if checkpoint= is an adapter that PEFT saved: its base; null: the base that its adapter_config.json names
     base: str | None = knob(None, run=True)
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, ge=1)  # questions per task; null: all
     max_gen_toks: int | None = knob(None, ge=1)  # null: the task's own
-    max_gen_toks_of: dict[str, PositiveInt] = knob({})  # language -> overrides max_gen_toks: scripts differ in tokens
-    # of MGSM; random: drawn by the harness for each question
+    # language -> its own max_gen_toks, as scripts need different numbers of tokens
+    max_gen_toks_of: dict[str, PositiveInt] = knob({})
+    # which exemplars of MGSM; random: the harness draws them for each question
     exemplars: str = knob(
         "first_n", options=("first_n", "random"), read=(with_exemplars, "a task with exemplars, eval=TASK_Nshot")
     )
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
-    # float32's products of matrices on a GPU; bf16x3: each as three of bfloat16, the numbers of float32 to a few bits
-    # (models/products.py); auto: bf16x3 for float32 computed by eval.backend=hf, else ieee
+    # how a GPU multiplies float32 matrices; bf16x3: by three bfloat16 products, which differ from float32's in the last
+    # bits (models/products.py); auto: bf16x3 for float32 with eval.backend=hf, else ieee
     products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
-    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: of the extra vllm, merges loaded live
-    # vLLM's drafts from all answers of its process (arctic-inference); hashed where they change answers
+    # vllm: needs the extra vllm; merges are loaded into its running engine
+    backend: str = knob("hf", options=("hf", "vllm"))
+    # vLLM drafts tokens from earlier answers (arctic-inference); hashed below float32, where this changes answers
     vllm_suffix: bool = knob(False, hashed=lambda config: config.vllm_suffix and below_float32(config))
-    chat_template: bool = False  # the exemplars as turns of a conversation
-    system_instruction: str | None = None  # before the exemplars; a turn of its own with eval.chat_template=true
-    # false: the exemplars stand in the question's turn
+    chat_template: bool = False  # write exemplars and question with the model's chat template
+    system_instruction: str | None = None  # text before the exemplars; with eval.chat_template=true a system message
+    # false: exemplars and question are one turn
     fewshot_as_multiturn: bool = knob(True, read=(lambda config: config.chat_template, "eval.chat_template=true"))
     # the date printed by chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda config: config.chat_template, "eval.chat_template=true"))
-    # Belebele, Global MMLU: options listed with letters and answered by one, or unlisted and answered by their text
+    # Belebele, Global MMLU: list the options and answer by a letter, or leave them out and answer by their text
     options: str = knob("letters", options=("letters", "text"))
-    run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs written by the model, each in a sandbox
+    # allow mbpp to run programs that the model wrote, each in a sandbox
+    run_code: bool = knob(False, hashed=runs_programs)
     # SentencePiece model of spBLEU; its content enters as a parent
     spm_model: str | None = knob(None, hashed=False, read=(is_flores, "eval=flores_Nshot"))
-    temperature: float = knob(0.0, ge=0)  # 0: greedy; above: tokens are drawn
-    top_p: float = knob(1.0, gt=0, le=1, read=SAMPLED)  # drawn among the likeliest tokens of this share
-    answers: int = knob(1, ge=1, read=SAMPLED)  # drawn for each question
+    temperature: float = knob(0.0, ge=0)  # 0: greedy decoding; above: sampling
+    # sample from the likeliest tokens that hold this share of probability
+    top_p: float = knob(1.0, gt=0, le=1, read=SAMPLED)
+    answers: int = knob(1, ge=1, read=SAMPLED)  # sampled for each question
     sample_seed: int = knob(0, read=SAMPLED)
-    think_end: str | None = None  # ends the model's thoughts, which are not scored: 'eval.think_end="</think>"'
+    # the token after a reasoning model's thoughts, which are not scored: 'eval.think_end="</think>"'
+    think_end: str | None = None
     # These two are hashed only below float32, where they change answers
-    # prompts at once, halved where memory runs out; null: on a GPU what its free memory holds, at most 512, else 32
+    # prompts at once, halved when memory runs out; null: on a GPU as many as its memory holds, at most 512; else 32
     batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
     share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
 
     @property
     def label(self) -> str:
-        """The name in those of runs and reports: the option's, but that of the task where there is one, as eval.tasks
-        may have replaced the option's."""
+        """What names of runs and reports say was scored: TASK_Nshot if there is one task, else the option's name."""
         (first, *more) = self.tasks
         return self.name if more or self.name == first.task else f"{first.task}_{first.num_fewshot}shot"
 
@@ -119,13 +123,13 @@ class Measure(Knobs):
 
 @dataclass
 class Select(Knobs):
-    """Which snapshot of which run is selected: the best in the primary measures among those that satisfy the guards."""
+    """Which snapshot of which run is selected: the best by the primary measures among those that pass the guards."""
 
     name: str = knob(hashed=False)
     by: str = knob("scores", options=("scores", "validation_loss"))
     snapshots: str = knob("all", options=("all", "last"))  # last: only each run's final weights
-    primary: list[Measure] | None = None  # ordered by the mean of the ranks in these
-    guards: list[Measure] | None = None  # not below the base's score
-    guard_slack: float = knob(0.0, ge=0)  # by more than this
-    place: int = knob(1, ge=1)  # 2: the second best run's best, and so on: one snapshot a run
-    eval: Eval | None = None  # what scores the snapshots; it holds the measures' tasks
+    primary: list[Measure] | None = None  # snapshots are ordered by their mean rank over these
+    guards: list[Measure] | None = None  # a snapshot may not score below the base in these
+    guard_slack: float = knob(0.0, ge=0)  # by how much it may
+    place: int = knob(1, ge=1)  # 2: the best snapshot of the second best run, and so on
+    eval: Eval | None = None  # how snapshots are scored; has the tasks of the measures

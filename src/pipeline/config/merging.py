@@ -25,26 +25,27 @@ class Merge(Knobs):
 
     method: str = MISSING
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # null: the sources' dtype
-    base: str | None = knob(None, run=True)  # null: from the experts' manifests, where the merge needs it
-    files_from: str | None = None  # whose tokenizer, template and configs: a role of the plan; null: the first
-    form: str = knob("auto", options=("auto", "dense", "adapter"))  # auto: an adapter from adapters, where it is exact
-    # of experts with tokens that others lack: union keeps them, common leaves them out; null: all have the same
+    base: str | None = knob(None, run=True)  # null: the base that the experts' manifests name, if the merge needs one
+    files_from: str | None = None  # the role whose tokenizer, template and configs the merge gets; null: the first
+    # auto: an adapter if all experts are adapters and their merge is one exactly
+    form: str = knob("auto", options=("auto", "dense", "adapter"))
+    # if experts have tokens that others lack: keep them (union) or drop them (common); null: refuse such experts
     vocabulary: str | None = knob(None, options=("common", "union"))
-    control: list[str] | None = None  # roles of experts that the base replaces, once weights are decided; null: none
+    control: list[str] | None = None  # roles whose expert the base replaces after weights were computed; null: none
 
     reads_partition: ClassVar[bool] = False
     reads_adapters: ClassVar[bool] = True  # whether experts may be LoRA adapters
     merges_vocabularies: ClassVar[bool] = True  # whether experts may have other numbers of rows
     fewest: ClassVar[int] = 2  # experts
-    package: ClassVar[str] = ""  # name and version of another package that the method is from, part of the hash
+    package: ClassVar[str] = ""  # if another package has the method: its name and version, which are hashed
 
     def references(self) -> References:
         """The sources in the order of the merge, without the base; the result is laid out as the first."""
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def decide(self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None) -> Any:
-        """What becomes of each parameter, of opened sources that fit each other: `Linear` weights or a `Computed`
-        formula of merge/merge.py. Reads headers alone, but for weights by magnitude."""
+        """How each parameter is merged: `Linear` weights or a `Computed` formula of merge/merge.py. The sources are
+        open and were checked to match. Only headers are read, except for weights by magnitude."""
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def needs_base(self) -> bool:
@@ -61,16 +62,16 @@ class Merge(Knobs):
 
     @staticmethod
     def dtype_of_several(of_base: Collection[str]) -> str:
-        """torch's name of the dtype of what is merged of experts in several: that of a base that is given, and has one;
-        else float32, which holds them all."""
+        """torch's name of the dtype of a merge of experts with several: the base's, if a base with one dtype is given;
+        else float32, which holds all of them."""
         return next(iter(of_base)) if len(of_base) == 1 else "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
-        """What affects the hash next to the knobs: the version of another package, the content of a file."""
+        """What is hashed besides the knobs: the version of another package, the content of a file."""
         return {"packages": {self.method: self.package}} if self.package else {}
 
     def controlled_roles(self) -> list[str]:
-        """The roles of `control`: of a side that is a list, all of its experts.
+        """The roles of `control`; a side that is a list stands for all of its experts.
 
         Raises:
             PipelineError: a role that the merge does not have, or no expert is left.
@@ -85,7 +86,7 @@ class Merge(Knobs):
         return controlled
 
     def exact_for_adapters(self) -> bool:
-        """Whether LoRA experts are merged into an adapter exactly: whether it is a weighted sum of whole parameters."""
+        """Whether a merge of LoRA experts is an adapter exactly: whether it is a weighted sum of whole parameters."""
         return True
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
@@ -95,18 +96,18 @@ class Merge(Knobs):
         """
 
     def settled(self, partition: Partition | None) -> Merge:
-        """With the values of knobs whose default depends on whether there is a partition."""
+        """Fill in knobs whose default depends on whether there is a partition."""
         return self
 
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
         """Raise PipelineError for roles that contradict the sides for which the sources were trained, where known."""
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
-        """The beginning of its runs' names; the experts' labels follow. layers: as of `refuse`."""
+        """The beginning of run names, before the experts' labels. layers: as in `refuse`."""
         return self.method
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
-        """What it does, for readers, in the layers of its model where their number is known."""
+        """What the merge does, for readers; in layers of the model if their number is known."""
         words = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
         for item in fields(self):
             value, is_own = getattr(self, item.name), not hasattr(Merge, item.name) and not item.metadata.get("run")

@@ -31,11 +31,11 @@ RUN_STAGES = ("data", "cpt", "sft", "merge", "eval", "select", "analyze")
 class Tracking(Knobs):
     """W&B. mode auto: online where a key is configured, offline otherwise, without a prompt."""
 
-    project: str = "cross-lingual-merging"  # in which runs are listed
+    project: str = "cross-lingual-merging"  # where runs are listed
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
-    weights: bool = False  # whether the weights of each model are logged, as an artifact
-    timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B counts as failed and W&B is ended
+    weights: bool = False  # log the weights of each model as an artifact
+    timeout: float = knob(30.0, ge=1)  # seconds after which a call of W&B has failed and W&B is switched off
 
 
 BY_SLURM = (lambda launcher: launcher.name == "slurm", "launcher=slurm")
@@ -46,49 +46,47 @@ class Launcher(Knobs):
     """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
-    # processes; null: one a GPU, else cores // threads. Of Slurm tasks of an array, at most; null: as many as have five
-    # minutes of work each, up to 64
+    # number of processes; null: one for each GPU, else cores // threads. With Slurm: tasks of an array, at most; null:
+    # one for each five minutes of work, up to 64
     workers: int | None = knob(None, ge=1)
     partition: str | None = knob(None, read=BY_SLURM)  # sbatch --partition
-    cpu_partition: str | None = knob(None, read=BY_SLURM)  # that of jobs without GPUs; null: partition
+    cpu_partition: str | None = knob(None, read=BY_SLURM)  # for jobs without GPUs; null: partition
     account: str | None = knob(None, read=BY_SLURM)  # sbatch --account
     qos: str | None = knob(None, read=BY_SLURM)  # sbatch --qos
-    gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as its runs request
-    # the GPU of the nodes, of hardware=, for the hours of arrays; null: a100_80
+    gpus: int | None = knob(None, ge=0, read=BY_SLURM)  # per job, at most; null: as many as its runs request
+    # the nodes' GPU, for the hours of arrays; set by hardware=; null: a100_80
     gpu: str | None = knob(None, options=CARDS, read=BY_SLURM)
-    # cores of a job for each of its GPUs, where its runs have no threads=; null: as many as the site gives
+    # cores of a job for each of its GPUs, unless threads= says how many; null: the site's default
     cpus_per_gpu: int | None = knob(8, ge=1, read=BY_SLURM)
-    # the longest time limit of a job, in sbatch's format; an array asks for twice its estimate where that is shorter.
-    # null: the partition's
+    # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if that is shorter.
+    # null: the partition's limit
     time: str | None = knob(
         None, read=BY_SLURM, form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
     )
     memory: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "64G, of a job, as sbatch reads it"))
-    # of a job with GPUs, for each of them, where memory is not given
+    # of a job with GPUs, for each of them, unless memory is given
     memory_per_gpu: str | None = knob(None, read=BY_SLURM, form=(r"\d+[KMGT]?", "48G, as sbatch reads it"))
-    setup: list[str] | None = knob(
-        None, read=BY_SLURM
-    )  # lines of bash before the program: module load, source activate
-    wrap: str | None = knob(None, read=BY_SLURM)  # command prefix of the program: apptainer exec --nv IMAGE
+    # lines of bash that run before the program: module load, source activate
+    setup: list[str] | None = knob(None, read=BY_SLURM)
+    wrap: str | None = knob(None, read=BY_SLURM)  # command that the program is started with: apptainer exec --nv IMAGE
     scratch: str | None = knob(None, read=BY_SLURM)  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: where the Hub's files are cached
+    hf_home: str | None = knob(None, read=BY_SLURM)  # HF_HOME of a job: the cache of the Hub's files
     options: list[str] | None = knob(None, read=BY_SLURM)  # further options of sbatch: '["--constraint=a100"]'
-    dry_run: bool = knob(False, read=BY_SLURM)  # write the jobs' scripts and print how they would be submitted, no more
+    dry_run: bool = knob(False, read=BY_SLURM)  # only write the jobs' scripts and print how they would be submitted
 
 
 @dataclass
 class Clean(Knobs):
-    """What stage=clean deletes, and what it keeps."""
+    """What stage=clean deletes and keeps."""
 
     dry_run: bool = True  # only list
-    hours: float = knob(24.0, ge=0)  # work touched within this time is kept
+    hours: float = knob(24.0, ge=0)  # keep work that was touched within this time
     resume_points: bool = False  # also delete resume points of interrupted trainings
 
 
 @dataclass
 class Stage(Knobs):
-    """groups: those that it reads, each with its option where none is given. MISSING: one is needed; None: no option
-    is chosen."""
+    """groups: group that the stage reads -> its default option. MISSING: one must be given; None: none is chosen."""
 
     groups: ClassVar[dict[str, str | None]] = {}
 
@@ -111,13 +109,12 @@ def trains(config: RunStage) -> bool:
 class RunStage(Stage):
     """A stage that computes one run."""
 
-    redo: bool = knob(False, hashed=False)  # rerun it, as a new attempt; its parents are not rerun
+    redo: bool = knob(False, hashed=False)  # compute the run again, but not its parents
     seed: int = knob(0, ge=0, le=MOST_SEED, hashed=draws)
     deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, relevant on a GPU
-    threads: int | None = knob(
-        None, ge=1, hashed=False
-    )  # CPU threads; null: torch's default. Bit-identical results need the same count
-    group: str | None = knob(None, hashed=False)  # the table that it belongs to; W&B's group
+    # CPU threads; null: torch's default. The same bits need the same number
+    threads: int | None = knob(None, ge=1, hashed=False)
+    group: str | None = knob(None, hashed=False)  # the table that the run belongs to; W&B's group
 
 
 @dataclass
@@ -146,8 +143,7 @@ class TrainStage(RunStage):
     partition: Partition | None = None  # partial and simultaneous training need one
 
     def settled(self) -> TrainStage:
-        """With the values of knobs whose default depends on others: the learning rate, and the side that partial
-        trains."""
+        """Fill in knobs whose default depends on others: the learning rate, and the side that partial trains."""
         sft = self.sft
         if sft.learning_rate is None:
             sft = replace(sft, learning_rate=default_rate(sft.adapter))
@@ -161,7 +157,7 @@ class MergeStage(RunStage):
     groups = {"merge": MISSING, "partition": None}
 
     merge: Merge = MISSING
-    partition: Partition | None = None  # layer_swap: in place of counts; reset: the partition of merge.side
+    partition: Partition | None = None  # layer_swap: instead of counts of layers; reset: the partition of merge.side
 
 
 @dataclass
@@ -176,8 +172,8 @@ class EvalStage(RunStage):
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/languages.yaml, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
-    chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that selected this model
-    as_stored: bool = knob(False, hashed=False)  # set with the dtype of the weights where eval.dtype=auto is resolved
+    chosen_by: str | None = knob(None, hashed=False)  # the choice in a table that selected this model
+    as_stored: bool = knob(False, hashed=False)  # internal: eval.dtype was auto and is now the dtype of the weights
 
 
 @dataclass
@@ -226,16 +222,16 @@ class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
-    free_snapshots: bool | None = None  # delete snapshots ranked by a select run; null: the table's
+    free_snapshots: bool | None = None  # delete snapshots once a selection has ranked them; null: as the table says
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, ge=1, hashed=False)
-    given: dict[str, Any] = field(default_factory=dict)  # the command's own keys and values: not set itself
+    given: dict[str, Any] = field(default_factory=dict)  # internal: keys and values of the command
 
 
 @dataclass
 class Report(Knobs):
-    fewer: bool = False  # replace a report by one with fewer finished cells
+    fewer: bool = False  # allow a report with fewer finished cells than the one that it replaces
 
 
 @dataclass
@@ -250,15 +246,15 @@ class Export(Knobs):
     """What stage=export writes, and where. `format` is read with table= (lm_eval also with the checkpoint=RUN of an
     evaluation), all others but `to` with checkpoint=."""
 
-    to: str | None = None  # of a table a file, of its figures a folder; of a checkpoint a new folder or hub:org/name
-    format: str = knob(
-        "archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval")
-    )  # archive: all results; figures: a folder of SVG and PDF; lm_eval: a folder of its logs; others: cells
-    dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
-    adapter: bool = False  # a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32; else the whole model
-    base: str | None = knob(None, run=True)  # of an adapter from elsewhere; null: the one that it names
-    licence: str | None = None  # for the model card, as spelled on the Hub; null: the experts', which must have one
-    private: bool = True  # on the Hub: whether only its owners see it
+    to: str | None = None  # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
+    # archive: all results; figures: a folder of SVG and PDF; lm_eval: a folder of its logs; others: cells
+    format: str = knob("archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval"))
+    dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # dtype of the weights; null: unchanged
+    adapter: bool = False  # write a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32
+    # the base of an adapter from elsewhere; null: the one that the adapter names
+    base: str | None = knob(None, run=True)
+    licence: str | None = None  # for the model card, as spelled on the Hub; null: that of the experts
+    private: bool = True  # on the Hub: visible to its owners only
 
 
 @dataclass
@@ -272,17 +268,16 @@ class ExportStage(TableStage):
 
 @dataclass
 class Plan(Knobs):
-    """Settings of stage=plan. gpu: for which hours and memory are estimated; null: by the durations of finished
-    runs."""
+    """Settings of stage=plan. gpu: the GPU for which hours and memory are estimated; null: this machine."""
 
-    # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
+    # stage of the single command given instead of a table; null: guessed from its groups
     stage: str | None = knob(None, options=RUN_STAGES)
     gpu: str | None = knob(None, options=CARDS)
     gpus: int = knob(1, ge=1)
-    lines: int = knob(0, ge=0)  # runs that are listed, with all notes in full; more are summarised
-    keys: bool = False  # also list which keys of `every` are in run hashes
+    lines: int = knob(0, ge=0)  # list this many runs, and all notes in full
+    keys: bool = False  # also list which keys of `every` enter run hashes
     prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
-    expand: bool = False  # print the table with what it inherits, or that a study is, as YAML, and nothing else
+    expand: bool = False  # only print the full table as YAML: inherited keys filled in, a study expanded
 
 
 @dataclass
@@ -290,12 +285,12 @@ class PlanStage(TableStage):
     """The plan of a table, or of a single command: stage=plan expert=math."""
 
     plan: Plan = part(Plan)
-    command: list[str] | None = None  # the single command's words: not set itself
+    command: list[str] | None = None  # internal: words of the single command
 
 
 @dataclass
 class Prefetch(Knobs):
-    # of the single command given in place of a table; null: eval, select, merge or sft, by the groups that are named
+    # stage of the single command given instead of a table; null: guessed from its groups
     stage: str | None = knob(None, options=RUN_STAGES)
     update: bool = False  # lock the Hub's current revisions instead: this changes run hashes
 
@@ -305,7 +300,7 @@ class PrefetchStage(TableStage):
     """Fetches what a table needs from the Hub, or a single command: stage=prefetch expert=math."""
 
     prefetch: Prefetch = part(Prefetch)
-    command: list[str] | None = None  # the single command's words: not set itself
+    command: list[str] | None = None  # internal: words of the single command
 
 
 @dataclass
@@ -321,7 +316,7 @@ class CheckStage(Stage):
     """Tries on this node, in minutes, what a study needs; reads the keys of model, recipe, sft, partition and eval."""
 
     check: Check = part(Check)
-    command: list[str] | None = None  # the keys of the trainings and the evaluation: not set itself
+    command: list[str] | None = None  # internal: keys of the trainings and the evaluation
 
 
 @dataclass
@@ -339,13 +334,13 @@ class StatusStage(TableStage):
 
 @dataclass
 class Show(Knobs):
-    samples: int = knob(0, ge=0)  # answers of each task and language that are printed
-    rows: int = knob(0, ge=0)  # rows of a training set that are printed, with the trained tokens marked
+    samples: int = knob(0, ge=0)  # print this many answers of each task and language
+    rows: int = knob(0, ge=0)  # print this many rows of a training set, with the trained tokens marked
 
 
 @dataclass
 class ShowStage(Stage):
-    run: str = knob(run=True)  # the finished run that is shown
+    run: str = knob(run=True)  # the run to show
     show: Show = part(Show)
 
 

@@ -19,18 +19,17 @@ class Model(Knobs):
 
     name: str = knob(hashed=False)
     path: str | None = knob(None, run=True)  # the model that is trained: a finished run, a folder, hub:org/name
-    # of a model on the Hub
+    # of a model on the Hub; null: as locked by stage=prefetch, the newest until then
     revision: str | None = knob(None, read=(lambda model: str(model.path).startswith("hub:"), "model=hub:org/name"))
-    licence: str = knob("", hashed=False)  # as spelled on the Hub; where it has none, that of the base's own model card
+    licence: str = knob("", hashed=False)  # as spelled on the Hub; empty: the licence in the base's model card
     init: str = knob("pretrained", options=("pretrained", "random"))
     # init=random: fields of transformers' config; model_type is one of them
     architecture: dict[str, Any] = knob({}, read=(lambda model: model.init == "random", "model.init=random"))
-    tokenizer: str = knob(
-        "own", options=("own", "bpe", "data_root")
-    )  # own: next to the weights; data_root: data_root/tokenizer
-    # tokenizer=bpe: pieces, the 256 bytes included
+    # own: next to the weights; data_root: data_root/tokenizer
+    tokenizer: str = knob("own", options=("own", "bpe", "data_root"))
+    # tokenizer=bpe: number of pieces, including the 256 bytes
     vocab_size: int = knob(4096, ge=257, read=(lambda model: model.tokenizer == "bpe", "model.tokenizer=bpe"))
-    # transformers' name of an attention, or a kernel of the Hub's kernels-community at a commit
+    # transformers' name of an implementation, or a kernel of the Hub's kernels-community at a commit
     attn_implementation: str = knob(
         "sdpa", form=(ATTENTION, f"{', '.join(ATTENTIONS)} or kernels-community/NAME@COMMIT")
     )
@@ -74,20 +73,19 @@ class Sft(Knobs):
     adapter: str = knob("none", options=("none", "lora"))
     side: str | None = knob(None, options=("math", "language"))  # partial: the trained side; null: the expert's side
     # Knobs that only some training methods read are hashed only there
-    steps_per_switch: int = knob(
-        1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")
-    )  # simultaneous: optimizer steps on one side before the other's turn
-    # null: 1e-6, and of adapters 6e-5, of unreasonable_lora: at rates of full training they do not move
+    # simultaneous: optimizer steps on one side before it is the other's turn
+    steps_per_switch: int = knob(1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous"))
+    # null: 1e-6, and 6e-5 for adapters (unreasonable_lora), which barely change at rates of full training
     learning_rate: float | None = knob(1e-5, gt=0)
     batch_size: int = knob(32, ge=1)  # over all processes and accumulated micro-batches
-    # per process and pass; null: the largest divisor of batch_size / processes up to 4
+    # per process and forward pass; null: the largest divisor of batch_size / processes up to 4
     micro_batch_size: int | None = knob(None, ge=1)
     processes: int = knob(1, ge=1)  # one per GPU
-    # with processes > 1: whole copies, or shards
+    # if processes > 1: each has a whole copy (ddp), or a shard (fsdp2)
     parallel: str = knob("ddp", options=("ddp", "fsdp2"), hashed=lambda sft: sft.processes > 1)
     seq_length: int = knob(1024, ge=8)
-    packing: bool = False  # cpt: concatenate plain text and cut it into rows of seq_length
-    epochs: int = knob(1, ge=1)  # passes over the set
+    packing: bool = False  # cpt: concatenate plain text and cut it into rows of seq_length tokens
+    epochs: int = knob(1, ge=1)  # passes over the training set
     steps: int | None = knob(None, ge=1)  # optimizer steps, counting both sides; null: all full batches of the passes
     optimizer: str = knob("adamw", options=("adamw", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
@@ -98,39 +96,39 @@ class Sft(Knobs):
     adam_beta1: float = knob(0.9, ge=0, lt=1)
     adam_beta2: float = knob(0.99, ge=0, lt=1)
     max_grad_norm: float = knob(1.0, gt=0)
-    shuffle: bool = True  # false: the data run's order
-    # response: the last one of a conversation; assistant_turns: all of them, with sft.template=chat
+    shuffle: bool = True  # false: keep the order of the data run
+    # response: the last turn of a conversation; assistant_turns: all of the assistant's, needs sft.template=chat
     loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
-    # the date printed by chat templates that print today's date
+    # the date for chat templates that print today's date
     template_date: str = knob("2024-07-26", read=(lambda sft: sft.template == "chat", "sft.template=chat"))
     # between prompt and completion where sft.template=plain
     separator: str = knob("\n", read=(lambda sft: sft.template == "plain", "sft.template=plain"))
     # bf16: matrix products by autocast; tf32: those of fp32 in TF32, on GPUs from the A100 on
     precision: str = knob("fp32", options=("fp32", "bf16", "tf32"))
     weights: str = knob("float32", options=("float32", "bfloat16"))  # dtype of weights and gradients
-    gradient_checkpointing: bool = False  # activations computed twice: less memory, a third more time
-    padding_free: bool = False  # the rows of a micro-batch in one, without padding; on a GPU with flash attention
+    gradient_checkpointing: bool = False  # compute activations twice: less memory, a third more time
+    padding_free: bool = False  # join the rows of a micro-batch without padding; needs a GPU and flash attention
     compile: bool = False  # torch.compile
-    liger: bool = False  # Liger's kernels of norms, rotary positions and MLPs, on a GPU
+    liger: bool = False  # Liger's kernels for norms, rotary embeddings and MLPs; needs a GPU
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
     lora_rank: int = knob(64, ge=1, read=WITH_ADAPTER)
     lora_alpha: float = knob(16.0, gt=0, read=WITH_ADAPTER)  # adapters are scaled by alpha / sqrt(rank)
     lora_dropout: float = knob(0.0, ge=0, lt=1, read=WITH_ADAPTER)
-    # names of matrices in the layers; null: every matrix of attention and MLP, of recurrent mixers those named as these
+    # names of matrices in the layers; null: every matrix of attention and MLP, and those of recurrent mixers that have
+    # the same names
     lora_targets: list[str] | None = knob(
         None, hashed=lambda sft: sft.adapter == "lora" and sft.lora_targets != LLAMA_MATRICES, read=WITH_ADAPTER
     )
-    validate_at_start: bool = False  # the validation loss before the first step, too
-    snapshot_every: int | None = knob(None, ge=1)  # keep a snapshot every N training samples (rounded up to a step)
-    # number of snapshots kept, the last; null: all
+    validate_at_start: bool = False  # also measure the validation loss before the first step
+    snapshot_every: int | None = knob(None, ge=1)  # keep a snapshot after every N training rows, rounded up to a step
+    # keep only the last N snapshots; null: all
     snapshot_keep: int | None = knob(
         None, ge=1, read=(lambda sft: sft.snapshot_every is not None, "sft.snapshot_every=N")
     )
-    resume_minutes: float | None = knob(
-        30.0, ge=0, hashed=False
-    )  # at most, between resume points; null: only when stopped
-    stall_minutes: float | None = knob(30.0, gt=0, hashed=False)  # longest time without a step; null: no limit
+    # at most, between two resume points; null: write one only when stopped
+    resume_minutes: float | None = knob(30.0, ge=0, hashed=False)
+    stall_minutes: float | None = knob(30.0, gt=0, hashed=False)  # fail after this time without a step; null: no limit
 
     @property
     def adapter_rank(self) -> int:
