@@ -139,7 +139,7 @@ def licence_of(origin: Origin, config: ExportStage) -> str | None:
             "the result, export.licence=NAME"
         )
     if not origin.licences:
-        print("warning: no licence is known, so the card has none: export.licence=NAME", file=sys.stderr)
+        print("warning: licence unknown, so the model card has none; set it with export.licence=NAME", file=sys.stderr)
         return None
     return next(iter(origin.licences.values()))
 

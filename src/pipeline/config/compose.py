@@ -64,7 +64,7 @@ def compose_given(words: Words) -> Stage:
 
 
 def stage_of(words: Words) -> Stage:
-    """The stage of these words, of which a table's `every` may set knobs that this run does not read.
+    """Build the stage from these settings. Knobs without effect are allowed: a table's `every` sets them for all runs.
 
     Raises:
         PipelineError: as compose does.
@@ -83,7 +83,7 @@ def stage_of(words: Words) -> Stage:
     check(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
         raise PipelineError(
-            "group holds an =, as KEY=VALUE does (not shown here): it is a name that manifests and W&B show, group=NAME"
+            "group must not contain =, which may be part of a secret, and is not shown here: give a name, group=NAME"
         )
     if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
         suffix = ", not both" if stage.table else ""
@@ -97,7 +97,7 @@ def stage_of(words: Words) -> Stage:
 
 
 def partial_stage(words: Words) -> tuple[Stage, list[str]]:
-    """The stage of these words, and the keys that it lacks, sorted."""
+    """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
     words = {key: value for key, value in {**words, **left_open(words)}.items() if key != HARDWARE}
     words = spell_out_tasks(words, conf.options("eval"))
     if conf.is_checkpoint(str(words.get("model", ""))):

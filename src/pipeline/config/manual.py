@@ -49,7 +49,10 @@ def manual_text(words: list[str]) -> str:
     if reads_hardware(stage):
         default = f"here {options[HARDWARE]}" if HARDWARE in options else "none unless given"
         lines += format_entry(f"{HARDWARE}=", f"{', '.join(conf.options(HARDWARE))} ({default})")
-    lines += ["", "knobs, with their values in this command; of groups that are needed and not given, their defaults"]
+    lines += [
+        "",
+        "Knobs and their values in this command. For groups that must be chosen and are not, defaults are shown.",
+    ]
     config, unnamed = values_in_effect(words, stage_class)
     parts = dict(stage_parts(stage_class, options.get("merge")))
     for title, kind in {TOP_LEVEL: stage_class, **parts}.items():

@@ -114,8 +114,8 @@ class History:
         return self.too_large[run.hash] or (seconds or 0.0) > DAY
 
     def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
-        """What runs take together, divided among workers, and the runs that are not in it, as printed; "?" if none is
-        known. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
+        """Two texts: the time that runs take together with these workers, "?" if no time is known, and which runs it
+        leaves out. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
         left = left or {}
         predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]

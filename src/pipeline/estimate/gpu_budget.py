@@ -285,8 +285,8 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
 def hardware_that_fits(
     large: Sequence[tuple[Run, Shape]], room: float, gpu: str | None = None, typed: Container[str] = ()
 ) -> list[str]:
-    """The options of hardware that make these trainings fit, but for typed keys: into `room` bytes of any GPU; of `gpu`
-    those of that card, else the smallest of another."""
+    """The options of hardware= with which these trainings fit; typed keys stay as they are. Without `gpu` into `room`
+    bytes; with it on that card, else on the smallest other card."""
 
     def fits(values: Mapping[str, Any], room: float) -> bool:
         for run, shape in large:

@@ -31,7 +31,7 @@ def _known(runs_dir: Path, changed: int) -> dict[str, Shape]:
 
 
 def shape_of_parent(run: Parent, shapes: dict[str, Shape]) -> Shape | None:
-    """That of its folder, of what it is derived from, or of the model that it names; None where it is not known."""
+    """The shape of a model: by its config.json, its parents, or its name; None if it is not known."""
     if run.hash not in shapes:
         shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
         inherited = (shape_of_parent(parent, shapes) for parent in models_of(run))

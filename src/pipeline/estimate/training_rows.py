@@ -47,8 +47,8 @@ def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
 
 
 class Cut(NamedTuple):
-    """Rows that sft.seq_length cuts, those of which it leaves no loss, and rows looked at; whether these are all;
-    problem: why these rows cannot be trained on, and whether it is certain that the training has them."""
+    """Numbers of rows: cut by sft.seq_length, cut so far that nothing is trained on, examined; whether these are all.
+    problem: why the rows cannot be trained on; certain: whether the training is sure to have them."""
 
     cut: int
     lost: int
@@ -107,8 +107,8 @@ def too_few_rows(run: Run[TrainStage]) -> str:
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:
-    """What sft.seq_length cuts, of the rows as they will be tokenized; without the model's tokenizer, of the first
-    rows by their text."""
+    """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's tokenizer, estimate the
+    count from the text of the first rows."""
     sft, tokenizer, (rows, all_rows) = run.config.sft, tokenizer_of(run), known_rows(run)
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)

@@ -83,8 +83,9 @@ def refuse_problems(run: Run) -> None:
 
 
 def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) -> Path:
-    """Compute the run of one stage and its unfinished parents. Returns its folder. options: those that its command
-    chooses, of which a training is described first.
+    """Compute the run of one stage and its unfinished parents. Returns its folder.
+
+    options: key -> value of the command, for the line that describes a training.
 
     With several processes started by a launcher, the first does this, and the others train with it.
     """

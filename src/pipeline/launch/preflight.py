@@ -104,9 +104,8 @@ def refuse_targets_of_base(run: Run[TrainStage]) -> None:
 
 
 def refuse_too_large(runs: Sequence[Run]) -> None:
-    """Raise PipelineError for runs that do not fit this machine's GPUs or, without one, its memory, before anything is
-    fetched, by what they hold besides activations. Models whose shape is not known before they are here are left out,
-    and scores on GPUs."""
+    """Raise PipelineError for runs whose weights, gradients and optimizer state exceed this machine's GPUs or, without
+    one, its memory; before anything is fetched. Models of unknown shape, and scores on GPUs, are not checked."""
     on_gpu = bool(visible_gpus())
     room, largest, needed = gpu_memory() if on_gpu else cpu.memory(), None, 0.0
     for run in runs:

@@ -40,8 +40,8 @@ def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str
 def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str, str]:
     """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a parent is.
 
-    Scores stay valid when the runs of their models are deleted: a finished evaluation does not need them again, so that
-    they are computed only if another run needs them or they are among `targets`.
+    If a model was deleted after it was scored, its run is computed again only if another run needs it, or it is among
+    `targets`.
     """
     reasons: dict[str, str] = {}
     deleted: set[str] = set()  # runs without files, as are their unfinished parents

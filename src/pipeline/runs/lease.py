@@ -191,7 +191,7 @@ class Lease:
         with suppress(Lost, OSError):
             self.check()
             if any(not path.name.startswith(LEASE) for path in self.workplace.iterdir()):
-                # else one that saw it dead and one that sees none take different numbers
+                # the number stays: else a process that saw the lease dead and one that sees none both take the run
                 with open(self.file, "r+", encoding="utf-8") as file:  # in place: a full disk has no room for a new one
                     file.write(RELEASED)
                     file.truncate()

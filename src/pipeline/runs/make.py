@@ -28,8 +28,8 @@ Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
-    """None where the run is finished and still valid, else the reason in a few words; parents are not checked. Raises
-    PipelineError for a training whose manifest says another side: it is no input of it, and merges and maps read it."""
+    """None if the run is finished and valid, else the reason in a few words; parents are not checked. Raises
+    PipelineError for a finished training of another side: the side is not hashed, but merges and maps use it."""
     try:
         manifest = read_manifest(run.folder)
         if manifest and manifest.hash != run.hash:  # of a run whose label and digits are the same

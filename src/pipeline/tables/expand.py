@@ -47,7 +47,7 @@ def expand_table(table: Table, reads: Reads) -> TablePlan:
 
 
 class Place:
-    """A row and a column together: the words of both; the row's override the column's, and these those of `score`."""
+    """The settings of one cell: those of `score`, overridden by the column's, overridden by the row's."""
 
     def __init__(self, table: Table, row: Side, row_name: str, row_at: At, column: Side, name: str, at: At) -> None:
         self.key, self.row, self.sides = (row_name, name), row, (row, column, table.score)

@@ -50,9 +50,9 @@ def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] |
 
 
 def another_number(words: tuple[tuple[str, Any], ...], metric: str | None, pair: str | None) -> str:
-    """What of a cell is not the number that a choice compares: a metric other than the primary one of the task that
-    `words` score, or one direction of a translation; empty where it is that number. The report repeats a choice by what
-    the cell shows, and would show another candidate's number than that of the chosen one."""
+    """The setting by which a cell shows another number than a choice compares: a metric other than the primary one of
+    the task that `words` score, or one direction of a translation; empty if there is none. It is refused, as the report
+    repeats a choice by what the cell shows, and could show a candidate that was not chosen."""
     if metric is not None and metric != primary_metric(task_of(ScoreRef("", words, "")))[0]:
         return f"metric: {metric}"
     return "" if pair is None else f"pair: {pair}"

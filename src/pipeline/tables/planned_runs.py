@@ -1,4 +1,4 @@
-"""A table's plan as runs: its specs and scores composed once for their options, and built with one another as parents.
+"""Turns the specs and scores of a table into runs that are each other's parents. Each configuration is composed once.
 
 A training, a selection, an analysis is a run; a merge is what an evaluation scores in memory, and is written only
 where another run is made of it; each score is an evaluation of one model on one task in one language. Equal ones are

@@ -25,9 +25,9 @@ A cell says: run (null: there is none); the value of an axis; eval, task (of a b
 are averaged), eval.KEY, data_root (the items, where they are not in that of `every`), where_possible (missing where its
 data is, not refused); metric, pair (of FLORES), fact (a number that a training recorded, or of an analysis
 rows_changed.COLUMNS.LAYERS); published (TABLE, or TABLE
-ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best (axes: the value of the largest mean,
-one for all that is pooled), each (axes: one choice for each value), by (what is scored to choose, else the table's
-score). A row may also say columns, the only ones that it fills. Where row and column give an axis different values, or
+ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best (axes to choose from, by the largest
+mean over all that is pooled), each (axes: a choice for each of their values), by (scores to choose with, else the
+table's score). A row may also name the only columns that it fills. If row and column give an axis different values, or
 the run is null, the place is empty.
 
 Nothing here composes an option or opens a file.
