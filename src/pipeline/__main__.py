@@ -53,8 +53,8 @@ def write_result(descriptor: int, text: str) -> None:
         os.write(descriptor, (without_credentials(text) + "\n").encode())
 
 
-def print_answer(words: Sequence[str], config: Stage, result: Callable[[str], None]) -> None:
-    output = stage_output(config, chosen_options(words))
+def print_answer(arguments: Sequence[str], config: Stage, result: Callable[[str], None]) -> None:
+    output = stage_output(config, chosen_options(arguments))
     if not is_follower():
         result(output)
 
@@ -100,19 +100,21 @@ def stopped_by(signal_name: str) -> int:
     return 130 if interrupted else UNFINISHED
 
 
-def run_multirun(words: list[str]) -> int:
+def run_multirun(arguments: list[str]) -> int:
     """Exit status of `-m`: one stage for each of several values, all composed before the first begins.
 
     Runs form a plan of one level; their folders are printed. The status is 1 if any failed, else 75 if any is
     unfinished.
     """
     try:
-        configs: list[Any] = [compose(job) for job in sweep_jobs(words)]
+        configs: list[Any] = [compose(job) for job in sweep_jobs(arguments)]
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
     if not all(isinstance(config, RunStage) for config in configs):
-        return worst_status([run_stage(partial(replace, config), partial(print_answer, words)) for config in configs])
+        return worst_status(
+            [run_stage(partial(replace, config), partial(print_answer, arguments)) for config in configs]
+        )
     statuses: list[int] = []
 
     def make_all(_: Stage, result: Callable[[str], None]) -> None:
@@ -169,58 +171,58 @@ class Flags(ArgumentParser):
         )
 
 
-def refuse_flags(flags: Namespace, words: Sequence[str]) -> None:
+def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
     """Raise PipelineError for flags that are unknown, or mean nothing together."""
     if flags.cfg is not None and flags.multirun:
         raise PipelineError("-m starts a run for each of several values, --cfg shows one: drop one")
     if flags.cfg not in (None, "job"):
         raise PipelineError("--cfg shows a command's values: give --cfg job")
-    for flag in (word.partition("=")[0] for word in words if word.startswith("-")):
+    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("-")):
         key = flag.lstrip("-")
         instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
         raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
 
 
-def show_values(words: list[str]) -> int:
+def show_values(arguments: list[str]) -> int:
     """Exit status of --cfg job, which shows a command's values and runs nothing: those of its run if all of its parents
     are known."""
     resolved = None
     try:
         with suppress(Incomplete):
-            config = compose(split_command(words)[1] or words)
+            config = compose(split_command(arguments)[1] or arguments)
             with suppress(PipelineError):
                 resolved = build(config).config if isinstance(config, RunStage) else None
-        return print_text(command_text(words, resolved))
+        return print_text(command_text(arguments, resolved))
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
 
 
 @masked_output()
-def main(words: list[str] | None = None) -> int:
-    words = sys.argv[1:] if words is None else words
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
     quiet()
     try:
-        flags, words = Flags().parse_known_args(words)
+        flags, arguments = Flags().parse_known_args(arguments)
         os.environ.pop(ADDED_CONF, None)
         for folder in flags.config_dir:
             conf.add_folder(folder)
-        refuse_repeated(words)
+        refuse_repeated(arguments)
         if flags.help:
-            overrides = [word for word in words if not word.startswith("-")]
+            overrides = [argument for argument in arguments if not argument.startswith("-")]
             return print_text(manual_text(overrides) if overrides else usage_text())
         if flags.version:
             return print_text(f"{DISTRIBUTION} {package_version(DISTRIBUTION)}")
-        refuse_flags(flags, words)
+        refuse_flags(flags, arguments)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with handle_signals():
         if flags.cfg:
-            return show_values(words)
+            return show_values(arguments)
         if flags.multirun:
-            return run_multirun(words)
-        return run_stage(lambda: compose(words), partial(print_answer, words))
+            return run_multirun(arguments)
+        return run_stage(lambda: compose(arguments), partial(print_answer, arguments))
 
 
 if __name__ == "__main__":

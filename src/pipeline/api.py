@@ -52,18 +52,18 @@ class Report(NamedTuple):
         return pd.read_csv(self.page.with_name("cells.csv"), keep_default_na=False, na_values=[""])
 
 
-def train(expert: str, stage: str = "sft", **words: Any) -> Path:
+def train(expert: str, stage: str = "sft", **knobs: Any) -> Path:
     """The folder of a trained expert; stage="cpt" for continual pretraining. Further keywords: model, sft (a method),
     recipe, partition, seed ..., and knobs of sft."""
-    return Path(answer(stage, "sft", {"expert": expert, **words}))
+    return Path(answer(stage, "sft", {"expert": expert, **knobs}))
 
 
-def merge(method: str, **words: Any) -> Path:
+def merge(method: str, **knobs: Any) -> Path:
     """The folder of a merge: its runs and knobs by name (math, language, experts, bottom_layers ...)."""
-    return Path(answer("merge", "merge", {"merge": method, **words}))
+    return Path(answer("merge", "merge", {"merge": method, **knobs}))
 
 
-def evaluate(**words: Any) -> DataFrame:
+def evaluate(**knobs: Any) -> DataFrame:
     """Scores of a checkpoint, or of a merge in memory, a row per task, language and metric, in percent as those of
     `table`; BLEU, chrF++, perplexities and bits on their own scale. `run` names the run, whose folder, with its answers
     in samples/, is attrs["folder"].
@@ -75,21 +75,21 @@ def evaluate(**words: Any) -> DataFrame:
     from pipeline.evaluate.records import read_scores
     from pipeline.report.render.tidy import in_percent
 
-    folder = Path(answer("eval", "eval", words))
+    folder = Path(answer("eval", "eval", knobs))
     rows = [{"run": folder.name, **in_percent(row)} for row in read_scores(folder / "scores.json")[0]]
     frame = pd.DataFrame(rows)
     frame.attrs["folder"] = folder
     return frame
 
 
-def table(table: str | Path, **words: Any) -> Report:
+def table(table: str | Path, **knobs: Any) -> Report:
     """Every run and score of a table, computed where missing, and its page. Keywords: every={...}, launcher ..."""
-    return report_at(answer("table", None, {"table": table, **words}))
+    return report_at(answer("table", None, {"table": table, **knobs}))
 
 
-def report(table: str | Path, **words: Any) -> Report:
+def report(table: str | Path, **knobs: Any) -> Report:
     """The page of a table, by what is computed. Keywords as of `table`."""
-    return report_at(answer("report", None, {"table": table, **words}))
+    return report_at(answer("report", None, {"table": table, **knobs}))
 
 
 def report_at(page: str) -> Report:
@@ -98,29 +98,31 @@ def report_at(page: str) -> Report:
     return Report(Path(page), *results(Path(page).parent))
 
 
-def answer(stage: str, group: str | None, words: dict[str, Any]) -> str:
+def answer(stage: str, group: str | None, knobs: dict[str, Any]) -> str:
     """What the command of a stage prints. config_dir: a folder of options, as --config-dir."""
     quiet()
-    if (folder := words.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
+    if (folder := knobs.pop("config_dir", None)) and Path(folder).resolve() not in added_conf():
         conf.add_folder(str(folder))
     forget_files()
-    given = {"stage": stage, **spelled(stage, group, words)}
-    return stage_output(compose_given(given), {**given, **left_open(given)})
+    settings = {"stage": stage, **spelled(stage, group, knobs)}
+    return stage_output(compose_given(settings), {**settings, **left_open(settings)})
 
 
-def spelled(stage: str, group: str | None, words: Mapping[str, Any]) -> dict[str, Any]:
+def spelled(stage: str, group: str | None, knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords as words of the command line: those that are neither a group nor a key of the command are knobs of
     `group`, or of the merge that is evaluated; what a mapping holds are dotted keys."""
     of_stage = [item.name for item in fields(conf.stage_class(stage) or Stage)]
-    known = {*conf.groups_read(stage), *of_stage, "every", "hardware"}
-    method = conf.method_of(words.get("merge"))
+    readable = {*conf.groups_read(stage), *of_stage, "every", "hardware"}
+    method = conf.method_of(knobs.get("merge"))
     of_merge = {item.name for item in fields(method)} - {item.name for item in fields(Eval)} if method else set()
-    named: dict[str, Any] = {}
-    for key, value in words.items():
-        own = "merge" if key in of_merge else group
-        named[key if key in known or "." in key or own is None else f"{own}.{key}"] = value
-    empty = {key: value for key, value in named.items() if value == {} and key not in known}  # a wrong key all the same
-    return empty | {key: plain(value) for key, value in dotted(named, f"stage={stage}", "").items()}
+    by_name: dict[str, Any] = {}
+    for key, value in knobs.items():
+        own_group = "merge" if key in of_merge else group
+        by_name[key if key in readable or "." in key or own_group is None else f"{own_group}.{key}"] = value
+    empty = {
+        key: value for key, value in by_name.items() if value == {} and key not in readable
+    }  # a wrong key all the same
+    return empty | {key: plain(value) for key, value in dotted(by_name, f"stage={stage}", "").items()}
 
 
 def plain(value: Any) -> Any:

@@ -37,17 +37,17 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def close_matches(word: str, options: Iterable[str], cutoff: float = 0.6) -> list[str]:
+def close_matches(value: str, options: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """Up to three of the options that are similar to a word; those alone that are about as similar as the first."""
-    close = get_close_matches(word, options, 3, cutoff)
-    similar = [SequenceMatcher(a=name, b=word).ratio() for name in close]  # in get_close_matches' order of arguments
+    close = get_close_matches(value, options, 3, cutoff)
+    similar = [SequenceMatcher(a=name, b=value).ratio() for name in close]  # in get_close_matches' order of arguments
     return [name for name, ratio in zip(close, similar, strict=True) if ratio > similar[0] - 0.1]
 
 
-def suggest(word: object, options: Iterable[object]) -> str:
+def suggest(value: object, options: Iterable[object]) -> str:
     """Hint for a word that is not in `options`: the close matches, else the first twelve options."""
     names = [str(name) for name in options]
-    close = close_matches(str(word), names)
+    close = close_matches(str(value), names)
     if close:
         return f"did you mean {' or '.join(close)}?"
     remainder = f" and {len(names) - 12} more" if len(names) > 12 else ""

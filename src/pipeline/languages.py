@@ -93,9 +93,9 @@ def suggest_language(code: str) -> str:
     for entry in all_languages():
         for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
             spellings.setdefault(spelling.lower(), entry)
-    word, tag = code.lower(), re.split("[-_]", code.lower())[0]  # zh of zh-CN
-    near = [tag] if tag in spellings and word not in spellings else close_matches(word, filter(None, spellings))
-    hint = ", ".join(dict.fromkeys(f"{spellings[word].code} ({spellings[word].name})" for word in near))
+    lowered, tag = code.lower(), re.split("[-_]", code.lower())[0]  # zh of zh-CN
+    near = [tag] if tag in spellings and lowered not in spellings else close_matches(lowered, filter(None, spellings))
+    hint = ", ".join(dict.fromkeys(f"{spellings[lowered].code} ({spellings[lowered].name})" for lowered in near))
     hint = f"did you mean {hint}? " if hint else ""
     file = f"DIR/{GROUP}/{code or 'CODE'}.yaml"
     return f"{hint}to add it, write {file} with name, flores and scripts, and give --config-dir=DIR"

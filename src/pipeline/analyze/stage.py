@@ -51,16 +51,16 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
             return found
 
         results = dict(zip(names, in_threads(measure, names, config.threads), strict=True))
-    places = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
+    site_keys = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
-        {"expert": label, **place, **vars(results[name][0][index])}
+        {"expert": label, **site_key, **vars(results[name][0][index])}
         for index, label in enumerate(labels)
-        for name, place in places.items()
+        for name, site_key in site_keys.items()
     ]
     pairs = [
-        {"first": labels[a], "second": labels[b], **place, **results[name][1][a, b]}
+        {"first": labels[a], "second": labels[b], **site_key, **results[name][1][a, b]}
         for a, b in itertools.combinations(range(len(labels)), 2)
-        for name, place in places.items()
+        for name, site_key in site_keys.items()
     ]
     for name, table in (("delta", rows), ("pairs", pairs)):
         if table:
@@ -96,10 +96,10 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
 def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise PipelineError unless experts share dtype and optimizer: rounding noise makes one scale misleading."""
     first, *further = facts.values()
-    for other, key in itertools.product(further, ("dtype", "optimizer")):
-        if first[key] != other[key]:
+    for further_expert, key in itertools.product(further, ("dtype", "optimizer")):
+        if first[key] != further_expert[key]:
             raise PipelineError(
-                f"{first['name']} has {key} {first[key]}, {other['name']} has {other[key]}: "
+                f"{first['name']} has {key} {first[key]}, {further_expert['name']} has {further_expert[key]}: "
                 "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
             )
 

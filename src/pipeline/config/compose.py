@@ -43,33 +43,33 @@ class Incomplete(PipelineError):
     """A command without a required value; --cfg shows it nevertheless."""
 
 
-def compose(words: Sequence[str]) -> Stage:
+def compose(settings: Sequence[str]) -> Stage:
     """The stage that a command's overrides describe.
 
     Raises:
         PipelineError: a wrong key, option, type or range, a missing value, or a knob that this stage does not read.
     """
-    own, command = split_command(words)
-    stage = compose_given(values_of(own))
+    own_words, command = split_command(settings)
+    stage = compose_given(values_of(own_words))
     return replace(stage, command=command) if isinstance(stage, PlanStage | PrefetchStage | CheckStage) else stage
 
 
-def compose_given(words: Words) -> Stage:
+def compose_given(settings: Words) -> Stage:
     """The stage of a command, which may set no knob without an effect."""
-    stage = stage_of(words)
-    values = {key.lstrip("+"): value for key, value in words.items()}
+    stage = stage_of(settings)
+    values = {key.lstrip("+"): value for key, value in settings.items()}
     for key, remedy in unread_knobs(stage, values).items():
         raise PipelineError(f"{key}={values[key]} is read with {remedy} alone: give that, or leave it out")
-    return replace(stage, given=dict(words)) if isinstance(stage, TableStage) else stage
+    return replace(stage, given=dict(settings)) if isinstance(stage, TableStage) else stage
 
 
-def stage_of(words: Words) -> Stage:
+def stage_of(settings: Words) -> Stage:
     """Build the stage from these settings. Knobs without effect are allowed: a table's `every` sets them for all runs.
 
     Raises:
         PipelineError: as compose does.
     """
-    stage, missing = partial_stage(words)
+    stage, missing = partial_stage(settings)
     if missing:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
@@ -96,20 +96,20 @@ def stage_of(words: Words) -> Stage:
     return stage
 
 
-def partial_stage(words: Words) -> tuple[Stage, list[str]]:
+def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Returns it and the keys that are missing, sorted."""
-    words = {key: value for key, value in {**words, **left_open(words)}.items() if key != HARDWARE}
-    words = spell_out_tasks(words, conf.options("eval"))
-    if conf.is_checkpoint(str(words.get("model", ""))):
-        words |= {"model": "trained", "model.path": words["model"]}
-    name = str(words.pop("stage", "table"))
+    settings = {key: value for key, value in {**settings, **left_open(settings)}.items() if key != HARDWARE}
+    settings = spell_out_tasks(settings, conf.options("eval"))
+    if conf.is_checkpoint(str(settings.get("model", ""))):
+        settings |= {"model": "trained", "model.path": settings["model"]}
+    name = str(settings.pop("stage", "table"))
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
     tree: dict[str, Any] = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # its default; a recipe may say otherwise
-    values = merge_options(tree, kind, name, words)
+    values = merge_options(tree, kind, name, settings)
     for key, value in values.items():
         conf.refuse_interpolation(key.lstrip("+"), str(value))
         if (plain := key.lstrip("+")).startswith("every."):
@@ -118,7 +118,7 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
             if plain == "merge.method" and "merge" in tree:
-                raise PipelineError(f"merge.method={value}: merge={words['merge']} sets it, leave it out")
+                raise PipelineError(f"merge.method={value}: merge={settings['merge']} sets it, leave it out")
             if plain == "table" and not issubclass(kind, TableStage):
                 raise PipelineError(not_read(f"table={value}", name))
             plain = plain.removeprefix("table.") if plain == "table.free_snapshots" else plain
@@ -130,24 +130,24 @@ def partial_stage(words: Words) -> tuple[Stage, list[str]]:
     return stage, sorted({*left_out, *(key for key, value, _ in knobs_of(stage) if value == MISSING)})
 
 
-def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Words) -> dict[str, Any]:
+def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, settings: Words) -> dict[str, Any]:
     """Merge the options that words choose, or leave to the stage, into the tree; returns the other words.
 
     Raises:
         PipelineError: a group that the stage does not read, an unknown option, or none where one is needed.
     """
     groups = {**kind.groups, **OF_ALL_STAGES}
-    for key in words:
+    for key in settings:
         group, dot, _ = key.lstrip("+").partition(".")
         if not dot and group in conf.groups() and group not in groups:
-            value = words.get("model.path") if (key, words[key]) == ("model", "trained") else words[key]
+            value = settings.get("model.path") if (key, settings[key]) == ("model", "trained") else settings[key]
             raise PipelineError(not_read(f"{key}={value}", stage))
-        if dot and group in groups and (words.get(group, groups[group])) is None:
+        if dot and group in groups and (settings.get(group, groups[group])) is None:
             raise PipelineError(
                 f"{key.lstrip('+')} needs {group}=... next to it: one of {', '.join(conf.options(group))}"
             )
     for group, default in groups.items():
-        option = words.get(group, default)
+        option = settings.get(group, default)
         if option == MISSING:
             raise PipelineError(f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}")
         if option is None and default is None:
@@ -155,7 +155,7 @@ def merge_options(tree: dict[str, Any], kind: type[Stage], stage: str, words: Wo
         if not conf.is_option(group, str(option)):
             raise PipelineError(unknown_option(group, str(option)))
         conf.merge(tree, conf.option(group, str(option)))
-    return {key: value for key, value in words.items() if key not in groups}
+    return {key: value for key, value in settings.items() if key not in groups}
 
 
 def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bool, stage: str) -> None:
@@ -171,28 +171,28 @@ def put(tree: Any, kind: Any, key: str, path: Sequence[str], value: Any, new: bo
     """
     name, *further = path
     if isinstance(tree, list) and name.isdigit() and int(name) < len(tree):
-        place: Any = int(name)
+        position: Any = int(name)
     elif not isinstance(tree, dict) or (is_dataclass(kind) and name not in names_of(kind)):
         raise PipelineError(explain_key(key, kind, stage))
     elif get_origin(kind) is dict and tree and name not in tree and not new:
         raise PipelineError(f"{key} is new: add it with a plus, +{key}=...")
     else:
-        place = name
+        position = name
     inside = type_inside(kind, name)
-    held = tree[place] if isinstance(tree, list) else tree.get(place)
-    if name == "merge" and isinstance(held, dict):
-        inside = method_class(held)
-    if further and held is None:
+    current = tree[position] if isinstance(tree, list) else tree.get(position)
+    if name == "merge" and isinstance(current, dict):
+        inside = method_class(current)
+    if further and current is None:
         if is_dataclass(kind) and kind.__dataclass_fields__[name].default is None:
             raise PipelineError(f"{key}: this option has no {name}: leave it out, or choose an option that has one")
-        held = tree[place] = {}
+        current = tree[position] = {}
     if further:
-        put(held, inside, key, further, value, new, stage)
-    elif isinstance(value, dict) and isinstance(held, dict) and held:
-        for inner, part in value.items():
-            put(held, inside, f"{key}.{inner}", [str(inner)], part, new, stage)
+        put(current, inside, key, further, value, new, stage)
+    elif isinstance(value, dict) and isinstance(current, dict) and current:
+        for subkey, part in value.items():
+            put(current, inside, f"{key}.{subkey}", [str(subkey)], part, new, stage)
     else:
-        tree[place] = deepcopy(value) if isinstance(value, dict | list) else value
+        tree[position] = deepcopy(value) if isinstance(value, dict | list) else value
 
 
 def method_class(knobs: Mapping[str, Any]) -> type[Any]:
@@ -237,8 +237,8 @@ def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
     Raises:
         PipelineError: an unknown key, or a value of another type or out of its bounds. prefix: of the keys, for errors.
     """
-    held = {item.name: getattr(config, item.name) for item in fields(config)}  # type: ignore[arg-type]
-    changed = validated(type(config), {**held, **values}, prefix)
+    current = {item.name: getattr(config, item.name) for item in fields(config)}  # type: ignore[arg-type]
+    changed = validated(type(config), {**current, **values}, prefix)
     check(changed, prefix)
     return changed
 

@@ -78,11 +78,11 @@ def add_folder(name: str) -> None:
     forget_options()  # it may have been added before, with other files
 
 
-def refuse_interpolation(place: str, text: str) -> None:
+def refuse_interpolation(key_name: str, text: str) -> None:
     """Raise PipelineError for an interpolation outside of shipped files: resolved, it could carry a token of the
     environment into manifests and W&B."""
     if INTERPOLATION.search(text):
-        raise PipelineError(f"{place} holds an interpolation, ${{...}}: write the value itself")
+        raise PipelineError(f"{key_name} holds an interpolation, ${{...}}: write the value itself")
 
 
 def option_file(group: str, option: str) -> Path | None:
@@ -104,8 +104,8 @@ def options(group: str) -> list[str]:
         return sorted({*OWN_STAGES, *extensions(STAGES)})
     if group == languages.GROUP:
         return sorted({*languages.shipped_languages(), *languages.own_files()})
-    others = extensions(MERGE_METHODS) if group == "merge" else ()
-    return sorted({*_files(folders()).get(group, ()), *others})
+    installed = extensions(MERGE_METHODS) if group == "merge" else ()
+    return sorted({*_files(folders()).get(group, ()), *installed})
 
 
 def groups() -> list[str]:
@@ -197,12 +197,12 @@ def read_option(group: str, name: str, package: str | None = None, above: tuple[
         raise PipelineError(f"{path}, defaults: {listed} is not a list: write defaults: [{listed}]")
     for entry in listed if "_self_" in listed else [*listed, "_self_"]:
         if entry == "_self_":
-            merge(tree, reduce(lambda inner, key: {key: inner}, reversed(keys), content))
+            merge(tree, reduce(lambda nested, key: {key: nested}, reversed(keys), content))
             continue
         ((key, option),) = entry.items() if isinstance(entry, dict) and len(entry) == 1 else [(f"/{group}", entry)]
-        other, _, place = str(key).removeprefix("/").partition("@")
-        inside = ".".join([*keys, place]) if place else None
-        merge(tree, read_option(other, str(option), inside, (*above, path)))
+        option_path, _, key_name = str(key).removeprefix("/").partition("@")
+        inside = ".".join([*keys, key_name]) if key_name else None
+        merge(tree, read_option(option_path, str(option), inside, (*above, path)))
     return tree
 
 

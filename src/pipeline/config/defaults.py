@@ -1,4 +1,4 @@
-"""Defaults that depend on a command's other words: what hardware=NAME sets, and the first paper's recipe of an expert.
+"""Defaults that depend on a command's other settings: what hardware=NAME sets, and the first paper's recipes.
 
 They are filled in before a command is composed, and enter hashes as if they had been typed. What is typed is kept.
 """
@@ -27,33 +27,33 @@ CLASSES: dict[str, Any] = {"sft": Sft, "model": Model, "eval": Eval, "launcher":
 OF_ALL_WEIGHTS = ("sft.weights", "sft.optimizer")  # adapters train few parameters: these take no memory there
 
 
-def left_open(words: Mapping[str, Any]) -> dict[str, Any]:
+def left_open(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Key -> value of what a command or a table's run, key -> value, leaves to its other words.
 
     Raises:
         PipelineError: hardware= is not an option, not read by the stage, or its file sets what a recipe decides.
     """
-    added = recipe_of_paper(words)
-    if name := words.get(HARDWARE) or words.get(f"every.{HARDWARE}"):
-        added |= hardware_for(str(name), words)
-    return {key: value for key, value in added.items() if key not in words}
+    added = recipe_of_paper(settings)
+    if name := settings.get(HARDWARE) or settings.get(f"every.{HARDWARE}"):
+        added |= hardware_for(str(name), settings)
+    return {key: value for key, value in added.items() if key not in settings}
 
 
-def recipe_of_paper(words: Mapping[str, Any]) -> dict[str, str]:
+def recipe_of_paper(settings: Mapping[str, Any]) -> dict[str, str]:
     """The recipe of layer_swapping's Table 4, and its data, where neither is named and the rest is as in the paper."""
     base = conf.option("model", "llama3.1_8b")["model"]["path"]  # as it may be spelled, too
     plain = {"stage": ("sft",), "model": (None, "llama3.1_8b", base), "sft": (None, "full")}
-    other = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & words.keys()
-    recipe = f"layer_swapping_{words.get('expert')}_1"
-    if other or any(words.get(key) not in values for key, values in plain.items()):
+    other_settings = {"recipe", "mixture", "model.path", "model.init", "sft.method", "sft.adapter"} & settings.keys()
+    recipe = f"layer_swapping_{settings.get('expert')}_1"
+    if other_settings or any(settings.get(key) not in values for key, values in plain.items()):
         return {}
     return {"recipe": recipe, "mixture": "layer_swapping"} if conf.option_file("recipe", recipe) else {}
 
 
-def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
+def hardware_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What an option of hardware sets in a command: knobs of its training, its jobs and its plan. A table passes it on
     to its runs, by their own methods."""
-    values, stage = read_hardware(name), str(words.get("stage", "table"))
+    values, stage = read_hardware(name), str(settings.get("stage", "table"))
     values["launcher.gpu"] = values.get("plan.gpu")
     kind = conf.stage_class(stage)
     if kind is not None and issubclass(kind, TableStage):
@@ -62,12 +62,12 @@ def hardware_for(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     elif reads_hardware(stage) or kind is None:  # None: an unknown stage, which is refused later
         passed, parts = {}, ["sft", "model"] if kind and "sft" in kind.groups else []
         parts += ["eval"] if kind and "eval" in kind.groups else []
-        if kind and "select" in kind.groups and option_of("select", words, "by", "scores") == "scores":
+        if kind and "select" in kind.groups and option_of("select", settings, "by", "scores") == "scores":
             values["select.eval.products"], parts = values.pop("eval.products", "ieee"), [*parts, "select"]
     else:
         raise PipelineError(f"stage={stage} does not read {HARDWARE}: leave {HARDWARE}={name} out")
-    parts += ["launcher"] if option_of("launcher", words, "name", "local") == "slurm" else []
-    adapter = words.get("sft.adapter") or option_of("sft", words, "adapter", "none")
+    parts += ["launcher"] if option_of("launcher", settings, "name", "local") == "slurm" else []
+    adapter = settings.get("sft.adapter") or option_of("sft", settings, "adapter", "none")
     return passed | {
         key: value
         for key, value in values.items()
@@ -97,9 +97,9 @@ def reads_hardware(stage: str) -> bool:
     return stage in (*RUN_STAGES, "check") or issubclass(conf.stage_class(stage) or Stage, TableStage)
 
 
-def option_of(group: str, words: Mapping[str, Any], knob: str, default: str) -> str:
+def option_of(group: str, settings: Mapping[str, Any], knob: str, default: str) -> str:
     """A knob in the file of a group's option that these words choose."""
-    name = str(words.get(group))
+    name = str(settings.get(group))
     return str(conf.option(group, name)[group].get(knob, default)) if conf.option_file(group, name) else default
 
 

@@ -30,9 +30,9 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
     parent, dot, last = key.rpartition(".")
     close = close_matches(last, [*names, *(name.rpartition(".")[2] for name in inside)])
     if close:
-        found = [parent + dot + name for name in names if name in close]
-        found += [name for name in inside if name.rpartition(".")[2] in close]
-        return f"unknown key {key}: did you mean {' or '.join(found)}?"
+        matches = [parent + dot + name for name in names if name in close]
+        matches += [name for name in inside if name.rpartition(".")[2] in close]
+        return f"unknown key {key}: did you mean {' or '.join(matches)}?"
     return f"unknown key {key}: there are {', '.join(names)}"
 
 
@@ -45,8 +45,10 @@ def unknown_option(group: str, option: str) -> str:
         close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
         names = [*names, "and the tasks of the harness, such as arc_easy"]
     hint = f"did you mean {' or '.join(close)}? There" if close else "there"
-    own = "" if close or group == "stage" else f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
-    return f"{group}={option} is not an option: {hint} are {', '.join(names)}{own}"
+    own_file = (
+        "" if close or group == "stage" else f" (a file of your own: --config-dir=DIR with {group}/{option}.yaml)"
+    )
+    return f"{group}={option} is not an option: {hint} are {', '.join(names)}{own_file}"
 
 
 def not_read(word: str, stage: str) -> str:
@@ -61,8 +63,10 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     if group in conf.groups() and group not in (*conf.groups_read(stage), *names_of(kind)):
         return not_read(key, stage)
     if holder is kind and "." not in key:
-        own = names_of(kind)
-        return unknown_key(key, own, [f"{part}.{name}" for part in own for name in names_of(type_inside(kind, part))])
+        own_keys = names_of(kind)
+        return unknown_key(
+            key, own_keys, [f"{part}.{name}" for part in own_keys for name in names_of(type_inside(kind, part))]
+        )
     if holder is not kind and is_dataclass(holder):
         return unknown_key(key, names_of(holder))
     return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
@@ -115,8 +119,8 @@ def type_inside(kind: Any, name: str) -> Any:
     hint = type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)  # type: ignore[arg-type]
     if not isinstance(hint, UnionType):
         return hint
-    inner = [member for member in get_args(hint) if member is not type(None)]
-    return next((member for member in inner if is_dataclass(member)), inner[0])
+    members = [member for member in get_args(hint) if member is not type(None)]
+    return next((member for member in members if is_dataclass(member)), members[0])
 
 
 @cache

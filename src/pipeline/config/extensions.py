@@ -76,16 +76,16 @@ def merge_method(name: str) -> type[Merge] | None:
     """
     if (extension := extensions(MERGE_METHODS).get(name)) is None:
         return None
-    place = f"merge={name} of package {extension.package}"
+    origin = f"merge={name} of package {extension.package}"
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)):
-        raise PipelineError(f"{place}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge")
-    check_method(kind, name, place)
+        raise PipelineError(f"{origin}: {extension.entry.value} is not a dataclass of pipeline.config.merging.Merge")
+    check_method(kind, name, origin)
     functions = {key: value for key, value in vars(kind).items() if inspect.isfunction(value)}
     for key, function in functions.items():
         if key == "__post_init__" or not key.startswith("__"):
-            _check_signature(kind, key, function, place)
-            setattr(kind, key, guarded(function, f"{place}: {key}()"))
+            _check_signature(kind, key, function, origin)
+            setattr(kind, key, guarded(function, f"{origin}: {key}()"))
     kind.package = "" if extension.ours else extension.package
     return kind
 
@@ -108,7 +108,7 @@ def stage_of_package(name: str) -> type[Stage] | None:
     return kind
 
 
-def _check_signature(kind: type, name: str, function: Callable[..., Any], place: str) -> None:
+def _check_signature(kind: type, name: str, function: Callable[..., Any], origin: str) -> None:
     """Raise PipelineError for a method that cannot be called as the one that it overrides."""
     overridden = next((vars(base)[name] for base in kind.__mro__[1:] if inspect.isfunction(vars(base).get(name))), None)
     if overridden is None:
@@ -117,24 +117,26 @@ def _check_signature(kind: type, name: str, function: Callable[..., Any], place:
     try:
         inspect.signature(function).bind(*expected.parameters)
     except TypeError as error:
-        taken = ", ".join(inspect.signature(function).parameters)
-        raise PipelineError(f"{place}: {name}({taken}) must take ({', '.join(expected.parameters)})") from error
+        signature_text = ", ".join(inspect.signature(function).parameters)
+        raise PipelineError(
+            f"{origin}: {name}({signature_text}) must take ({', '.join(expected.parameters)})"
+        ) from error
 
 
-def guarded(function: Callable[..., Any], place: str) -> Callable[..., Any]:
+def guarded(function: Callable[..., Any], origin: str) -> Callable[..., Any]:
     """The function with its exceptions as PipelineError, which name the place in the package; but those of the disk and
     of memory."""
 
     @wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **keywords: Any) -> Any:
         try:
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         except (PipelineError, OSError, MemoryError):
             raise
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             where = f"{Path(last.filename).name}, line {last.lineno}"
-            raise PipelineError(f"{place} raised {reason} ({where}): report it to the package's authors") from error
+            raise PipelineError(f"{origin} raised {reason} ({where}): report it to the package's authors") from error
 
     return call

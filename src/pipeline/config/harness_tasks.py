@@ -85,9 +85,9 @@ def include(folder: str) -> None:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or an error that says what is wrong with it
         raise PipelineError(f"eval.include_path={folder} has no task: give a folder of YAML files with task: NAME")
-    others = [shipped(), *(other for place, (_, other) in _included.items() if place != path)]
+    other_folders = [shipped(), *(other for place, (_, other) in _included.items() if place != path)]
     for name in (*own_index.tasks, *own_index.groups):
-        if any(name in other.tasks or name in other.groups for other in others):
+        if any(name in other.tasks or name in other.groups for other in other_folders):
             raise PipelineError(f"eval.include_path={folder}: the name {name} is taken: rename the task")
     _included[path] = digest, own_index
     forget_names()
@@ -164,14 +164,14 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
                 "file to a folder, eval.include_path=FOLDER, or list the other tasks in eval.tasks=[...]"
             )
         if "group" in entry and not is_named:
-            more = tuple(tasks_within(group, entry.get("task") or [], folder))
+            members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
         else:
-            more = members(part) if is_named else tuple(tagged(part, folder))
-        if not more:
+            members_inside = members(part) if is_named else tuple(tagged(part, folder))
+        if not members_inside:
             raise PipelineError(
                 f"the group {group} has a task {part}, which is not known: list the others in eval.tasks"
             )
-        yield from more
+        yield from members_inside
 
 
 @cache
@@ -280,24 +280,24 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
     """A metric that is not the harness' own, which it would download as a program from the Hub; None without."""
     folder = shipped_folder()
     text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8") if folder else ""
-    own = set(re.findall(r'metric="([^"]+)"', text))
+    metric_names = set(re.findall(r'metric="([^"]+)"', text))
     for entry in [] if "process_results" in body else body.get("metric_list") or []:
-        if isinstance(entry["metric"], str) and (entry["metric"] not in own or entry.get("hf_evaluate")):
+        if isinstance(entry["metric"], str) and (entry["metric"] not in metric_names or entry.get("hf_evaluate")):
             return str(entry["metric"])
     return None
 
 
-def spell_out_tasks(words: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
+def spell_out_tasks(settings: Mapping[str, Any], options: list[str]) -> dict[str, Any]:
     """Overrides in which a task or group of the harness stands for an option (eval=arc_easy, eval=arc_easy_5shot) or in
     eval.tasks=[arc_easy, ...], with both as options and records; an option with another number of exemplars
     (eval=mgsm_3shot), too. `options`: those of eval=. Tasks without an option have the name `tasks`.
 
     Without a number, a task has as many exemplars as its file says, which is none where it says nothing.
     """
-    spelled = dict(words)
-    if isinstance(folder := words.get(INCLUDED, words.get(f"every.{INCLUDED}")), str) and folder:
+    spelled = dict(settings)
+    if isinstance(folder := settings.get(INCLUDED, settings.get(f"every.{INCLUDED}")), str) and folder:
         include(folder)
-    if TASKS in words and "eval" not in words:
+    if TASKS in settings and "eval" not in settings:
         spelled |= {"eval": "mgsm_0shot", "eval.name": "tasks"}
     name = spelled.get("eval")
     if isinstance(name, str) and name not in options and (near := option_of_other_shots(name, options)):

@@ -97,12 +97,16 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield key, value, item
         if value is None or isinstance(value, str | int | float):
             continue
-        parts = {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+        parts = (
+            {f"{key}.{name}": part_value for name, part_value in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
         if isinstance(value, list):
-            parts = {f"{key}.{index}": inner for index, inner in enumerate(value)}
-        for name, inner in parts.items():
-            if is_dataclass(inner):
-                yield from knobs_of(inner, f"{name}.")
+            parts = {f"{key}.{index}": part_value for index, part_value in enumerate(value)}
+        for name, part_value in parts.items():
+            if is_dataclass(part_value):
+                yield from knobs_of(part_value, f"{name}.")
 
 
 def check_value(name: str, value: Any) -> None:
@@ -111,9 +115,13 @@ def check_value(name: str, value: Any) -> None:
     if value == []:
         raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
     inside = value.items() if isinstance(value, dict) else ()
-    parts = [(name, inner) for inner in value] if isinstance(value, list) else [(f"{name}.{k}", v) for k, v in inside]
-    for key, inner in parts:
-        check_value(key, inner)
+    parts = (
+        [(name, part_value) for part_value in value]
+        if isinstance(value, list)
+        else [(f"{name}.{k}", v) for k, v in inside]
+    )
+    for key, part_value in parts:
+        check_value(key, part_value)
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
@@ -127,8 +135,8 @@ def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
 
 def unread_knobs(config: Any, keys: Iterable[str]) -> dict[str, str]:
     """Key of a knob without effect in this configuration, of these keys -> what would give it one."""
-    places = {key: place for key in keys if (place := field_of_key(config, key))}
-    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in places.items()}
+    field_owners = {key: owner for key in keys if (owner := field_of_key(config, key))}
+    conditions = {key: (item.metadata.get("read"), holder) for key, (holder, item) in field_owners.items()}
     return {key: read[1] for key, (read, holder) in conditions.items() if read and not read[0](holder)}
 
 
@@ -149,16 +157,16 @@ def identity(config: Any) -> dict[str, Any]:
         if not is_hashed(item, config):
             continue
         if is_dataclass(value):
-            inner = identity(value)
-            if inner or item.default is None:
-                hashed_fields[item.name] = inner
+            part_value = identity(value)
+            if part_value or item.default is None:
+                hashed_fields[item.name] = part_value
             continue
         default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
         default = default if (of_hash := item.metadata.get("hash_default")) is None else of_hash
-        if isinstance(value, dict) and any(is_dataclass(inner) for inner in value.values()):
-            value = {key: identity(inner) for key, inner in value.items()}
-        elif isinstance(value, list) and any(is_dataclass(inner) for inner in value):
-            value = [identity(inner) for inner in value]
+        if isinstance(value, dict) and any(is_dataclass(part_value) for part_value in value.values()):
+            value = {key: identity(part_value) for key, part_value in value.items()}
+        elif isinstance(value, list) and any(is_dataclass(part_value) for part_value in value):
+            value = [identity(part_value) for part_value in value]
         if value != default or item.name in ("method", "stage"):
             hashed_fields[item.name] = value
     return hashed_fields

@@ -28,23 +28,23 @@ WIDTH = 118
 TOP_LEVEL = "this command"
 
 
-def manual_text(words: list[str]) -> str:
+def manual_text(command_words: list[str]) -> str:
     """Text about the groups and knobs that a stage reads: each with its value, its bounds, and its meaning.
 
     Raises:
         PipelineError: an unknown stage.
     """
-    options = typed_in(words)
+    options = typed_in(command_words)
     stage = options.get("stage", "table")
     stage_class = conf.stage_class(stage)
     if stage_class is None:
         raise PipelineError(f"stage={stage} is not an option: there are {', '.join(conf.options('stage'))}")
     lines = [f"stage={stage} reads", ""]
-    chosen = chosen_options(words)
+    chosen_names = chosen_options(command_words)
     for group, option in stage_class.groups.items():
         if conf.options(group):
             default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
-            default = f"here {chosen[group]}" if group in chosen else default
+            default = f"here {chosen_names[group]}" if group in chosen_names else default
             lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     if reads_hardware(stage):
         default = f"here {options[HARDWARE]}" if HARDWARE in options else "none unless given"
@@ -53,7 +53,7 @@ def manual_text(words: list[str]) -> str:
         "",
         "Knobs and their values in this command. For groups that must be chosen and are not, defaults are shown.",
     ]
-    config, unnamed = values_in_effect(words, stage_class)
+    config, unnamed = values_in_effect(command_words, stage_class)
     parts = dict(stage_parts(stage_class, options.get("merge")))
     for title, kind in {TOP_LEVEL: stage_class, **parts}.items():
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
@@ -91,10 +91,10 @@ def usage_text() -> str:
     return "\n".join([first, "", *lines, "", last])
 
 
-def command_text(words: list[str], resolved: Stage | None = None) -> str:
+def command_text(command_words: list[str], resolved: Stage | None = None) -> str:
     """A command's values as YAML, for --cfg job; what is missing is ???. resolved: the stage that it builds."""
-    own, command = split_command(words)
-    config, missing = partial_stage(values_of(command or own))
+    own_words, command = split_command(command_words)
+    config, missing = partial_stage(values_of(command or own_words))
     config = config.settled() if isinstance(config, TrainStage) else config
     tree = asdict(resolved or config)
     for key in missing:
@@ -104,13 +104,13 @@ def command_text(words: list[str], resolved: Stage | None = None) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).rstrip()
 
 
-def values_in_effect(words: list[str], kind: type[Stage]) -> tuple[Stage, list[str]]:
+def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage, list[str]]:
     """What a command composes to, and the groups that it needs and does not name: any of their options is put there.
 
     Raises:
         PipelineError: a wrong key or option.
     """
-    typed, groups = values_of(split_command(words)[0]), kind.groups
+    typed, groups = values_of(split_command(command_words)[0]), kind.groups
     typed |= left_open(typed)
     unnamed = [group for group, option in groups.items() if option == MISSING and group not in typed]
     defaults = {group: option for group, option in groups.items() if option not in (MISSING, None)}
@@ -170,7 +170,7 @@ def field_comments(kind: type) -> dict[str, str]:
             texts[name], pending = pending, []
         if text:
             (texts.get(name, []) if code.strip() else pending).append(text)
-    return {name: " ".join(words) for name, words in texts.items()}
+    return {name: " ".join(command_words) for name, command_words in texts.items()}
 
 
 def format_entry(key: str, text: str) -> list[str]:

@@ -108,23 +108,23 @@ class Merge(Knobs):
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
         """What the merge does, for readers; in layers of the model if their number is known."""
-        words = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
+        parts = [] if getattr(self, "weights", 0) is not None else ["equal weights"]
         for item in fields(self):
             value, is_own = getattr(self, item.name), not hasattr(Merge, item.name) and not item.metadata.get("run")
             if is_own and value is not None and (type(value) in (int, float) or value != item.default):
-                words.append(
+                parts.append(
                     f"{item.name.replace('_', ' ')} {value:g}" if type(value) is float else f"{item.name} {value}"
                 )
-        return ", ".join([*words, *([f"partition {partition.name}"] if partition else [])])
+        return ", ".join([*parts, *([f"partition {partition.name}"] if partition else [])])
 
 
-def check_method(kind: type[Merge], name: str, place: str) -> None:
+def check_method(kind: type[Merge], name: str, where: str) -> None:
     """Raise PipelineError, naming the place, for a class that is not the method of this name."""
     if kind.method != name:
-        raise PipelineError(f'{place}: {kind.__name__} must have method: str = "{name}"')
+        raise PipelineError(f'{where}: {kind.__name__} must have method: str = "{name}"')
     for required in ("references", "decide"):
         if getattr(kind, required) is getattr(Merge, required):
-            raise PipelineError(f"{place}: {kind.__name__} lacks {required}()")
+            raise PipelineError(f"{where}: {kind.__name__} lacks {required}()")
 
 
 def numbered_references(experts: Sequence[Any]) -> References:

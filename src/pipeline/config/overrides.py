@@ -22,12 +22,12 @@ LONGEST_NAME = 255  # of a file, as an option is
 SINGLE = {"eval": "eval", "select": "select", "merge": "merge", "expert": "sft", "checkpoint": "analyze"}
 
 
-def values_of(words: Sequence[str]) -> dict[str, Any]:
+def values_of(typed_words: Sequence[str]) -> dict[str, Any]:
     """Key, with its plus, -> value of each override, in which a typed \\n is a line feed."""
-    overrides = zip(words, map(parse_override, words), strict=True)
+    overrides = zip(typed_words, map(parse_override, typed_words), strict=True)
     return {
-        "+" * word.startswith("+") + override.key_or_group: with_line_feeds(override.value())
-        for word, override in overrides
+        "+" * text.startswith("+") + override.key_or_group: with_line_feeds(override.value())
+        for text, override in overrides
     }
 
 
@@ -58,39 +58,44 @@ def written(value: Any) -> str:
     return QuotedString(value, Quote.single).with_quotes()
 
 
-def typed_in(words: Sequence[str]) -> dict[str, str]:
+def typed_in(typed_words: Sequence[str]) -> dict[str, str]:
     """Key -> value of each override, as typed."""
-    return {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
+    return {text.lstrip("+~").partition("=")[0]: text.partition("=")[2] for text in typed_words}
 
 
-def chosen_options(words: Sequence[str]) -> dict[str, Any]:
+def chosen_options(typed_words: Sequence[str]) -> dict[str, Any]:
     """Key -> value of a command, as typed, with what it leaves open."""
-    typed = typed_in(words)
+    typed = typed_in(typed_words)
     return {**typed, **left_open(typed)}
 
 
-def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+def split_command(typed_words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """The words of stage=plan and stage=prefetch, and of the single command that they are about, if it is not a table:
     `stage=plan expert=math` is about `stage=sft expert=math`, and plan.stage names another stage. Those of stage=check
     are keys of its trainings."""
-    options, groups = typed_in(words), {word: re.split(r"[.=]", word.lstrip("+"), maxsplit=1)[0] for word in words}
+    options, groups = (
+        typed_in(typed_words),
+        {text: re.split(r"[.=]", text.lstrip("+"), maxsplit=1)[0] for text in typed_words},
+    )
     study = options.get("stage", "table")
     if study == "check":
-        of = ["stage=sft", "expert=math"]
+        example = ["stage=sft", "expert=math"]
         without: tuple[str, ...] = ("stage", study, "launcher", "runs_dir", "tracking")
     else:
         kind = options.get(f"{study}.stage", next((kind for key, kind in SINGLE.items() if key in options), None))
         if study not in ("plan", "prefetch") or kind is None or "table" in options:
-            return list(words), None
-        of, without = [f"stage={kind}"], ("stage", study, "launcher")
-    own = [word for word in words if groups[word] in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking")]
-    return own, [*of, *(word for word in words if groups[word] not in without)]
+            return list(typed_words), None
+        example, without = [f"stage={kind}"], ("stage", study, "launcher")
+    of_program = [
+        text for text in typed_words if groups[text] in ("stage", study, "launcher", HARDWARE, "runs_dir", "tracking")
+    ]
+    return of_program, [*example, *(text for text in typed_words if groups[text] not in without)]
 
 
-def refuse_repeated(words: Sequence[str]) -> None:
+def refuse_repeated(typed_words: Sequence[str]) -> None:
     """Raise PipelineError for a key that is given twice."""
     values: dict[str, str] = {}
-    for key, equals, value in (word.lstrip("+").partition("=") for word in words):
+    for key, equals, value in (text.lstrip("+").partition("=") for text in typed_words):
         if equals and key in values:
             of_plan = ", or plan.stage=STAGE to plan one command" if key == "stage" else ""
             raise PipelineError(f"{key} is given twice, {values[key]} and {value}: give it once{of_plan}")
@@ -98,59 +103,59 @@ def refuse_repeated(words: Sequence[str]) -> None:
 
 
 @lru_cache(maxsize=4096)
-def parse_override(word: str, sweep: bool = False) -> Override:
+def parse_override(text: str, sweep: bool = False) -> Override:
     """A `key=value`. sweep: allow `key=a,b`, as for `-m`.
 
     Raises:
         PipelineError: not an override, one of Hydra's that has no meaning here, or an interpolation.
     """
-    conf.refuse_interpolation(word.partition("=")[0], word)
+    conf.refuse_interpolation(text.partition("=")[0], text)
     try:
-        override = OverridesParser.create().parse_override(word)
+        override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        key, _, value = word.partition("=")
+        key, _, value = text.partition("=")
         quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
         if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
-            raise PipelineError(f"{word!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
+            raise PipelineError(f"{text!r} is not an override: quote an = inside brackets, '{key}={quoted}'") from error
         if value == "~":
-            raise PipelineError(f"{word!r} is not an override: null is written out, {key}=null") from error
+            raise PipelineError(f"{text!r} is not an override: null is written out, {key}=null") from error
         if value and not re.match(r"\[|{.*:", value) and is_override(f'{key}="{value}"'):
-            raise PipelineError(f"""{word!r} is not an override: quote the value too, '{key}="{value}"'""") from error
+            raise PipelineError(f"""{text!r} is not an override: quote the value too, '{key}="{value}"'""") from error
         raise PipelineError(
-            f"{word!r} is not an override: write key=value, for example stage=sft expert=math; quote a value with "
+            f"{text!r} is not an override: write key=value, for example stage=sft expert=math; quote a value with "
             "brackets or spaces, 'languages=[en,sw]'"
         ) from error
     key = override.key_or_group
-    if word.startswith("+") and key in conf.groups():
-        raise PipelineError(f"{word}: an option is chosen without a plus, {word.lstrip('+')}")
+    if text.startswith("+") and key in conf.groups():
+        raise PipelineError(f"{text}: an option is chosen without a plus, {text.lstrip('+')}")
     if not key:
-        raise PipelineError(f"{word!r} has no key: write key=value, for example stage=sft expert=math")
+        raise PipelineError(f"{text!r} has no key: write key=value, for example stage=sft expert=math")
     if key in conf.FILES:
         raise PipelineError(unknown_key(key, [*conf.groups(), "table", "languages"]))
     if override.is_delete():
-        raise PipelineError(f"{word!r} removes a key that is needed: give {key}=value")
+        raise PipelineError(f"{text!r} removes a key that is needed: give {key}=value")
     if override.is_sweep_override():
         if not sweep:
-            raise PipelineError(f"{word} gives several values: -m starts a run for each; a list is {key}=[...]")
-    elif key in conf.groups() and (not isinstance(override.value(), str) or len(word) > LONGEST_NAME):
-        raise PipelineError(f"{word} is not an option: give one of {', '.join(conf.options(key))}")
+            raise PipelineError(f"{text} gives several values: -m starts a run for each; a list is {key}=[...]")
+    elif key in conf.groups() and (not isinstance(override.value(), str) or len(text) > LONGEST_NAME):
+        raise PipelineError(f"{text} is not an option: give one of {', '.join(conf.options(key))}")
     if key.partition(".")[0] == "hydra" and not sweep:
-        raise PipelineError(f"{word}: hydra's own settings are read with -m only")
+        raise PipelineError(f"{text}: hydra's own settings are read with -m only")
     return override
 
 
-def is_override(word: str) -> bool:
+def is_override(text: str) -> bool:
     """Whether Hydra's grammar accepts a word."""
     try:
-        return bool(OverridesParser.create().parse_override(word))
+        return bool(OverridesParser.create().parse_override(text))
     except HydraException:
         return False
 
 
-def sweep_jobs(words: list[str]) -> list[list[str]]:
+def sweep_jobs(typed_words: list[str]) -> list[list[str]]:
     """The overrides of each job of `-m`, as made by Hydra's sweeper, without Hydra's own settings."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    parsed = [parse_override(word, sweep=True) for word in words]
+    parsed = [parse_override(text, sweep=True) for text in typed_words]
     overrides = [override for override in parsed if override.key_or_group.partition(".")[0] != "hydra"]
     return [job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch]

@@ -136,10 +136,10 @@ class Sft(Knobs):
         return self.lora_rank if self.adapter == "lora" else 0
 
 
-def refuse_unknown_targets(targets: Sequence[str], there: Collection[str]) -> None:
+def refuse_unknown_targets(targets: Sequence[str], matrices: Collection[str]) -> None:
     """Raise PipelineError for an sft.lora_targets that is not among the matrices of a model's layers."""
-    if unknown := [target for target in targets if target not in there]:
+    if unknown := [target for target in targets if target not in matrices]:
         raise PipelineError(
-            f"sft.lora_targets: {unknown[0]} matches nothing; there are {', '.join(sorted({*there}))}. Leave "
+            f"sft.lora_targets: {unknown[0]} matches nothing; there are {', '.join(sorted({*matrices}))}. Leave "
             "sft.lora_targets out for every matrix of attention and MLP"
         )

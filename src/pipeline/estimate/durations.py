@@ -187,7 +187,7 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     hardware=, this CPU if it fits, or an A100. options: key -> value of its command."""
     sft, steps, rows = run.config.sft, training_steps(run, expected=True), "? rows in ? steps, ? tokens"
     of_hardware = read_hardware(options[HARDWARE]) if HARDWARE in options else {}
-    gpu, here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run)
+    gpu, bytes_here = options.get("plan.gpu") or of_hardware.get("plan.gpu"), memory_here(run)
     if steps is not None:
         count, tokens = steps * sft.batch_size, "?"
         with suppress(PipelineError):
@@ -197,11 +197,11 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
     about = f"{run.label}: recipe={recipe} mixture={mixture}, {rows}"
     launcher = run.config.launcher
     by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
-    fits_here = HARDWARE in options or here is None or here <= cpu.memory()
+    fits_here = HARDWARE in options or bytes_here is None or bytes_here <= cpu.memory()
     if gpu is None and not by_job and not visible_gpus() and fits_here:
         seconds = guess(run, lambda: None)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
-        return f"{about}; on this CPU: {'?' if here is None else f'{here / 1e9:.1f}'} GB, {time}"
+        return f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB, {time}"
     gpu, takes, hours = gpu or "a100_80", "? GB a GPU", "?"
     with suppress(PipelineError, KeyError):
         memory, room = memory_of(run, shape_for(run), sft), GPUS[gpu].memory

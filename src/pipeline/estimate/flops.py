@@ -145,11 +145,11 @@ def training_seconds(
 def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int) -> float:
     """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and backward,
     and of the gradients, which are added up in fp32; under ddp of the gradients, added up and given out again."""
-    others = (gpus - 1) / gpus
+    peers_share = (gpus - 1) / gpus
     if sft.parallel != "fsdp2":
-        return 2 * others * moved * (4 if sft.adapter == "lora" else WIDTH[sft.weights])
+        return 2 * peers_share * moved * (4 if sft.adapter == "lora" else WIDTH[sft.weights])
     gathered = 2 * shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
-    return micro_batches(sft)[1] * others * (gathered + 4 * moved)
+    return micro_batches(sft)[1] * peers_share * (gathered + 4 * moved)
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
@@ -203,17 +203,22 @@ def question_sets(
     question, exemplar, answer = tokens[language]
     benchmark = benchmark_of(task)
     alike = benchmark.continuation_tokens
-    questions, each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]
+    questions, tokens_each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]
     if benchmark.kind == "number":
         return [QuestionSet(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
     if benchmark.kind == "translation":
-        english, pair = benchmark.tokens, shots * (each + benchmark.tokens)
-        return [QuestionSet(questions, pair, english + 10, each), QuestionSet(questions, pair, each + 10, english)]
+        english, pair = benchmark.tokens, shots * (tokens_each + benchmark.tokens)
+        return [
+            QuestionSet(questions, pair, english + 10, tokens_each),
+            QuestionSet(questions, pair, tokens_each + 10, english),
+        ]
     if benchmark.kind == "answer":
-        return [QuestionSet(questions, shots * each, each, benchmark.tokens)]
+        return [QuestionSet(questions, shots * tokens_each, tokens_each, benchmark.tokens)]
     if benchmark.kind == "program":
-        return [QuestionSet(questions, shots * (each + 160), each + 90, 70)]
-    return [QuestionSet(questions, shots * each, each, prefixes=benchmark.exemplar_sets, logits=max(1, alike))]
+        return [QuestionSet(questions, shots * (tokens_each + 160), tokens_each + 90, 70)]
+    return [
+        QuestionSet(questions, shots * tokens_each, tokens_each, prefixes=benchmark.exemplar_sets, logits=max(1, alike))
+    ]
 
 
 def scoring_seconds(
@@ -238,20 +243,22 @@ def scoring_seconds(
     launch = LAUNCH * layers
     step = launch if machine.is_cpu else machine.scoring[products][1] * layers
     weights = (shape.layers * shape.layer + shape.embedding) * size / bandwidth
-    each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
+    flops_each, head = 2.0 * shape.layers * (shape.attention + shape.mlp), 2.0 * shape.embedding
     core = 4.0 * shape.layers * shape.heads * shape.head_width
     for kind in kinds:
         shared = share_prefix and not (kind.answer and shape.window)
         prefix = kind.prefix * (kind.prefixes if shared else kind.questions)
         questions = kind.questions * kind.question
-        flops = prefix * (each + core * kind.prefix) + questions * (each + core * (kind.prefix + kind.question))
+        flops = prefix * (flops_each + core * kind.prefix) + questions * (
+            flops_each + core * (kind.prefix + kind.question)
+        )
         flops += head * (kind.questions * kind.logits if shared or kind.answer else prefix + questions)
         rows = min(rows_of(shape, kind, machine, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
         passes = kind.prefixes * (math.ceil(kind.questions / kind.prefixes / rows) + bool(kind.prefix))
         prefill += max(flops / rate, passes * max(launch, weights))
         if not kind.answer:
             continue
-        token, computed = shape.kv_values * size / bandwidth, (each + head) / rate
+        token, computed = shape.kv_values * size / bandwidth, (flops_each + head) / rate
         once = kind.prefix if shared and not vllm else 0
         answer = min(kind.room, kind.room if machine.is_cpu else kind.answer)
         cached = token * min(kind.prefix - once + COLUMNS * (kind.question + answer / 2), shape.window or math.inf)
@@ -269,5 +276,5 @@ def prompts_of(kind: QuestionSet) -> Prompts:
 
 def rows_of(shape: Shape, kind: QuestionSet, machine: Gpu, dtype: str, batch_size: int | None) -> int:
     """Rows that a machine computes together: of eval.batch_size, or of null what its memory holds."""
-    most = batch_size or (ROWS if machine.is_cpu else MOST_ROWS)
-    return rows_that_fit(shape, WIDTH[dtype], prompts_of(kind), machine.memory, most)
+    limit = batch_size or (ROWS if machine.is_cpu else MOST_ROWS)
+    return rows_that_fit(shape, WIDTH[dtype], prompts_of(kind), machine.memory, limit)

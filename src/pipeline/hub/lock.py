@@ -129,5 +129,5 @@ def _read_lock_file(path: Path, _: int) -> Lock:
         raise PipelineError(f"{path} is not a lock file of this program: remove it and run stage=prefetch") from error
 
 
-def digest_of(words: list[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+def digest_of(texts: list[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -53,8 +53,8 @@ def add_attempt(run: Run, start_step: int | None) -> None:
     if training and step is None and stop.stop_signal_name() == "SIGUSR1":
         reason = "its first resume point was not reached when the job was asked to stop"
     elif len(stops) == MAX_ATTEMPTS and step == start_step:
-        place = f"after step {step}" if step else "before its end"
-        reason = f"{MAX_ATTEMPTS} attempts ended {place} without getting further"
+        progress = f"after step {step}" if step else "before its end"
+        reason = f"{MAX_ATTEMPTS} attempts ended {progress} without getting further"
     with suppress(OSError):
         run.workplace.mkdir(parents=True, exist_ok=True)
     if reason is None or slurm_job() is None:

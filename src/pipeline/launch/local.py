@@ -122,8 +122,8 @@ class Local:
     def _watch_workers(self, watch: Watch) -> dict[str, str]:
         """Have workers make the runs of the session. Returns those that cannot be made now: hash -> why."""
         session = self.session
-        needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
-        for number in set(range(min(self.count, needed))) - self.workers.keys():
+        slots_needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
+        for number in set(range(min(self.count, slots_needed))) - self.workers.keys():
             self._start(number)
         with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
 
@@ -168,8 +168,8 @@ class Local:
 
 def execute_here(targets: list[Run], aloud: bool = True) -> Failures:
     """Compute runs in this process, as Local.execute does."""
-    with Local(aloud=aloud) as here:
-        return here.execute(targets)
+    with Local(aloud=aloud) as pool:
+        return pool.execute(targets)
 
 
 def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | None:
@@ -226,8 +226,8 @@ class Watch:
                 if self.local.aloud and not session.failed[key].startswith(BLOCKED):
                     say(f"{task.name} failed: {session.failed[key]}")
             elif key in session.done:
-                now = time.monotonic()
-                seconds = now - self.started.get(key, now)
+                ended_at = time.monotonic()
+                seconds = ended_at - self.started.get(key, ended_at)
                 say(f"{task.name if self.local.count > 1 else self.head()} done in {seconds:.1f} s")
                 if manifest := read_manifest(self.runs[key].folder):
                     self.history.add(manifest)
@@ -252,18 +252,18 @@ class Watch:
         """The expected time until the end, and what is not in it; a training that runs is measured by its steps.
         Computed again when twenty times as long has passed as it took: of a thousand small runs it takes longer than
         one of them."""
-        asked = time.monotonic()
-        if asked >= self.told_until:
+        begun_at = time.monotonic()
+        if begun_at >= self.told_until:
             left: dict[str, float] = {}
             for key, begun in self.started.items():
                 seconds = seconds_of_steps_left(self.runs[key])
                 if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
-                    seconds = max(0.0, expected - (asked - begun))
+                    seconds = max(0.0, expected - (begun_at - begun))
                 left |= {} if seconds is None else {key: seconds}
             remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
             total, unknown = self.history.sum([*remaining, *self.later], self.local.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""
-            self.told_until = asked + 20 * (time.monotonic() - asked)
+            self.told_until = begun_at + 20 * (time.monotonic() - begun_at)
         return self.told
 
     def progress_line(self) -> str:
@@ -271,15 +271,15 @@ class Watch:
         left, more = self.time_left()
         parts = [f"{len(self.session.left)} runs and {left} left{more}"]
         for key, begun in self.started.items():
-            now = state.read_state(self.runs[key].workplace)
-            step = f" {now['step']}/{now['steps']}" if now.get("steps") else ""
+            record = state.read_state(self.runs[key].workplace)
+            step = f" {record['step']}/{record['steps']}" if record.get("steps") else ""
             parts.append(f"{self.runs[key].label}{step} {time.monotonic() - begun:.0f} s")
         return " | ".join(parts)
 
 
 def seconds_of_steps_left(run: Run) -> float | None:
     """Seconds of the steps that a training has left, by those that it has done; None where none is measured."""
-    now = state.read_state(run.workplace)
-    if now.get("state") != "running" or not now.get("seconds_a_step"):
+    record = state.read_state(run.workplace)
+    if record.get("state") != "running" or not record.get("seconds_a_step"):
         return None
-    return float((now["steps"] - now["step"]) * now["seconds_a_step"])
+    return float((record["steps"] - record["step"]) * record["seconds_a_step"])

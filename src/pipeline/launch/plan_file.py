@@ -93,9 +93,9 @@ class Task:
             include(config.eval.include_path)  # this process does not know its tasks yet
         parents = {role: _parent_of(role, entry, self.runs_dir) for role, entry in self.parents.items()}
         run = Run(config, self.label, parents, version=row.version)
-        own = included_folder(config.eval.tasks[0].task) if "include_path" in parents else None
-        if own and own[1] != parents["include_path"].hash:
-            raise PipelineError(f"{own[0]} was changed after {run.label} was planned: rerun the same command")
+        included = included_folder(config.eval.tasks[0].task) if "include_path" in parents else None
+        if included and included[1] != parents["include_path"].hash:
+            raise PipelineError(f"{included[0]} was changed after {run.label} was planned: rerun the same command")
         if run.hash != self.hash:
             raise PipelineError(
                 f"{self.label} was planned by another version of this program: rerun the command with this one"

@@ -74,10 +74,10 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 problems[str(error)] = None
         if isinstance(run.config, DataStage) and run.hash in remaining:
             root = run.parents["data_root"].folder if "data_root" in run.parents else None
-            here = {name for name, _, _ in source_files(run)}
+            file_names = {name for name, _, _ in source_files(run)}
             for name, source in run.config.expert.sources.items():
                 of_hub = source.hub is not None or "://" in (source.url or "")
-                if name not in here and (root is not None or of_hub):
+                if name not in file_names and (root is not None or of_hub):
                     continue  # what another run will write, or what is to be fetched
                 try:
                     open_source(name, source, root)
@@ -107,14 +107,14 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
     """Raise PipelineError for runs whose weights, gradients and optimizer state exceed this machine's GPUs or, without
     one, its memory; before anything is fetched. Models of unknown shape, and scores on GPUs, are not checked."""
     on_gpu = bool(visible_gpus())
-    room, largest, needed = gpu_memory() if on_gpu else cpu.memory(), None, 0.0
+    room, largest, bytes_needed = gpu_memory() if on_gpu else cpu.memory(), None, 0.0
     for run in runs:
         if isinstance(run.config, TrainStage) or not on_gpu:
             size = memory_here(run, on_gpu, row=0) or 0.0
-            largest, needed = (run, size) if size > needed else (largest, needed)
-    if largest is None or room is None or needed <= room:
+            largest, bytes_needed = (run, size) if size > bytes_needed else (largest, bytes_needed)
+    if largest is None or room is None or bytes_needed <= room:
         return
-    need = f"{largest.name} takes {needed / 1e9:.0f} GB of memory"
+    need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
         options = hardware_that_fits([(largest, shape_for(largest))], room)
         remedy = f"give {' or '.join(options)}" if options else "no hardware= makes it fit, use a larger GPU"
@@ -225,11 +225,11 @@ def tokens_needed(run: Run[EvalStage], definition: Definition, model: Path) -> t
         pass
     from pipeline.evaluate.prompts import measured
 
-    needed, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
+    bytes_needed, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
     if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"key": key, "needed": list(needed.items()), "most": max_tokens}))
-    return needed, max_tokens
+        write_atomically(file, json.dumps({"key": key, "needed": list(bytes_needed.items()), "most": max_tokens}))
+    return bytes_needed, max_tokens
 
 
 def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str:

@@ -58,26 +58,26 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
-def number_of_workers(tasks: Sequence[Task], most: int | None) -> int:
+def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
     """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS."""
     work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
-    return min(len(tasks), most or min(WORKERS, max(1, math.ceil(work / LEAST))))
+    return min(len(tasks), limit or min(WORKERS, max(1, math.ceil(work / LEAST))))
 
 
-def time_limit(tasks: Sequence[Task], workers: int, most: str | None) -> str | None:
+def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
     """The time limit of an array's jobs: twice what each worker has to do, up to the next hour, at most launcher.time.
 
     That alone where it is shorter, the time of a run is not known, or one was begun before: its estimate may be wrong.
     """
     seconds = [task.seconds for task in tasks if task.seconds is not None]
-    if most is None or len(seconds) < len(tasks) or any(state.read_state(task.workplace) for task in tasks):
-        return most
+    if longest is None or len(seconds) < len(tasks) or any(state.read_state(task.workplace) for task in tasks):
+        return longest
     hours = max(1, math.ceil(2 * max(*seconds, sum(seconds) / workers) / 3600))
-    return f"{hours}:00:00" if hours * 3600 < parse_time_limit(most) else most
+    return f"{hours}:00:00" if hours * 3600 < parse_time_limit(longest) else longest
 
 
 def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
     """The GPUs of an array's jobs, and how long its runs take together, where it is known of all."""
     seconds = [task.seconds for task in tasks if task.seconds is not None]
-    each = f"{pluralize(gpus, 'GPU')} each" + (f" ({gpus * workers} at once)" if gpus and workers > 1 else "")
-    return each if len(seconds) < len(tasks) else f"{each}, about {format_duration(sum(seconds))} in all"
+    gpus_text = f"{pluralize(gpus, 'GPU')} each" + (f" ({gpus * workers} at once)" if gpus and workers > 1 else "")
+    return gpus_text if len(seconds) < len(tasks) else f"{gpus_text}, about {format_duration(sum(seconds))} in all"

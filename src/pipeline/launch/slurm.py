@@ -84,10 +84,10 @@ def execute(
         show_dry_run(folder)
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
         queue = {job: Path(script) for job, script in queued_jobs().items() if job != os.environ.get("SLURM_JOB_ID")}
-        if mine := [job for job, script in queue.items() if script.parent == folder.resolve()]:
+        if own_jobs := [job for job, script in queue.items() if script.parent == folder.resolve()]:
             raise Held(
-                f"{pluralize(len(mine), 'job')} of {name} in the queue, as they were submitted (to change how, scancel "
-                "them first); stage=status shows the runs; rerun the same command when they are done"
+                f"{pluralize(len(own_jobs), 'job')} of {name} in the queue, as they were submitted (to change how, "
+                "scancel them first); stage=status shows the runs; rerun the same command when they are done"
             )
         if CONTINUES not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
@@ -101,8 +101,8 @@ def execute(
         failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
         if not session.left:
             return failed
-        others = {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
-        submitted = Submission(launcher, name, session, resources, others).submit(again)
+        other_jobs = {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
+        submitted = Submission(launcher, name, session, resources, other_jobs).submit(again)
     error = Held(f"{submitted}; stage=status shows the runs; rerun the same command when they are done")
     error.failed = failed
     raise error

@@ -77,8 +77,8 @@ def seconds_left(job: str) -> float:
     """Seconds until the time limit of a running job, infinite without one; 0 where Slurm does not say."""
     with suppress(OSError, subprocess.TimeoutExpired, ValueError):
         _, text, _ = run_command(["squeue", "--noheader", f"--job={job}", f"--format={PREFIX}%L"])
-        left = "".join(re.findall(rf"^{PREFIX}(\S+)$", text, re.MULTILINE))
-        return math.inf if left == "UNLIMITED" else parse_time_limit(left)
+        limit_text = "".join(re.findall(rf"^{PREFIX}(\S+)$", text, re.MULTILINE))
+        return math.inf if limit_text == "UNLIMITED" else parse_time_limit(limit_text)
     return 0.0
 
 
@@ -109,14 +109,14 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
     reason = ""
     for _ in range(ATTEMPTS):
         try:
-            status, out, words = run_command(command)
+            status, out, message = run_command(command)
         except subprocess.TimeoutExpired:
             reason = f"did not respond within {SECONDS:g} s"
         else:
             if not status:
                 return out
-            reason = f"refused: {words}"
-            if not UNREACHED.search(words):
+            reason = f"refused: {message}"
+            if not UNREACHED.search(message):
                 raise PipelineError(f"{command[0]} {reason}")
         if (answer := find_answer()) is not None:
             return answer
@@ -138,5 +138,5 @@ def run_command(command: Sequence[str]) -> tuple[int, str, str]:
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    words = [re.sub(r"^\w+: (error: )?", "", line) for line in (errors or out).splitlines()]
-    return process.returncode, out, "; ".join(filter(None, words))
+    message = [re.sub(r"^\w+: (error: )?", "", line) for line in (errors or out).splitlines()]
+    return process.returncode, out, "; ".join(filter(None, message))

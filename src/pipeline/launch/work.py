@@ -153,7 +153,7 @@ def work(
     """
     models: list[str] = []
     held: dict[str, str] = {}
-    told = False
+    announced = False
     while True:
         stop.raise_if_signalled()
         session.look()
@@ -183,9 +183,9 @@ def work(
         else:
             if not again and not (holders and wait()):
                 return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
-            if holders and not again and not told:
+            if holders and not again and not announced:
                 say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")
-                told = True
+                announced = True
             time.sleep(LOOK)
 
 

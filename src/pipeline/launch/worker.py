@@ -47,7 +47,7 @@ def compute(task: Task, begin: Callable[[], None]) -> None:
     """Make the run of a task, with its output and why it failed in its log. Warnings are printed here too."""
     from pipeline.launch.in_process import make_run, reason_of
 
-    before = task.log.stat().st_size if task.log.is_file() else 0
+    size_before = task.log.stat().st_size if task.log.is_file() else 0
     try:
         with log_to(task.log):
             try:
@@ -61,7 +61,7 @@ def compute(task: Task, begin: Callable[[], None]) -> None:
                 raise PipelineError(reason) from error
     finally:
         with suppress(OSError), open(task.log, encoding="utf-8", errors="replace") as log:
-            log.seek(before)
+            log.seek(size_before)
             for line in log:
                 if line.startswith("warning: "):
                     say(f"{task.name}: {line.rstrip()}")
@@ -89,15 +89,15 @@ def work_here(folder: str, places: str, number: str) -> int:
 def work_in_job(folder: str, level: str, kind: str) -> int:
     """Make what is free of a level and kind, and of levels before it. Returns the exit status: 0 done, 1 if a run
     failed; 75, which requeues the job, after a signal or before a further training that may need more than its time."""
-    session, made = Session(Path(folder)), list[Task]()
+    session, tasks_made = Session(Path(folder)), list[Task]()
 
     def fits(task: Task) -> bool:
         return task.level <= int(level) and task.kind == kind
 
     def compute_in_job(task: Task, begin: Callable[[], None]) -> None:
-        if made and task.stage in ("sft", "cpt") and not has_time_for(task):
+        if tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
             raise SystemExit(UNFINISHED)
-        made.append(task)
+        tasks_made.append(task)
         with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
             run_command(["scontrol", "update", f"JobId={slurm_job()}", f"JobName={task.label}"])
         wait_for_parents(task)
@@ -113,10 +113,10 @@ def work_in_job(folder: str, level: str, kind: str) -> int:
             work(session, compute_in_job, fits=fits, wait=lambda: False)
     finally:
         session.look()
-        failed = [task for task in made if task.hash in session.failed]
+        failed = [task for task in tasks_made if task.hash in session.failed]
         for task in failed:
             print(f"{task.label} failed: {session.failed[task.hash]}", file=sys.stderr)
-        print(f"{len(made)} runs: {len(failed)} failed", file=sys.stderr)  # marks its end in the log of the job
+        print(f"{len(tasks_made)} runs: {len(failed)} failed", file=sys.stderr)  # marks its end in the log of the job
     return int(bool(failed))
 
 
@@ -135,9 +135,9 @@ def wait_for_parents(task: Task) -> None:
 
 
 @masked_output()
-def main(*words: str) -> int:
+def main(*arguments: str) -> int:
     quiet()
-    return work_in_job(*words[1:]) if words[0] == "task" else work_here(*words)  # type: ignore[call-arg]
+    return work_in_job(*arguments[1:]) if arguments[0] == "task" else work_here(*arguments)  # type: ignore[call-arg]
 
 
 if __name__ == "__main__":

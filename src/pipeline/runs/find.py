@@ -44,8 +44,8 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
         return External(Path(given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
-    name, at, step = reference.rpartition("@")
-    if at and step.isdigit() and not Path(reference).is_dir():
+    name, separator, step = reference.rpartition("@")
+    if separator and step.isdigit() and not Path(reference).is_dir():
         return find_snapshot(find_run(name, runs_dir, knob), int(step), knob)
     if "/" in reference or reference.startswith("."):
         return from_folder(Path(reference), knob, runs_dir)
@@ -89,8 +89,8 @@ def suggest_names(word: str, names: list[str]) -> str:
     close = close_matches(word, names, cutoff=0.5) or [
         beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}{more}"
+    further = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}{further}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:

@@ -93,9 +93,9 @@ def git_state() -> dict[str, Any]:
     computes with the code that it has imported: git takes as long as a small score."""
     source_folder = Path(__file__).parent
 
-    def run_git(*words: str) -> str:
+    def run_git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", *words], cwd=source_folder, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=source_folder, capture_output=True, text=True, check=True
         ).stdout.strip()
 
     try:

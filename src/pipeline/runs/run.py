@@ -56,8 +56,8 @@ class External:
     @classmethod
     def of_files(cls, folder: Path, files: Iterable[Path], name: str = "") -> External:
         """Files below a folder, identified by their content."""
-        found = tuple(sorted(files))
-        return cls(name or folder.name, content_hash([*found], folder), folder, files=found)
+        sorted_files = tuple(sorted(files))
+        return cls(name or folder.name, content_hash([*sorted_files], folder), folder, files=sorted_files)
 
     @property
     def has_changed(self) -> bool:
@@ -86,8 +86,8 @@ class Folder:
     @property
     def has_changed(self) -> bool:
         """As of External; an added file counts, too, where models are read by its name."""
-        named = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
-        if any(path.is_file() for path in named.difference(self.files)):
+        deciding = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
+        if any(path.is_file() for path in deciding.difference(self.files)):
             return True
         all_here = all(path.is_file() for path in self.files)
         return all_here and folder_digest(self.folder, self.files, self.runs_dir) != self.hash

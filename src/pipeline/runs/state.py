@@ -44,10 +44,10 @@ def update_state(workplace: Path, **changes: Any) -> None:
 
 def record_step(workplace: Path, step: int, steps: int) -> None:
     """Write the step that a training has finished: the first at once, later ones every few seconds."""
-    now = time.monotonic()
-    first, started = _first.setdefault(workplace, (step, now))
-    if step == first or now - _written.get(workplace, 0.0) >= WRITE_INTERVAL:
-        seconds_a_step = round((now - started) / (step - first), 4) if step > first else None
+    time_now = time.monotonic()
+    first, started = _first.setdefault(workplace, (step, time_now))
+    if step == first or time_now - _written.get(workplace, 0.0) >= WRITE_INTERVAL:
+        seconds_a_step = round((time_now - started) / (step - first), 4) if step > first else None
         update_state(workplace, step=step, steps=steps, seconds_a_step=seconds_a_step)
 
 

@@ -67,9 +67,9 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
         )
     if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
         named = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
-        whole = {role: parent for role, parent in named.items() if has_full_weights(parent)}
+        complete = {role: parent for role, parent in named.items() if has_full_weights(parent)}
         check_headers(
-            tuple((role, parent.folder, is_external(parent)) for role, parent in whole.items()),
+            tuple((role, parent.folder, is_external(parent)) for role, parent in complete.items()),
             merge.vocabulary,
             merge.merges_vocabularies,
         )
@@ -102,9 +102,9 @@ def check_adapter(role: str, adapter: Path, base: Path) -> None:
     from pipeline.merge.adapters import open_adapter
     from pipeline.merge.compatibility import key_of, refuse_another_base
 
-    own = base_folder(adapter) if read_manifest(adapter) else base
-    if own.is_dir():
-        refuse_another_base(open_adapter(adapter, own), base, key_of(role))
+    own_base = base_folder(adapter) if read_manifest(adapter) else base
+    if own_base.is_dir():
+        refuse_another_base(open_adapter(adapter, own_base), base, key_of(role))
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:
@@ -122,16 +122,18 @@ def _layers_in(file: Path, _: int) -> int | None:
 
 
 @lru_cache(maxsize=1024)
-def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | None, merges_vocabularies: bool) -> None:
-    """Raise PipelineError where complete models on this disk do not fit each other, or the given base. whole: role,
+def check_headers(
+    complete: tuple[tuple[str, Path, bool], ...], vocabulary: str | None, merges_vocabularies: bool
+) -> None:
+    """Raise PipelineError where complete models on this disk do not fit each other, or the given base. complete: role,
     folder, and whether no run made it, of each."""
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import check_sources, key_of
     from pipeline.merge.vocabulary import align_vocabularies
     from pipeline.models.skeleton import check_shapes
 
-    sources = {role: open_source(folder) for role, folder, _ in whole}
-    for role, folder, external in whole:
+    sources = {role: open_source(folder) for role, folder, _ in complete}
+    for role, folder, external in complete:
         if external:
             check_shapes(folder, key_of(role))
     if sources.keys() - {"base"}:

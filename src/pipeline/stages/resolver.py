@@ -34,9 +34,9 @@ class Resolver:
         Raises:
             PipelineError: there is none, there are several, or the run holds no model.
         """
-        name, at, step = reference.rpartition("@")
+        name, separator, step = reference.rpartition("@")
         run = self.references.get(name)
-        if reference not in self.references and at and step.isdigit() and isinstance(run, Run):
+        if reference not in self.references and separator and step.isdigit() and isinstance(run, Run):
             return Snapshot(run, int(step))
         if reference in self.references:
             return self.references[reference]

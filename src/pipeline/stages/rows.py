@@ -135,9 +135,9 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
     return Run(decided, label, parents, version=row.version)
 
 
-def build_single(words: list[str]) -> Run:
+def build_single(overrides: list[str]) -> Run:
     """The run that a command's words describe."""
-    config = compose(words)
+    config = compose(overrides)
     assert isinstance(config, RunStage)
     return build(config)
 

@@ -31,8 +31,8 @@ def add_controls(table: Table) -> Table:
         raise table.refuse("controls", f"no merge is made of {', '.join(experts)}: leave controls out")
     runs = dict(table.runs)
     for name, roles in controlled.items():
-        words = {**table.runs[name].words, "merge.control": roles}
-        runs[name + SUFFIX] = TableRun(name + SUFFIX, table.runs[name].kind, words)
+        settings = {**table.runs[name].words, "merge.control": roles}
+        runs[name + SUFFIX] = TableRun(name + SUFFIX, table.runs[name].kind, settings)
     rows, columns = ([*sides_with_controls(sides, controlled)] for sides in (table.rows, table.columns))
     with_control = [side.control_of for side in columns if side.control_of]
     rows = [replace(row, columns=tuple(columns_with_controls(row.columns, with_control))) for row in rows]
@@ -42,15 +42,15 @@ def add_controls(table: Table) -> Table:
 def language_experts(table: Table, requested: Any) -> list[str]:
     """The names of the runs whose place the base takes: of `true`, those that some merge.language names."""
     if requested is True:
-        named = [
+        naming = [
             name
             for run in table.runs.values()
             for item in items_of(run, "merge.language")
             for name in runs_named(table, item)
         ]
-        if not named:
+        if not naming:
             raise table.refuse("controls", "no merge.language says which runs are language experts: name them, [RUN]")
-        return list(dict.fromkeys(named))
+        return list(dict.fromkeys(naming))
     names = requested if isinstance(requested, list) else [requested]
     for name in names:
         if name not in table.runs:
@@ -94,8 +94,8 @@ def sides_with_controls(sides: list[Side], controlled: dict[str, list[str]]) -> 
         yield side
         run = str(side.words.get("run"))
         if any(re.fullmatch(name_pattern(run), name) for name in controlled):
-            words = {**side.words, "run": run + SUFFIX, "published": None}
-            yield replace(side, name=side.name + SUFFIX, words=words, control_of=side.name, best_of=run)
+            settings = {**side.words, "run": run + SUFFIX, "published": None}
+            yield replace(side, name=side.name + SUFFIX, words=settings, control_of=side.name, best_of=run)
 
 
 def columns_with_controls(listed: Iterable[str], with_control: Iterable[str]) -> Iterator[str]:

@@ -84,9 +84,9 @@ class Expansion:
         columns = [(side, name, at) for side in table.columns for name, at in self.expand_names("column", side)]
         plan.rows, plan.columns = self.check_unique("row", rows), self.check_unique("column", columns)
         for row, column in itertools.product(rows, columns):
-            place = Place(table, *row, *column)
-            if place.meet and self.has_cell(row[0], column[0], column[1]):
-                self.add_cell(place)
+            slot = Place(table, *row, *column)
+            if slot.meet and self.has_cell(row[0], column[0], column[1]):
+                self.add_cell(slot)
         self.refuse_idle()
         plan.scores = list(self.scores)
         plan.overriders = self.find_overriders()
@@ -111,8 +111,8 @@ class Expansion:
     def refuse_primary(self) -> None:
         """Refuse a primary comparison that is not one of the table's."""
         plan, primary = self.table_plan, self.table.primary
-        *sides, place = primary or ("",)
-        keys = {key for name in sides for key in ((name, place), (place, name))}
+        *sides, slot = primary or ("",)
+        keys = {key for name in sides for key in ((name, slot), (slot, name))}
         if primary and (tuple(sides) not in [*plan.compare, *plan.controls] or len(keys & plan.cells.keys()) != 2):
             raise self.table.refuse(
                 "primary", f"{list(primary)} is not [LEFT, RIGHT, PLACE] of a comparison in compare or controls"
@@ -141,93 +141,93 @@ class Expansion:
                 raise self.table.refuse(f"row {row.name!r}", problem)
         return not row.columns or name in row.columns or column.name in row.columns
 
-    def add_cell(self, place: Place) -> None:
+    def add_cell(self, slot: Place) -> None:
         """Add the cell of a place, unless the place is empty."""
-        specs, at = self.specs, place.at
-        if of := self.rows_of(place):
-            how = place.reduce[0][0]
-            self.table_plan.cells[place.key] = Cell(
-                *place.key, reduce=((how, ()),), of=of, published=self.published_number(place)
+        specs, at = self.specs, slot.at
+        if of := self.rows_of(slot):
+            how = slot.reduce[0][0]
+            self.table_plan.cells[slot.key] = Cell(
+                *slot.key, reduce=((how, ()),), of=of, published=self.published_number(slot)
             )
             return
-        run = self.run_of_place(place)
+        run = self.run_of_place(slot)
         if run is None:
             return
         is_live = specs.runs[run].kind == "merge"  # its facts are recorded where it is scored
-        scored = specs.runs[run].words.get("stage") != "analyze" and ("fact" not in place.words or is_live)
-        measured = [place.words.get(key) for key in ("metric", "pair", "fact")]
+        scored = specs.runs[run].words.get("stage") != "analyze" and ("fact" not in slot.words or is_live)
+        measured = [slot.words.get(key) for key in ("metric", "pair", "fact")]
         if scored:
-            measured += [*self.every.values(), *scoring_words(place.words).values()]
+            measured += [*self.every.values(), *scoring_words(slot.words).values()]
         of_run = set(specs.axes_of(run))
         own_axes = (
             of_run
-            | set(self.axes_named_by(place, *measured))
-            | (set(place.each) & set(self.axes_named_by(place, place.choosing)))
+            | set(self.axes_named_by(slot, *measured))
+            | (set(slot.each) & set(self.axes_named_by(slot, slot.choosing)))
         )
-        best = tuple(axis for axis in specs.axes if axis in place.best and axis in of_run and axis not in at)
+        best = tuple(axis for axis in specs.axes if axis in slot.best and axis in of_run and axis not in at)
         free = [axis for axis in specs.axes if axis in own_axes and axis not in at and axis not in best]
-        reduce = tuple((how, tuple(axis for axis in axes if axis in free)) for how, axes in place.reduce)
-        self.mark_used(place, own_axes | set(self.axes_named_by(place, place.words.get("run"))), best)
+        reduce = tuple((how, tuple(axis for axis in axes if axis in free)) for how, axes in slot.reduce)
+        self.mark_used(slot, own_axes | set(self.axes_named_by(slot, slot.words.get("run"))), best)
         reduced = {axis for _, axes in reduce for axis in axes}
         if pooled := tuple(axis for axis in self.table.pooled if axis in free and axis not in reduced):
             reduce, reduced = (("mean", pooled), *reduce), reduced.union(pooled)
         if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
-            raise self.table.refuse(place.where, problem)
-        items = [self.build_item(place, run, {**at, **point}, best, scored) for point in specs.axis_combinations(free)]
-        metric, pair, fact = (specs.fill_placeholders(place.words.get(key), at) for key in ("metric", "pair", "fact"))
+            raise self.table.refuse(slot.where, problem)
+        items = [self.build_item(slot, run, {**at, **point}, best, scored) for point in specs.axis_combinations(free)]
+        metric, pair, fact = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair", "fact"))
         for score in [score for item in items for reading in item.readings for score in reading.values()]:
             if parts := difference_of(score, metric):
                 self.scores[parts[1]] = None
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
-            raise self.table.refuse(place.where, f"{problem}rows_changed.attention.0-1,30-31")
-        steps, published = tuple(step for step in reduce if step[1]), self.published_number(place)
-        self.table_plan.cells[place.key] = Cell(*place.key, items, steps, (), metric, pair, fact, published)
+            raise self.table.refuse(slot.where, f"{problem}rows_changed.attention.0-1,30-31")
+        steps, published = tuple(step for step in reduce if step[1]), self.published_number(slot)
+        self.table_plan.cells[slot.key] = Cell(*slot.key, items, steps, (), metric, pair, fact, published)
 
-    def rows_of(self, place: Place) -> tuple[str, ...]:
+    def rows_of(self, slot: Place) -> tuple[str, ...]:
         """The rows that a row is reduced over; () if it is reduced over axes."""
         rows, axes = self.table_plan.rows, self.specs.axes
-        for name in [name for side in place.sides for _, names in side.reduce for name in names]:
-            if name not in axes and (name not in rows or len(place.row.reduce) != 1):
+        for name in [name for side in slot.sides for _, names in side.reduce for name in names]:
+            if name not in axes and (name not in rows or len(slot.row.reduce) != 1):
                 problem = f"{name!r} is neither an axis nor a row to reduce over: {suggest(name, [*axes, *rows])}"
-                raise self.table.refuse(place.where, problem)
-        over = place.row.reduce[0][1] if place.row.reduce else ()
+                raise self.table.refuse(slot.where, problem)
+        over = slot.row.reduce[0][1] if slot.row.reduce else ()
         return over if over and all(name in rows and name not in axes for name in over) else ()
 
-    def run_of_place(self, place: Place) -> str | None:
+    def run_of_place(self, slot: Place) -> str | None:
         """The run of a place; None if it is null."""
-        word, runs = place.words.get("run", ""), self.specs.runs
-        if open_axes := [axis for axis in self.axes_named_by(place, word) if axis not in place.at]:
-            raise self.table.refuse(place.where, f"{word} names {open_axes[0]}, which neither of them fixes")
-        run = self.specs.fill_placeholders(word, place.at)
-        if place.control and run not in runs:
+        word, runs = slot.words.get("run", ""), self.specs.runs
+        if open_axes := [axis for axis in self.axes_named_by(slot, word) if axis not in slot.at]:
+            raise self.table.refuse(slot.where, f"{word} names {open_axes[0]}, which neither of them fixes")
+        run = self.specs.fill_placeholders(word, slot.at)
+        if slot.control and run not in runs:
             return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
             problem = f"{run!r} is no run: {suggest(run, runs)}" if run else f"it names no run: {suggest(run, runs)}"
-            raise self.table.refuse(place.where, problem)
+            raise self.table.refuse(slot.where, problem)
         return None if run is None else str(run)
 
-    def axes_named_by(self, place: Place, *values: Any) -> list[str]:
-        return [axis for value in values for axis in self.specs.axes_named_by(place.where, value)]
+    def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
+        return [axis for value in values for axis in self.specs.axes_named_by(slot.where, value)]
 
-    def published_number(self, place: Place) -> Published | None:
+    def published_number(self, slot: Place) -> Published | None:
         """(table, row, column) of the published number, from TABLE, or from TABLE ROW COLUMN if the names differ;
         None if the paper has no such row or column."""
-        text = self.specs.fill_placeholders(place.words.get("published", self.table.published), place.at)
-        words = [] if text is None else str(text).split()
-        if len(words) not in (0, 1, 3):
-            raise self.table.refuse(place.where, f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
-        if not words:
+        text = self.specs.fill_placeholders(slot.words.get("published", self.table.published), slot.at)
+        parts = [] if text is None else str(text).split()
+        if len(parts) not in (0, 1, 3):
+            raise self.table.refuse(slot.where, f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
+        if not parts:
             return None
-        row, column = words[1:] or place.key
+        row, column = parts[1:] or slot.key
         try:
-            printed = papers.is_printed(words[0], row, column)
+            printed = papers.is_printed(parts[0], row, column)
         except PipelineError as error:
-            raise self.table.refuse(place.where, str(error)) from None
+            raise self.table.refuse(slot.where, str(error)) from None
         if not printed:
-            self.table_plan.unprinted.append((words[0], row, column))
-        return (words[0], row, column) if printed else None
+            self.table_plan.unprinted.append((parts[0], row, column))
+        return (parts[0], row, column) if printed else None
 
     def refuse_unprinted(self) -> None:
         """Raise PipelineError for a published table that no cell uses: a name is wrong, not a number unprinted. An
@@ -247,16 +247,16 @@ class Expansion:
 
     # ------------------------------------------------------------------------------------------ what is scored
 
-    def build_item(self, place: Place, run: str, at: At, best: tuple[str, ...], scored: bool) -> Item:
+    def build_item(self, slot: Place, run: str, at: At, best: tuple[str, ...], scored: bool) -> Item:
         specs = self.specs
         if not scored:
             return Item(at, model=specs.add_spec(run, at))
-        words, languages = self.fill_settings(place, place.words, at)
+        words, languages = self.fill_settings(slot, slot.words, at)
         if not best:
             model = specs.add_spec(run, at)
-            return Item(at, tuple({(): self.add_score(place, model, words, language)} for language in languages))
-        chooser = str(specs.fill_placeholders(place.control.best_of, at)) if place.control else run
-        choice = self.add_choice(place, chooser, at, best)
+            return Item(at, tuple({(): self.add_score(slot, model, words, language)} for language in languages))
+        chooser = str(specs.fill_placeholders(slot.control.best_of, at)) if slot.control else run
+        choice = self.add_choice(slot, chooser, at, best)
         models = {
             tuple(point.values()): specs.add_spec(run, {**at, **point}) for point in specs.axis_combinations(best)
         }
@@ -269,25 +269,25 @@ class Expansion:
                 {one.words for one in candidate_scores} == {words},
             )
             repeated = candidate_scores.issuperset(candidates.values()) or (beside and same_questions)  # in each draw
-            metric, pair = (specs.fill_placeholders(place.words.get(key), at) for key in ("metric", "pair"))
+            metric, pair = (specs.fill_placeholders(slot.words.get(key), at) for key in ("metric", "pair"))
             if repeated and (other := another_number(words, metric, pair)):
                 problem = f"{other} is not what best compares: leave it out, or choose by other scores, by: ..."
-                raise self.table.refuse(place.where, problem)
+                raise self.table.refuse(slot.where, problem)
             reading: dict[Candidate, ScoreRef] = {}
             if not repeated:
                 chosen = self.add_chosen(choice, run, at, models)
-                reading[()] = self.add_score(place, chosen, words, language)
+                reading[()] = self.add_score(slot, chosen, words, language)
             if repeated or beside:
-                reading |= {point: self.add_score(place, model, words, language) for point, model in models.items()}
+                reading |= {point: self.add_score(slot, model, words, language) for point, model in models.items()}
             readings.append(reading)
         return Item(at, tuple(readings), choice.key)
 
-    def fill_settings(self, place: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
+    def fill_settings(self, slot: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
         """(eval, task and eval.KEY with the evaluation keys of `every`, languages) of a cell or a choice."""
         settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
             if settings.get(key) is None:
-                raise self.table.refuse(place.where, f"nothing says {key} of it: give score: {{{example}}}")
+                raise self.table.refuse(slot.where, f"nothing says {key} of it: give score: {{{example}}}")
         languages = self.specs.fill_placeholders(settings.pop("in"), at)
         for key in self.every:
             (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
@@ -296,7 +296,7 @@ class Expansion:
             str(code) for code in (languages if isinstance(languages, list) else [languages])
         ]
 
-    def add_score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
+    def add_score(self, slot: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
@@ -305,19 +305,19 @@ class Expansion:
                 problem = (
                     f"{key}={second_value} for {model} and {first_value} for {first.model}: one for all rows, in every"
                 )
-                raise self.table.refuse(place.where, problem)
+                raise self.table.refuse(slot.where, problem)
         self.scores[score] = None
         return score
 
-    def add_choice(self, place: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
-        """The choice of a place: one per value of the axes that it fixes and of `each`; means are over the others."""
-        specs, words = self.specs, place.choosing
-        own_axes = {*specs.axes_of(run), *self.axes_named_by(place, *self.every.values(), words)}
+    def add_choice(self, slot: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
+        """The choice of a slot: one per value of the axes that it fixes and of `each`; means are over the others."""
+        specs, words = self.specs, slot.choosing
+        own_axes = {*specs.axes_of(run), *self.axes_named_by(slot, *self.every.values(), words)}
         single_values = {axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1}
-        fixed = {**single_values, **place.at, **{axis: at[axis] for axis in place.each if axis in at}, **place.by.at}
+        fixed = {**single_values, **slot.at, **{axis: at[axis] for axis in slot.each if axis in at}, **slot.by.at}
         fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in own_axes}
         parts = [f"{axis}={value}" for axis, value in fixed.items()]
-        parts += [f"{key}={self.fill_pooled(place, value, fixed)}" for key, value in words.items()]
+        parts += [f"{key}={self.fill_pooled(slot, value, fixed)}" for key, value in words.items()]
         key = " ".join(["best", "+".join(best), "of", run, *parts])
         if key not in self.table_plan.choices:
             pooled = [axis for axis in specs.axes if axis in own_axes and axis not in fixed and axis not in best]
@@ -326,16 +326,16 @@ class Expansion:
                 scores: list[ScoreRef] = []
                 for pool_point in specs.axis_combinations(pooled):
                     full = {**fixed, **pool_point, **candidate}
-                    settings, languages = self.fill_settings(place, words, full)
+                    settings, languages = self.fill_settings(slot, words, full)
                     model = specs.add_spec(run, full)
-                    scores += [self.add_score(place, model, settings, language) for language in languages]
+                    scores += [self.add_score(slot, model, settings, language) for language in languages]
                 candidates[tuple(candidate.values())] = tuple(scores)
             self.table_plan.choices[key] = Choice(key, run, best, fixed, candidates)
         return self.table_plan.choices[key]
 
-    def fill_pooled(self, place: Place, value: Any, fixed: At) -> str:
+    def fill_pooled(self, slot: Place, value: Any, fixed: At) -> str:
         """A word of a choice, filled; all its values, joined by commas, if it names axes that the choice pools."""
-        free = [axis for axis in self.axes_named_by(place, value) if axis not in fixed]
+        free = [axis for axis in self.axes_named_by(slot, value) if axis not in fixed]
         return ",".join(
             dict.fromkeys(
                 str(self.specs.fill_placeholders(value, {**fixed, **point}))
@@ -365,9 +365,9 @@ class Expansion:
                 overriders[key] = names
         return overriders
 
-    def mark_used(self, place: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
+    def mark_used(self, slot: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
         """Record which settings of axes had an effect on this cell."""
-        for side in place.sides:
+        for side in slot.sides:
             for word, axes in axis_settings(side):
                 used = set(best) if word == "best" else own_axes | set(best)
                 self.done.update((id(side), word, axis) for axis in axes if axis in used)
@@ -388,7 +388,7 @@ class Expansion:
 
 def freeze_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return Pairs((key, freeze_value(inner)) for key, inner in value.items())
+        return Pairs((key, freeze_value(part)) for key, part in value.items())
     return tuple(map(freeze_value, value)) if isinstance(value, list) else value
 
 

@@ -24,7 +24,7 @@ class Pairs(tuple[tuple[str, Any], ...]):
 
 @dataclass(frozen=True)
 class ScoreRef:
-    """A scoring run: one model (a spec, or a Chosen), one task, one language. words: eval, task, eval.KEY ..."""
+    """A scoring run: one model (a spec, or a Chosen), one task, one language. settings: eval, task, eval.KEY ..."""
 
     model: str
     words: tuple[tuple[str, Any], ...]
@@ -35,25 +35,25 @@ class ScoreRef:
 
 
 def task_of(score: ScoreRef) -> str:
-    words = dict(score.words)
-    return str(words.get("task") or task_of_option(str(words["eval"])))
+    settings = dict(score.words)
+    return str(settings.get("task") or task_of_option(str(settings["eval"])))
 
 
 def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
     """(measure, the score whose measure is subtracted) if a metric is a difference, such as reading; else None."""
-    words = dict(score.words)
-    parts = difference_parts(str(words["task"]), metric) if metric and "task" in words else None
+    settings = dict(score.words)
+    parts = difference_parts(str(settings["task"]), metric) if metric and "task" in settings else None
     if parts is None:
         return None
     measure, task = parts
     return measure, replace(score, words=tuple((key, task if key == "task" else value) for key, value in score.words))
 
 
-def another_number(words: tuple[tuple[str, Any], ...], metric: str | None, pair: str | None) -> str:
+def another_number(settings: tuple[tuple[str, Any], ...], metric: str | None, pair: str | None) -> str:
     """The setting by which a cell shows another number than a choice compares: a metric other than the primary one of
-    the task that `words` score, or one direction of a translation; empty if there is none. It is refused, as the report
-    repeats a choice by what the cell shows, and could show a candidate that was not chosen."""
-    if metric is not None and metric != primary_metric(task_of(ScoreRef("", words, "")))[0]:
+    the task that `settings` score, or one direction of a translation; empty if there is none. It is refused, as the
+    report repeats a choice by what the cell shows, and could show a candidate that was not chosen."""
+    if metric is not None and metric != primary_metric(task_of(ScoreRef("", settings, "")))[0]:
         return f"metric: {metric}"
     return "" if pair is None else f"pair: {pair}"
 

@@ -240,20 +240,20 @@ class Planning:
     def compose_evaluation(self, score: ScoreRef, spec: Spec) -> tuple[EvalStage, dict[str, Parent]]:
         """The configuration of a score and its parents: of the option's bundle, what `task` names. A merge is scored
         without being made."""
-        words: dict[str, Any] = {"stage": "eval"}
+        knobs: dict[str, Any] = {"stage": "eval"}
         parents: dict[str, Parent] = {}
         if spec.kind == "merge":
             live, parents = self.replace_refs(spec.words)
-            words |= live
+            knobs |= live
         else:
             of_adapter = {key: value for key, value in spec.words.items() if key == "eval.base"}
             further, parents = self.replace_refs(of_adapter)
-            words |= {"checkpoint": spec.key, **further}
+            knobs |= {"checkpoint": spec.key, **further}
             parents[spec.key] = self.model_of_spec(spec.key)
         settings = {key: thaw_value(value) for key, value in score.words}
         task, where_possible = settings.pop("task", None), settings.pop("where_possible", False)
         further_words, further_parents = self.replace_refs(settings)
-        config = self.compose_stage(f"run {spec.run!r}", {**words, **further_words, "languages": [score.language]})
+        config = self.compose_stage(f"run {spec.run!r}", {**knobs, **further_words, "languages": [score.language]})
         assert isinstance(config, EvalStage)
         tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
         if len(tasks) > 1:  # the task that the evaluation is named by, if there is one
@@ -281,10 +281,10 @@ class Planning:
         try:
             if spec.kind == "base":
                 return self.base_model(spec)
-            words, parents = self.replace_refs(spec.words)
+            knobs, parents = self.replace_refs(spec.words)
             if spec.kind == "checkpoint":
-                return self.make_resolver(parents).model(words["checkpoint"], "checkpoint")
-            return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **words}), parents)
+                return self.make_resolver(parents).model(knobs["checkpoint"], "checkpoint")
+            return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs}), parents)
         except Refused:
             raise
         except PipelineError as error:
@@ -309,37 +309,37 @@ class Planning:
     def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
         return Resolver(Path(self.config.runs_dir), build, parents)
 
-    def replace_refs(self, words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
+    def replace_refs(self, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
         """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
-        parents = {ref.spec: self.model_of_spec(ref.spec) for value in words.values() for ref in refs_in(value)}
-        return {key: refs_as_names(value) for key, value in words.items()}, parents
+        parents = {ref.spec: self.model_of_spec(ref.spec) for value in knobs.values() for ref in refs_in(value)}
+        return {key: refs_as_names(value) for key, value in knobs.items()}, parents
 
-    def refuse_place(self, place: str, problem: str) -> Refused:
-        return Refused(str(self.plan.table.refuse(place, problem)))
+    def refuse_place(self, where: str, problem: str) -> Refused:
+        return Refused(str(self.plan.table.refuse(where, problem)))
 
-    def compose_stage(self, place: str, words: dict[str, Any]) -> RunStage:
+    def compose_stage(self, where: str, knobs: dict[str, Any]) -> RunStage:
         """The stage of these words, with settings shared by all runs of a table. Raises Refused for unknown words."""
         try:
-            config = stage_of(words)
+            config = stage_of(knobs)
         except PipelineError as error:
-            raise self.refuse_place(place, str(error)) from error
+            raise self.refuse_place(where, str(error)) from error
         assert isinstance(config, RunStage)
-        idle = unread_knobs(config, words)
-        for key in words:
+        idle = unread_knobs(config, knobs)
+        for key in knobs:
             self._read[key] = self._read.get(key, idle[key]) if key in idle else ""
         shared_values: dict[str, Any] = {
             "runs_dir": self.config.runs_dir,
             "tracking": self.config.tracking,
             "group": self.plan.table.name,
         }
-        if "threads" not in words:
+        if "threads" not in knobs:
             shared_values["threads"] = self.config.threads
         return replace(config, **shared_values)
 
 
 def thaw_value(value: Any) -> Any:
     if isinstance(value, Pairs):
-        return {key: thaw_value(inner) for key, inner in value}
+        return {key: thaw_value(part) for key, part in value}
     return list(map(thaw_value, value)) if isinstance(value, tuple) else value
 
 
@@ -369,8 +369,8 @@ def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None 
         for row in stored_scores(run)[0]
         if row.metric == (metric or primary) and not row.subject and pair in (None, row.pair)
     ]
-    own = [row for row in rows if row.filter == primary_filter]
-    return own if own or metric in (None, primary) else rows
+    own_rows = [row for row in rows if row.filter == primary_filter]
+    return own_rows if own_rows or metric in (None, primary) else rows
 
 
 def reason_left_out(run: Run[EvalStage]) -> str | None:

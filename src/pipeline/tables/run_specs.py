@@ -81,16 +81,16 @@ class Specs:
         }
         unread = {key for key in defaults if not self.read_by_eval(key)} - self.table.inherited
         for name, row in runs.items():
-            words = {key: value for key, value in defaults.items() if self.reads_key(row, key)}
-            unread -= words.keys()
-            words = {key: value for key, value in words.items() if name not in ancestors.get(key, ())}
-            specs[name] = TableRun(name, row.kind, {**words, **row.words})
-            for key in words:
+            settings = {key: value for key, value in defaults.items() if self.reads_key(row, key)}
+            unread -= settings.keys()
+            settings = {key: value for key, value in settings.items() if name not in ancestors.get(key, ())}
+            specs[name] = TableRun(name, row.kind, {**settings, **row.words})
+            for key in settings:
                 if key in row.words:
                     self.overriding_runs[key].append(name)
                 else:
                     self.defaulted_runs[key].add(name)
-            if row.kind == "base" and "model" not in words:
+            if row.kind == "base" and "model" not in settings:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
         if unread:
             raise self.table.refuse("every", f"no run of this table reads {', '.join(sorted(unread))}: leave it out")
@@ -125,7 +125,7 @@ class Specs:
 
     # ------------------------------------------------------------------------------------------ axes
 
-    def axes_named_by(self, place: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
+    def axes_named_by(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
         """The axes that a value names: by placeholders, those in the words of their values included, and by runs."""
         axes: list[str] = []
         for reference in value.items if isinstance(value, Names) else ():
@@ -134,32 +134,34 @@ class Specs:
                 for axis in (*reference.over, *fixed):
                     if axis not in axes_of_run:
                         raise self.table.refuse(
-                            place, f"run {reference.run!r} has no axis {axis}: {suggest(axis, axes_of_run)}"
+                            where, f"run {reference.run!r} has no axis {axis}: {suggest(axis, axes_of_run)}"
                         )
                 axes += [axis for axis in axes_of_run if axis not in reference.over and axis not in fixed]
             else:
-                axes += self.axes_named_by(place, reference)
-        for axis, word in find_placeholders(value):
+                axes += self.axes_named_by(where, reference)
+        for axis, axis_key in find_placeholders(value):
             if axis not in self.axes:
-                raise self.table.refuse(place, f"{{{axis}}} is no axis: {suggest(axis, self.table.axes)}")
+                raise self.table.refuse(where, f"{{{axis}}} is no axis: {suggest(axis, self.table.axes)}")
             axes.append(axis)
-            for reference, words in self.axes[axis].items() if word is not None else ():
-                if word not in words:
-                    problem = f"{{{axis}.{word}}}: {axis}={reference} has no such word: {suggest(word, words)}"
-                    raise self.table.refuse(place, problem)
-                axes += self.axes_named_by(place, words[word])
+            for reference, settings in self.axes[axis].items() if axis_key is not None else ():
+                if axis_key not in settings:
+                    problem = (
+                        f"{{{axis}.{axis_key}}}: {axis}={reference} has no such word: {suggest(axis_key, settings)}"
+                    )
+                    raise self.table.refuse(where, problem)
+                axes += self.axes_named_by(where, settings[axis_key])
         self.used.update(axes)
         return axes
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The axes that a run names, itself or through the runs it is made of, in the table's order."""
-        place = f"run {name!r}"
+        where = f"run {name!r}"
         if name in above:
             circle = " -> ".join([*above[above.index(name) :], name])
-            raise self.table.refuse(place, f"it is made of itself: {circle}")
+            raise self.table.refuse(where, f"it is made of itself: {circle}")
         if name not in self._axes_of:
-            words = [value for key, value in self.runs[name].words.items() if not OF_COLUMNS.fullmatch(key)]
-            own_axes = {axis for value in words for axis in self.axes_named_by(place, value, (*above, name))}
+            settings = [value for key, value in self.runs[name].words.items() if not OF_COLUMNS.fullmatch(key)]
+            own_axes = {axis for value in settings for axis in self.axes_named_by(where, value, (*above, name))}
             self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
         return self._axes_of[name]
 
@@ -170,36 +172,43 @@ class Specs:
 
     # ------------------------------------------------------------------------------------------ filling
 
-    def fill_placeholders(self, value: Any, at: At) -> Any:
+    def fill_placeholders(self, value: Any, axis_values: At) -> Any:
         """A value with its placeholders filled; one that is only a placeholder keeps the type of its replacement."""
         if isinstance(value, dict):
-            return {self.fill_placeholders(key, at): self.fill_placeholders(inner, at) for key, inner in value.items()}
+            return {
+                self.fill_placeholders(key, axis_values): self.fill_placeholders(part, axis_values)
+                for key, part in value.items()
+            }
         if isinstance(value, list):
-            return [self.fill_placeholders(inner, at) for inner in value]
+            return [self.fill_placeholders(part, axis_values) for part in value]
         if isinstance(value, Names):
-            return self._fill_refs(value, at)
+            return self._fill_refs(value, axis_values)
         if not isinstance(value, str):
             return value
         if match := PLACEHOLDER.fullmatch(value):
-            return self._fill_axis(match.group(1), match.group(2), at)
-        return PLACEHOLDER.sub(lambda match: str(self._fill_axis(match.group(1), match.group(2), at)), value)
+            return self._fill_axis(match.group(1), match.group(2), axis_values)
+        return PLACEHOLDER.sub(lambda match: str(self._fill_axis(match.group(1), match.group(2), axis_values)), value)
 
-    def _fill_axis(self, axis: str, word: str | None, at: At) -> Any:
-        return at[axis] if word is None else self.fill_placeholders(self.axes[axis][at[axis]][word], at)
+    def _fill_axis(self, axis: str, axis_key: str | None, axis_values: At) -> Any:
+        return (
+            axis_values[axis]
+            if axis_key is None
+            else self.fill_placeholders(self.axes[axis][axis_values[axis]][axis_key], axis_values)
+        )
 
-    def _fill_refs(self, names: Names, at: At) -> Any:
+    def _fill_refs(self, names: Names, axis_values: At) -> Any:
         refs: list[Ref | str] = []
         for item in names.items:
             if isinstance(item, str):
-                refs.append(self.fill_placeholders(item, at))
+                refs.append(self.fill_placeholders(item, axis_values))
                 continue
             for values in self.axis_combinations(item.over):
-                refs.append(Ref(self.add_spec(item.run, {**at, **dict(item.at), **values}), item.step))
+                refs.append(Ref(self.add_spec(item.run, {**axis_values, **dict(item.at), **values}), item.step))
         return refs if names.is_list else refs[0]
 
-    def add_spec(self, run: str, at: At) -> str:
-        """The key of a run at `at`, which holds a value of each of its axes; it and its parents are planned."""
-        own_values = {axis: at[axis] for axis in self.axes_of(run)}
+    def add_spec(self, run: str, axis_values: At) -> str:
+        """The key of a run at `axis_values`, a value of each of its axes; it and its parents are planned."""
+        own_values = {axis: axis_values[axis] for axis in self.axes_of(run)}
         key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
         if key not in self.made:
             filled = {
@@ -218,12 +227,12 @@ def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
     elif isinstance(value, dict):
         yield from find_placeholders([*value, *value.values()])
     elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from find_placeholders(inner)
+        for part in value:
+            yield from find_placeholders(part)
 
 
-def references_in(words: Mapping[str, Any]) -> Iterator[Reference]:
-    for value in words.values():
+def references_in(settings: Mapping[str, Any]) -> Iterator[Reference]:
+    for value in settings.values():
         if isinstance(value, Names):
             yield from (item for item in value.items if isinstance(item, Reference))
 

@@ -1,6 +1,6 @@
 """The format of a table: YAML read into a Table, strictly, in the table's own words.
 
-    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
+    axes     name -> values; a value may hold spec: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
     every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
              trainings that set none, and each cell is the mean over it
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
@@ -138,8 +138,8 @@ class Table:
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
-    def refuse(self, place: str, problem: str) -> PipelineError:
-        return table_error(self.file, place, problem)
+    def refuse(self, where: str, problem: str) -> PipelineError:
+        return table_error(self.file, where, problem)
 
 
 # ---------------------------------------------------------------------------------------------------- text
@@ -212,132 +212,130 @@ class Reader:
             [self.read_side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
             [self.read_side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
             self.axes_in("", "beside", raw.get("beside") or []),
-            [(str(left), str(right)) for left, rights in raw["compare"].items() for right in as_list(rights)],
+            [(str(first_row), str(right)) for first_row, rights in raw["compare"].items() for right in as_list(rights)],
             raw.get("free_snapshots", False), raw.get("controls", False),
             tuple(str(name) for name in as_list(raw.get("primary") or [])),
         )  # fmt: skip
 
-    def read_values(self, place: str, example: str, values: Any) -> list[Any]:
+    def read_values(self, where: str, example: str, values: Any) -> list[Any]:
         """A list of names or numbers. Raises PipelineError for an empty list, other values or a repeated one."""
         listed = list(values) if isinstance(values, list | dict) else []
         if not listed:
-            raise table_error(self.file, place, f"it has no values: give {example}")
+            raise table_error(self.file, where, f"it has no values: give {example}")
         for value in listed:
             if isinstance(value, list | dict) or value is None:
-                raise table_error(self.file, place, f"{value!r} is no value: give names or numbers")
+                raise table_error(self.file, where, f"{value!r} is no value: give names or numbers")
         if len(set(map(str, listed))) < len(listed):
-            raise table_error(self.file, place, "a value is there twice")
+            raise table_error(self.file, where, "a value is there twice")
         return listed
 
     def read_axis(self, name: str, values: Any) -> dict[Any, Words]:
         """Value -> its words; a list has values without words."""
-        place = f"axis {name!r}"
+        where = f"axis {name!r}"
         if name in CELL or name in ("all", "over") or "." in name:
-            raise table_error(self.file, place, f"{name} has a meaning of its own: call the axis otherwise")
-        listed = self.read_values(place, f"{name}: [...]", values)
+            raise table_error(self.file, where, f"{name} has a meaning of its own: call the axis otherwise")
+        listed = self.read_values(where, f"{name}: [...]", values)
         for value in listed if isinstance(values, dict) else ():
             if not isinstance(values[value], dict):
-                raise table_error(self.file, place, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
+                raise table_error(self.file, where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
         return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
 
-    def axes_in(self, place: str, key: str, value: Any) -> tuple[str, ...]:
+    def axes_in(self, where: str, key: str, value: Any) -> tuple[str, ...]:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
                 raise table_error(
-                    self.file, place, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}"
+                    self.file, where, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}"
                 )
         return tuple(as_list(value))
 
-    def value_of(self, place: str, name: str, value: Any) -> Any:
+    def value_of(self, where: str, name: str, value: Any) -> Any:
         """A value of an axis. Raises PipelineError for an unknown axis or value."""
         if name not in self.axes:
-            raise table_error(self.file, place, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
+            raise table_error(self.file, where, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
             raise table_error(
-                self.file, place, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}"
+                self.file, where, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}"
             )
         return value
 
     # ------------------------------------------------------------------------------------------ runs
 
     def read_run(self, name: str, value: Any) -> TableRun:
-        place = f"run {name!r}"
-        words = self.read_words(place, as_mapping(self.file, place, value))
-        if "stage" in words:
-            return TableRun(name, "stage", words)
-        if "merge" in words and "checkpoint" not in words:
-            return TableRun(name, "merge", words)
-        if words.get("checkpoint") and set(words) <= {"checkpoint", "eval.base"}:
-            return TableRun(name, "checkpoint", words)
-        if not words:
-            return TableRun(name, "base", words)
-        problem = f"{place} is neither a stage, a merge, a checkpoint nor empty"
+        where = f"run {name!r}"
+        spec = self.read_words(where, as_mapping(self.file, where, value))
+        if "stage" in spec:
+            return TableRun(name, "stage", spec)
+        if "merge" in spec and "checkpoint" not in spec:
+            return TableRun(name, "merge", spec)
+        if spec.get("checkpoint") and set(spec) <= {"checkpoint", "eval.base"}:
+            return TableRun(name, "checkpoint", spec)
+        if not spec:
+            return TableRun(name, "base", spec)
+        problem = f"{where} is neither a stage, a merge, a checkpoint nor empty"
         raise table_error(
             self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every"
         )
 
-    def read_words(self, place: str, words: Words) -> Words:
-        for key, value in words.items():
+    def read_words(self, where: str, spec: Words) -> Words:
+        for key, value in spec.items():
             if isinstance(value, dict) and list(value.values()) == [None]:
                 (name,) = value
-                raise table_error(self.file, place, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
+                raise table_error(self.file, where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
         return {
-            key: self.run_names(place, key, value) if key in self.run_keys and value is not None else value
-            for key, value in words.items()
+            key: self.run_names(where, key, value) if key in self.run_keys and value is not None else value
+            for key, value in spec.items()
         }
 
-    def run_names(self, place: str, key: str, value: Any) -> Names:
+    def run_names(self, where: str, key: str, value: Any) -> Names:
         several_runs = isinstance(value, list) or (isinstance(value, dict) and "all" in value)
-        return Names(tuple(self.read_reference(place, key, item) for item in as_list(value)), several_runs)
+        return Names(tuple(self.read_reference(where, key, item) for item in as_list(value)), several_runs)
 
-    def read_reference(self, place: str, key: str, value: Any) -> Reference | str:
-        words = value if isinstance(value, dict) else {"run": value}
-        name = words.get("run", words.get("all"))
-        if not isinstance(name, str) or ("run" in words) == ("all" in words) or ("over" in words) != ("all" in words):
+    def read_reference(self, where: str, key: str, value: Any) -> Reference | str:
+        spec = value if isinstance(value, dict) else {"run": value}
+        name = spec.get("run", spec.get("all"))
+        if not isinstance(name, str) or ("run" in spec) == ("all" in spec) or ("over" in spec) != ("all" in spec):
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
-            raise table_error(self.file, place, f"{key}: {value!r} names no run: give {forms}")
-        fixed = {axis: inner for axis, inner in words.items() if axis not in ("run", "all", "over")}
-        at = tuple((axis, self.value_of(place, axis, inner)) for axis, inner in fixed.items())
+            raise table_error(self.file, where, f"{key}: {value!r} names no run: give {forms}")
+        fixed = {axis: part for axis, part in spec.items() if axis not in ("run", "all", "over")}
+        at = tuple((axis, self.value_of(where, axis, part)) for axis, part in fixed.items())
         if name in self.names:
-            return Reference(name, at, self.axes_in(place, f"{key}.over", words.get("over") or []))
+            return Reference(name, at, self.axes_in(where, f"{key}.over", spec.get("over") or []))
         stem, _, step = name.rpartition("@")
-        if stem in self.names and step.isdigit() and "all" not in words:
+        if stem in self.names and step.isdigit() and "all" not in spec:
             return Reference(stem, at, step=int(step))
         is_elsewhere = ELSEWHERE.search(name) or key == "data_root" and Path(name).is_dir()
-        if "all" in words or at or not is_elsewhere:
+        if "all" in spec or at or not is_elsewhere:
             problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
             problem += f" (a folder is written ./{name})" if key in ("data_root", "checkpoint", "model.path") else ""
-            raise table_error(self.file, place, problem)
+            raise table_error(self.file, where, problem)
         return name
 
     # ------------------------------------------------------------------------------------------ rows and columns
 
-    def read_side(self, place: str, name: str, value: Any) -> Side:
+    def read_side(self, where: str, name: str, value: Any) -> Side:
         """The words of a row, a column, or of all cells; a plain name is a run."""
-        words = self.read_words(
-            place, as_mapping(self.file, place, {"run": value} if isinstance(value, str) else value)
-        )
+        spec = self.read_words(where, as_mapping(self.file, where, {"run": value} if isinstance(value, str) else value))
         side = Side(str(name))
-        for key, inner in words.items():
+        for key, part in spec.items():
             if key in REDUCE:
-                side.reduce.append((key, tuple(map(str, self.read_values(f"{place}, {key}", "axes", as_list(inner))))))
+                side.reduce.append((key, tuple(map(str, self.read_values(f"{where}, {key}", "axes", as_list(part))))))
             elif key in ("best", "each"):
-                setattr(side, key, self.axes_in(place, key, inner))
+                setattr(side, key, self.axes_in(where, key, part))
             elif key == "by":
-                side.by = self.read_side(f"{place}, by", "", inner)
+                side.by = self.read_side(f"{where}, by", "", part)
             elif key == "columns":
-                side.columns = tuple(map(str, as_list(inner)))
+                side.columns = tuple(map(str, as_list(part)))
             elif key in CELL or str(key).startswith("eval."):
-                side.words[key] = inner
+                side.words[key] = part
             else:
-                side.at[key] = self.value_of(place, key, inner)
-            if key == "in" and any(isinstance(code, bool) for code in as_list(inner)):
-                raise table_error(self.file, place, 'in: no is false in YAML: write Norwegian as in: "no"')
+                side.at[key] = self.value_of(where, key, part)
+            if key == "in" and any(isinstance(code, bool) for code in as_list(part)):
+                raise table_error(self.file, where, 'in: no is false in YAML: write Norwegian as in: "no"')
         for key, axes in (("each", side.each), ("by", side.by)):
             if axes and not side.best:
-                raise table_error(self.file, place, f"{key} is about what best chooses: give best=[...] beside it")
+                raise table_error(self.file, where, f"{key} is about what best chooses: give best=[...] beside it")
         if side.by and (side.by.reduce or side.by.best or "run" in side.by.words):
             raise table_error(
-                self.file, f"{place}, by", "it says what is scored: leave run, mean, max, min and best out"
+                self.file, f"{where}, by", "it says what is scored: leave run, mean, max, min and best out"
             )
         return side

@@ -51,8 +51,8 @@ Refuse = Callable[[str, str], PipelineError]  # (key, problem)
 def expand_study(study: Words, file: str) -> Words:
     """The table that a study is. Raises PipelineError, naming the file and the key, for what is no study."""
 
-    def refuse(place: str, problem: str) -> PipelineError:
-        return PipelineError(f"{file}, {place}: {problem}")
+    def refuse(where: str, problem: str) -> PipelineError:
+        return PipelineError(f"{file}, {where}: {problem}")
 
     for key in study:
         if key not in KEYS:
@@ -80,26 +80,29 @@ def expand_study(study: Words, file: str) -> Words:
             merges[name] |= {"merge.base": "base"} if elsewhere else {}
             merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
             compare[name] = list(pair)
-    for name, words in experts.items():
-        if base and "checkpoint" in words and is_adapter_of_elsewhere(Path(str(words["checkpoint"]))):
-            words["eval.base"] = "base"
-            tell_base(name, str(words["checkpoint"]), str(base))
+    for name, settings in experts.items():
+        if base and "checkpoint" in settings and is_adapter_of_elsewhere(Path(str(settings["checkpoint"]))):
+            settings["eval.base"] = "base"
+            tell_base(name, str(settings["checkpoint"]), str(base))
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
-    place = next((name for name, column in columns.items() if column["in"] != "en"), None)
+    where = next((name for name, column in columns.items() if column["in"] != "en"), None)
     spoken = {name: language_of(str(name), experts[name]) for name in sides["language"]}
     several = len({*spoken.values()} & {*lists["languages"]}) > 1
-    own = {name: spoken[pair[1]] for name, pair in compare.items() if several}
+    own_columns = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
-    if compare and place:
+    if compare and where:
         first = next(iter(compare))
-        place = next((name for name, column in columns.items() if column["in"] == own.get(first)), place)
-        optional["primary"] = [first, compare[first][0], place]
+        where = next((name for name, column in columns.items() if column["in"] == own_columns.get(first)), where)
+        optional["primary"] = [first, compare[first][0], where]
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
         "every": {**({"model": base} if base else {}), **every},
         "runs": runs, "columns": columns, "compare": compare,
-        "rows": {name: {"run": name} | (columns_in(own[name], columns) if name in own else {}) for name in runs},
+        "rows": {
+            name: {"run": name} | (columns_in(own_columns[name], columns) if name in own_columns else {})
+            for name in runs
+        },
     }  # fmt: skip
 
 
@@ -111,9 +114,9 @@ def is_adapter_of_elsewhere(folder: Path) -> bool:
 @cache
 def tell_base(expert: str, folder: str, base: str) -> None:
     """Say once where an adapter names another base than the study's: a copy of it in 4 bits, or another model."""
-    named = adapter_settings(Path(folder)).get("base_model_name_or_path")
-    if named and Path(named).resolve() != Path(base).resolve() and named != base.removeprefix("hub:"):
-        say(f"experts: {expert} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
+    base_name = adapter_settings(Path(folder)).get("base_model_name_or_path")
+    if base_name and Path(base_name).resolve() != Path(base).resolve() and base_name != base.removeprefix("hub:"):
+        say(f"experts: {expert} is an adapter of {base_name}: it is merged with and scored on the study's base, {base}")
 
 
 def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:
@@ -123,40 +126,40 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
     runs: dict[str, Words] = {}
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
     for name, expert in experts.items():
-        words = dict(expert) if isinstance(expert, dict) else {"run": expert}
-        if "train" in words:
-            words = of_own_rows(str(name), words, refuse)
-        side = words.pop("side", None) or side_of(str(name), words)
+        settings = dict(expert) if isinstance(expert, dict) else {"run": expert}
+        if "train" in settings:
+            settings = of_own_rows(str(name), settings, refuse)
+        side = settings.pop("side", None) or side_of(str(name), settings)
         if side not in SIDES:
             raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
         sides[side].append(name)
-        runs[name] = {"checkpoint": words["run"]} if set(words) == {"run"} else {"stage": "sft", **words}
+        runs[name] = {"checkpoint": settings["run"]} if set(settings) == {"run"} else {"stage": "sft", **settings}
         if "run" in runs[name]:
             raise refuse(f"experts: {name}", "give run alone, or the words of a training without run")
-        if "stage" in runs[name] and not trainable and "model" not in words:
+        if "stage" in runs[name] and not trainable and "model" not in settings:
             raise refuse(f"experts: {name}", "no base to train it from: give base, a folder or a name on the Hub")
     return runs, sides
 
 
-def of_own_rows(name: str, words: Words, refuse: Refuse) -> Words:
+def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
     """The words of a training on the file `train`, of which prompt and completion are templates with {column}s."""
-    file = Path(str(words.pop("train")))
+    file = Path(str(settings.pop("train")))
     if not file.is_file():
         raise refuse(
             f"experts: {name}", f"train={file} is not a file of {Path.cwd()}: give one of JSONL, CSV or parquet"
         )
     rows = {
-        "rows": "template" if "prompt" in words else "text",
-        **{key: words.pop(key) for key in OF_ROWS & words.keys()},
+        "rows": "template" if "prompt" in settings else "text",
+        **{key: settings.pop(key) for key in OF_ROWS & settings.keys()},
     }
-    side = words.setdefault("side", side_of(name, words))
-    own = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
-    return {**own, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **words}
+    side = settings.setdefault("side", side_of(name, settings))
+    own_columns = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
+    return {**own_columns, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **settings}
 
 
-def side_of(name: str, words: Words) -> str:
+def side_of(name: str, settings: Words) -> str:
     """The side of an expert that says none: that of its option, else by its name, which of a math expert begins so."""
-    return option_of("expert", words, "side", "math" if name.startswith("math") else "language")
+    return option_of("expert", settings, "side", "math" if name.startswith("math") else "language")
 
 
 def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -168,15 +171,15 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
         yield " ".join([method, *multiple]), pair  # type: ignore[misc]
 
 
-def language_of(name: str, words: Words) -> str:
+def language_of(name: str, settings: Words) -> str:
     """The language of an expert's own rows, or of its option by that name, else its own name."""
-    return str(words.get("expert.sources.own.language") or (words["expert"] if "stage" in words else name))
+    return str(settings.get("expert.sources.own.language") or (settings["expert"] if "stage" in settings else name))
 
 
 def columns_in(language: str, columns: Words) -> Words:
     """A row's word that leaves it the columns in a language and in English; none for an unknown language."""
-    named = [name for name, column in columns.items() if column["in"] in (language, "en")]
-    return {"columns": named} if any(columns[name]["in"] == language for name in named) else {}
+    base_name = [name for name, column in columns.items() if column["in"] in (language, "en")]
+    return {"columns": base_name} if any(columns[name]["in"] == language for name in base_name) else {}
 
 
 def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:

@@ -1,4 +1,4 @@
-"""The YAML of a table as words: tables that it starts from merged in, dotted keys as nested ones."""
+"""The YAML of a table as settings: tables that it starts from merged in, dotted keys as nested ones."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Words = dict[str, Any]
 Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its file
 
 
-def table_error(file: str, place: str, problem: str) -> PipelineError:
-    return PipelineError(f"{file}, {place}: {problem}" if place else f"{file}: {problem}")
+def table_error(file: str, where: str, problem: str) -> PipelineError:
+    return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
 
 
 def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
     """The table's own words over those of the tables in its `defaults`."""
-    words = parsed_yaml(text, file)
-    for key in words:
+    settings = parsed_yaml(text, file)
+    for key in settings:
         if key not in KEYS:
             raise table_error(file, "", f"unknown key {key}: {suggest(key, KEYS)}")
     merged: Words = {}
-    for name in as_list(words.pop("defaults", None) or []):
+    for name in as_list(settings.pop("defaults", None) or []):
         if name == "_self_":
             continue
         if find is None or name in above:
@@ -47,7 +47,7 @@ def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, .
             )
         merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
     merged.pop("primary", None)
-    merge_words(merged, words, file)
+    merge_words(merged, settings, file)
     return merged
 
 
@@ -71,18 +71,18 @@ def parsed_yaml(text: str, file: str) -> Words:
         raise table_error(file, "", " ".join(str(error).split())) from error
     if not isinstance(content, dict):
         raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
-    words = {str(key): value for key, value in content.items()}
-    if "experts" in words:
-        words = expand_study(words, file)
+    settings = {str(key): value for key, value in content.items()}
+    if "experts" in settings:
+        settings = expand_study(settings, file)
     for key in ("every", "score"):
-        words |= {key: dotted(words[key], file, key)} if isinstance(words.get(key), dict) else {}
+        settings |= {key: dotted(settings[key], file, key)} if isinstance(settings.get(key), dict) else {}
     for key in ("runs", "columns", "rows"):
-        if isinstance(words.get(key), dict):
-            words[key] = {name: dotted(value, file, f"{key}: {name}") for name, value in words[key].items()}
-    return words
+        if isinstance(settings.get(key), dict):
+            settings[key] = {name: dotted(value, file, f"{key}: {name}") for name, value in settings[key].items()}
+    return settings
 
 
-def dotted(words: Any, file: str, place: str) -> Any:
+def dotted(settings: Any, file: str, where: str) -> Any:
     """Words with nested keys written with dots: sft: {steps: 8} is sft.steps: 8, and merge: {name: ties, density: 0.2}
     is merge: ties, merge.density: 0.2. A RUN may be a mapping, and so may the value of a key with a dot.
 
@@ -90,17 +90,17 @@ def dotted(words: Any, file: str, place: str) -> Any:
         PipelineError: a key that is given in both forms.
     """
     flat: Words = {}
-    for key, value in words.items() if isinstance(words, dict) else ():
-        inner: Words = {key: value}
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        nested: Words = {key: value}
         if key == "by":
-            inner = {key: dotted(value, file, f"{place}, by")}
+            nested = {key: dotted(value, file, f"{where}, by")}
         elif isinstance(value, dict) and "." not in str(key) and key not in RUN_KEYS and [*value.values()] != [None]:
-            inner = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
-        for name, item in inner.items():
+            nested = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
+        for name, item in nested.items():
             if name in flat:
-                raise table_error(file, place, f"{name} is given twice, nested and with a dot: give it once")
+                raise table_error(file, where, f"{name} is given twice, nested and with a dot: give it once")
             flat[name] = item
-    return flat if isinstance(words, dict) else words
+    return flat if isinstance(settings, dict) else settings
 
 
 @lru_cache
@@ -109,9 +109,9 @@ def cached_yaml(text: str) -> Any:
     return OmegaConf.to_container(OmegaConf.create(text))
 
 
-def as_mapping(file: str, place: str, value: Any) -> Words:
+def as_mapping(file: str, where: str, value: Any) -> Words:
     if value is not None and not isinstance(value, dict):
-        raise table_error(file, place, f"expected a mapping of names to values, got {value!r}")
+        raise table_error(file, where, f"expected a mapping of names to values, got {value!r}")
     return value or {}
 
 
