@@ -35,8 +35,8 @@ def find_benchmark(task: str) -> Benchmark | None:
     column of stage=compare: only its name has a space."""
     if " " in task:
         return None
-    exact = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
-    return exact or _of_package(task) or harness_benchmark(task)
+    own = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
+    return own or _of_package(task) or harness_benchmark(task)
 
 
 @cache
@@ -68,8 +68,8 @@ def benchmark_of(task: str) -> Benchmark:
     if tag := explain_tag(task):
         raise PipelineError(tag)
     tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
-    index = harness_index()
-    near = close_matches(task, [*tasks, *index.tasks, *index.groups])
+    known = harness_index()
+    near = close_matches(task, [*tasks, *known.tasks, *known.groups])
     hint = f"did you mean {near[0]}? " if near else ""
     raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness")
 

@@ -33,7 +33,7 @@ TYPES = {"text": str, "number": int, "list": list}
 
 
 def read_benchmark(file: Path) -> Benchmark:
-    fields: Row = {key: tuple(item) if isinstance(item, list) else item for key, item in load_plain(file).items()}
+    fields: Row = {key: tuple(one) if isinstance(one, list) else one for key, one in load_plain(file).items()}
     data = fields.pop("data")
 
     def texts(row: Row) -> list[str]:
@@ -61,7 +61,7 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
     Raises:
         PipelineError: data is missing or broken, or there are fewer exemplars than asked for.
     """
-    shown, spoken, own_file = data["exemplars"], ask.language, own_task_file(name)
+    shown, spoken, own = data["exemplars"], ask.language, own_task_file(name)
     if ask.num_fewshot and not shown:
         raise PipelineError(f"{name} is asked without exemplars: num_fewshot=0, not {ask.num_fewshot}")
     if data.get("runs_code") and not ask.run_code:
@@ -78,9 +78,9 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
         problem = f"{ask.task} in {spoken.name} is not on the Hub"
         raise Missing(f"{problem}: set data_root to a folder with {places['test']}{hint}")
     stock = [str(stock_file(ask, *(path.format(**codes(spoken)) for path in data["stock"])))] if "stock" in data else []
-    body: Row = {"include": [*stock, *([str(own_file)] if own_file.is_file() else []), *by_text(ask)]}
-    if own_file.is_file() and "generation_kwargs" in load_plain(own_file):
-        body |= generation_kwargs(ask, own_file)
+    body: Row = {"include": [*stock, *([str(own)] if own.is_file() else []), *by_text(ask)]}
+    if own.is_file() and "generation_kwargs" in load_plain(own):
+        body |= generation_kwargs(ask, own)
     if ask.data_root:
         if not ask.num_fewshot:  # a file of exemplars need not be there
             places = {"test": places["test"]}

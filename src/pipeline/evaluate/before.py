@@ -98,12 +98,11 @@ def has_chat_template(folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def refuse_too_long(name: str, lengths: Mapping[int, int], max_length: int) -> None:
+def refuse_too_long(name: str, needed: Mapping[int, int], max_length: int) -> None:
     """Raise PipelineError for a task with prompts and answers that do not fit a model that takes `max_length` tokens.
-    lengths: question -> tokens."""
-    if too_long := sum(tokens > max_length for tokens in lengths.values()):
-        longest = max(lengths.values())
+    needed: question -> tokens."""
+    if too_long := sum(tokens > max_length for tokens in needed.values()):
         raise PipelineError(
-            f"{name}: {too_long} of {len(lengths)} prompts do not fit: the longest takes {longest} tokens with its "
-            f"answer, the model {max_length}: ask for fewer exemplars or shorter answers (eval.max_gen_toks)"
+            f"{name}: {too_long} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
+            f"with its answer, the model {max_length}: ask for fewer exemplars or shorter answers (eval.max_gen_toks)"
         )

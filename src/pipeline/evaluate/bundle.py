@@ -72,8 +72,8 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     )
     averages = over_languages([*rows, *further])
     parts: dict[str, dict[str, Any]] = {role: scores["harness"] for role, scores in written.items()}
-    first, *other_parts = parts.values()
-    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in other_parts)}
+    first, *others = parts.values()
+    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in others)}
     harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
@@ -94,8 +94,8 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     for row in rows:
         if row.subject is None:
             to_english = row.pair is not None and row.pair.endswith("-en")
-            task_key = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
-            groups.setdefault(task_key, {})[row.language] = row
+            place = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
+            groups.setdefault(place, {})[row.language] = row
     means, tens = [], []
     for (task, *_, paired, to_english), by_language in groups.items():
         scored = {code: row for code, row in by_language.items() if row.value is not None}

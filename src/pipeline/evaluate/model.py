@@ -112,19 +112,19 @@ class Answering(HFLM):
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
         answers: dict[int, str] = {}
 
-        def ended(index: int, tokens: list[int]) -> None:
+        def ended(place: int, tokens: list[int]) -> None:
             text = self.tok_decode(tokens)
-            answers[index] = postprocess_generated_text(text, until, think_end_token=None)
+            answers[place] = postprocess_generated_text(text, until, think_end_token=None)
             cut_off = metrics.ran_out(tokens, text, ending.room, until, self._ends)
-            self.ended("generate_until", requests[index].args, (answers[index], cut_off))
+            self.ended("generate_until", requests[place].args, (answers[place], cut_off))
 
         sampling = None
         if DRAW in settings:
             put = [request.args for request in requests]
-            keys = [f"{arguments[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, arguments in put]
+            keys = [f"{asked[DRAW]} {hashlib.sha256(prompt.encode()).hexdigest()}" for prompt, asked in put]
             sampling = Sampling(settings["temperature"], settings["top_p"], keys)
         self.engine.generate(prompts, ending, self._shares(possible=True), ended, sampling)
-        return [answers[index] for index in range(len(requests))]
+        return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
         """As HFLM's, requests being ((context, continuation), tokens, tokens); of a part of a text None, tokens,
@@ -132,14 +132,14 @@ class Answering(HFLM):
         self.load()
         answers: dict[int, tuple[float, bool]] = {}
 
-        def scored(index: int, *answer: Any) -> None:
-            answers[index] = answer
-            if requests[index][0]:
-                self.ended("loglikelihood", requests[index][0], answer)
+        def scored(place: int, *answer: Any) -> None:
+            answers[place] = answer
+            if requests[place][0]:
+                self.ended("loglikelihood", requests[place][0], answer)
 
         share = self._shares(self.engine.can_share())
         self.engine.loglikelihood([request[1:] for request in requests], share, scored)
-        return [answers[index] for index in range(len(requests))]
+        return [answers[place] for place in range(len(requests))]
 
     def _shares(self, possible: bool) -> bool:
         """Whether prompts share what they have in common. Reported once where it is asked for and not possible."""

@@ -14,27 +14,25 @@ MOST_TOKENS = 2048  # of a trie: more than a question has; the mask of a row has
 
 
 def group_prompts(
-    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None, limit: int = 0
+    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None, most: int = 0
 ) -> list[tuple[int, list[int]]]:
     """Places of prompts (token ids) taken together, with the length of the prefix that they share; 0: none.
 
     The prompts in the order of their tokens, cut where two neighbours share far less than one of them shares with its
     other neighbour: between the exemplars of two subjects, not between two questions after the same exemplars.
-    `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last. `limit`: what
+    `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last. `most`: what
     follows a prefix is computed as tries of at most so many tokens, and a group that is one small trie needs no prefix;
     0: each prompt by itself.
     """
     order, common = sort_prompts(prompts, range(len(prompts)))
-    cuts = [
-        index + 1 for index, same in enumerate(common) if FAR_LESS * same < max(common[max(index - 1, 0) : index + 2])
-    ]
+    cuts = [at + 1 for at, same in enumerate(common) if FAR_LESS * same < max(common[max(at - 1, 0) : at + 2])]
     grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
     for begin, end in pairwise([0, *cuts, len(order)]):
         members = order[begin:end]
-        caps = [len(prompts[number]) - 1 if longest is None else longest[number] for number in members]
+        caps = [len(prompts[place]) - 1 if longest is None else longest[place] for place in members]
         shared = min([*common[begin : end - 1], *caps], default=0)
-        is_small = limit and len(build_tries(prompts, members, 0, min(limit, SMALL))) == 1
+        is_small = most and len(build_tries(prompts, members, 0, min(most, SMALL))) == 1
         if len(members) == 1 or shared < LEAST or is_small:
             alone += members
         else:
@@ -42,9 +40,9 @@ def group_prompts(
     return [*grouped, (0, sorted(alone))] if alone else grouped
 
 
-def sort_prompts(prompts: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+def sort_prompts(prompts: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[list[int], list[int]]:
     """The places in the order of their prompts' tokens, and how many tokens each shares with the next."""
-    order = sorted(numbers, key=lambda number: tuple(prompts[number]))
+    order = sorted(places, key=lambda place: tuple(prompts[place]))
     return order, [len(commonprefix([list(prompts[one]), list(prompts[two])])) for one, two in pairwise(order)]
 
 
@@ -58,23 +56,23 @@ class Trie:
     paths: dict[int, list[int]] = field(default_factory=dict)
 
 
-def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared: int, limit: int) -> list[Trie]:
-    """Tries of at most `limit` tokens of the prompts `members`, which have the first `shared` tokens in common; 0: each
+def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared: int, most: int) -> list[Trie]:
+    """Tries of at most `most` tokens of the prompts `members`, which have the first `shared` tokens in common; 0: each
     prompt by itself. A prompt that shares less than half of its rest with the one before it begins a trie."""
     order, common = sort_prompts(prompts, members)
     tries: list[Trie] = []
     path: list[int] = []
-    for number, common_length in zip(order, [0, *common], strict=True):
-        suffix, shared_path = prompts[number][shared:], path[: max(common_length - shared, 0)]
-        new = len(suffix) - len(shared_path)
-        if not tries or 2 * new > len(suffix) or len(tries[-1].tokens) + new > limit:
+    for place, before in zip(order, [0, *common], strict=True):
+        rest, known = prompts[place][shared:], path[: max(before - shared, 0)]
+        new = len(rest) - len(known)
+        if not tries or 2 * new > len(rest) or len(tries[-1].tokens) + new > most:
             tries.append(Trie())
-            shared_path = []
+            known = []
         trie, begin = tries[-1], len(tries[-1].tokens)
-        trie.tokens += suffix[len(shared_path) :]
-        path = [*shared_path, *range(begin, len(trie.tokens))]
-        trie.parents += [-1, *path][len(shared_path) : -1]
-        trie.paths[number] = path
+        trie.tokens += rest[len(known) :]
+        path = [*known, *range(begin, len(trie.tokens))]
+        trie.parents += [-1, *path][len(known) : -1]
+        trie.paths[place] = path
     return tries
 
 
@@ -82,11 +80,11 @@ def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> l
     """Places in batches, the longest first: what runs out of memory does so at once. `prompts`: how many each place
     holds; a batch holds `size` of them, or a place that holds more."""
     batches: list[list[int]] = []
-    batch_tokens = size
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        if batch_tokens + prompts[number] > size:
+    held = size
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if held + prompts[place] > size:
             batches.append([])
-            batch_tokens = 0
-        batches[-1].append(number)
-        batch_tokens += prompts[number]
+            held = 0
+        batches[-1].append(place)
+        held += prompts[place]
     return batches

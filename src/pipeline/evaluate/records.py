@@ -133,7 +133,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     if benchmark.kind == "choice":
         letters = [continuation.strip() for _, continuation in record["arguments"]]
         if len({*letters}) < len(letters):  # options that are parts of the prompt, as Winogrande's, end alike
-            letters = [f"{number}: {text}" for number, text in enumerate(letters, 1)]
+            letters = [f"{place}: {text}" for place, text in enumerate(letters, 1)]
         likelihoods = [float(likelihood) for likelihood, _ in answer]
         best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
         sample |= {
@@ -190,13 +190,13 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
     for answers in zip(*(result.samples for result in results), strict=True):
         right = [bool(answer["correct"]) for answer in answers]
         first = answers[0]
-        numeric = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
-        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in numeric}
+        named = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
+        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in named}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
         if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
             voted = metrics.majority([answer["extracted"] for answer in answers])
-            first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
+            first = max((answers[place] for place in voted), key=lambda answer: bool(answer["correct"]))
             scores["majority"] = float(first["correct"])
         varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
         samples.append({**first, "scores": scores, "answers": varying})
@@ -213,9 +213,9 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
 VARYING = ("response", "extracted", "correct", "number", "cut_off", "thinking")
 
 
-def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4 and so on, and `limit`."""
-    return sorted({limit, *(2**power for power in range(limit.bit_length()) if 2**power <= limit)})
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4 and so on, and `most`."""
+    return sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
 
 
 def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:

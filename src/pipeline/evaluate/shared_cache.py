@@ -165,19 +165,19 @@ class SharedCache(Cache):
     def fill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         """Write prompts to rows, all tokens but the last, which is the next step's. A row forgets what it held: an
         overflow would stay, masked or not."""
-        row_numbers = torch.tensor(rows, device=self.device)
+        at = torch.tensor(rows, device=self.device)
         layer: Any
         for layer in self.layers:
             if layer.is_initialized:
-                layer.keys[row_numbers], layer.values[row_numbers] = 0, 0
+                layer.keys[at], layer.values[at] = 0, 0
         lengths = [len(prompt) - 1 for prompt in prompts]
-        self.tokens[row_numbers] = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
-        self.places[row_numbers] = torch.tensor(lengths, device=self.device)[:, None]
+        self.tokens[at] = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
+        self.places[at] = torch.tensor(lengths, device=self.device)[:, None]
         if width := max(lengths):
             places = torch.arange(width, device=self.device)[None]
             ids = pad_sequence([torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts], batch_first=True)
-            row, column = (places <= self.places[row_numbers] - 1).nonzero(as_tuple=True)
-            self.reads, self.written = 0, ((row, column), (row_numbers[row], column))
+            row, column = (places <= self.places[at] - 1).nonzero(as_tuple=True)
+            self.reads, self.written = 0, ((row, column), (at[row], column))
             self.logits(ids, places, self.masks(places, places))
 
     def step(self, rows: int, reads: int) -> torch.Tensor:
@@ -240,7 +240,7 @@ class SharedCache(Cache):
         ).logits
 
     def attend(
-        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
+        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **other: Any
     ) -> Any:
         """transformers' attention, which at a step reads the keys and values of the prefix once for all rows.
 
@@ -250,7 +250,7 @@ class SharedCache(Cache):
         stored: Any = self.layers[module.layer_idx].prefix
         self.plain_layers += not self.shared and key is stored[0] and value is stored[1]
         if not (self.reads and self.reads_once):
-            return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
+            return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **other)
         keys, values = (states[0] for states in stored)
         rows, _, tokens, width = query.shape
         heads, positions, shared = key.shape[1], key.shape[2], keys.shape[1]

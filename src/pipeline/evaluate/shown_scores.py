@@ -32,9 +32,9 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     for row in rows:
         if row.subject:
             continue
-        row_key = row.task, row.where, row.num_fewshot
-        if row_key not in by_place or (row.metric, row.filter) == primary_metric(row.task):
-            by_place[row_key] = row
+        place = row.task, row.where, row.num_fewshot
+        if place not in by_place or (row.metric, row.filter) == primary_metric(row.task):
+            by_place[place] = row
     return list(by_place.values())
 
 

@@ -87,24 +87,22 @@ class TorchBackend:
         """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
         token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
         places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
-        for number, prompt in enumerate(prompts):
-            places_of.setdefault(tuple(prompt), []).append(number)
+        for place, prompt in enumerate(prompts):
+            places_of.setdefault(tuple(prompt), []).append(place)
         distinct = list(places_of)
         grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
-        groups = [
-            (shared, [number for index in group for number in places_of[distinct[index]]]) for shared, group in grouped
-        ]
+        groups = [(shared, [at for index in group for at in places_of[distinct[index]]]) for shared, group in grouped]
         finished: set[int] = set()
         self._fit_rows(groups, prompts, ending.room)
 
-        def answer(shared: int, remaining: list[int]) -> None:
+        def answer(shared: int, left: list[int]) -> None:
             def store(row: int, tokens: list[int]) -> None:
-                finished.add(remaining[row])
-                ended(remaining[row], tokens)
+                finished.add(left[row])
+                ended(left[row], tokens)
 
-            rests = [prompts[number][shared:] for number in remaining]
-            draws = sampling.of(remaining) if sampling else None
-            decode(self.model, prompts[remaining[0]][:shared], rests, self.batch_size, ending, store, draws)
+            rests = [prompts[place][shared:] for place in left]
+            draws = sampling.of(left) if sampling else None
+            decode(self.model, prompts[left[0]][:shared], rests, self.batch_size, ending, store, draws)
 
         self._for_each(groups, finished, answer)
 
@@ -119,45 +117,42 @@ class TorchBackend:
         Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
-        for number, (context, continuation) in enumerate(requests):
-            inputs.setdefault((*context, *continuation[:-1]), []).append(number)
+        for place, (context, continuation) in enumerate(requests):
+            inputs.setdefault((*context, *continuation[:-1]), []).append(place)
         prompts = list(inputs)
-        keep = [max(len(requests[number][1]) for number in inputs[prompt]) for prompt in prompts]
+        keep = [max(len(requests[place][1]) for place in inputs[prompt]) for prompt in prompts]
 
         finished: set[int] = set()
 
         def weigh(index: int, logits: torch.Tensor) -> None:
             """Answer the requests of a prompt from the logits [tokens, vocabulary] of its last tokens."""
             log_probabilities = torch.log_softmax(logits, dim=-1)
-            for number in inputs[prompts[index]]:
-                tokens = torch.tensor(requests[number][1], device=logits.device)
+            for place in inputs[prompts[index]]:
+                tokens = torch.tensor(requests[place][1], device=logits.device)
                 predicted = log_probabilities[-len(tokens) :]
                 likelihood = float(predicted.gather(1, tokens[:, None]).sum())
-                scored(number, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
+                scored(place, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
             finished.add(index)
 
-        limit = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
-        longest = [len(prompt) - count_kept for prompt, count_kept in zip(prompts, keep, strict=True)]
+        most = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
+        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
 
-        def weigh_all(shared: int, remaining: list[int]) -> None:
-            prefix, rows = prompts[remaining[0]][:shared], build_tries(prompts, remaining, shared, limit)
-            cache = SharedCache(self.model) if shared or limit else None
+        def weigh_all(shared: int, left: list[int]) -> None:
+            prefix, rows = prompts[left[0]][:shared], build_tries(prompts, left, shared, most)
+            cache = SharedCache(self.model) if shared or most else None
             if cache:
                 cache.share(prefix)
             sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
             for batch in batch_places(*sizes, self.batch_size):
-                paths = [
-                    {index: path[-keep[index] :] for index, path in rows[row_number].paths.items()}
-                    for row_number in batch
-                ]
-                nodes_read = [sorted({node for path in ends.values() for node in path}) for ends in paths]
-                row_logits = logits_of(self.model, cache, [rows[row_number] for row_number in batch], nodes_read)
-                for ends, nodes, logits in zip(paths, nodes_read, row_logits, strict=True):
-                    column = {node: index for index, node in enumerate(nodes)}
+                paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
+                needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
+                found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
+                for ends, nodes, logits in zip(paths, needed, found, strict=True):
+                    column = {node: at for at, node in enumerate(nodes)}
                     for index, path in ends.items():
                         weigh(index, logits[[column[node] for node in path]])
 
-        groups = group_prompts(prompts, longest, limit) if share else [(0, list(range(len(prompts))))]
+        groups = group_prompts(prompts, longest, most) if share else [(0, list(range(len(prompts))))]
         self._fit_rows(groups, prompts)
         self._for_each(groups, finished, weigh_all)
 
@@ -173,7 +168,7 @@ class TorchBackend:
         except PipelineError:  # not a dense decoder
             self.batch_size = min(ROWS, self.most)
             return
-        rests = (len(prompts[number]) - shared for shared, members in groups for number in members)
+        rests = (len(prompts[place]) - shared for shared, members in groups for place in members)
         longest = Prompts(max((shared for shared, _ in groups), default=0), max(rests, default=1), room)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated() + (kept_bytes(self.model) if room else 0)
@@ -210,18 +205,18 @@ def most_rows(batch_size: int | None) -> int:
 
 
 def logits_of(
-    model: Any, cache: SharedCache | None, tries: Sequence[Trie], nodes_read: Sequence[Sequence[int]]
+    model: Any, cache: SharedCache | None, tries: Sequence[Trie], needed: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:
-    """Logits [nodes, vocabulary] of the nodes `nodes_read` of each trie after the prefix. Padding is on the right.
+    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix. Padding is on the right.
     Without a cache, for models that take no masks of positions, tries are prompts by themselves."""
     ids = pad_sequence([torch.tensor(trie.tokens) for trie in tries], batch_first=True)
-    with keep_places(model, nodes_read):
+    with keep_places(model, needed):
         if cache is None:
             logits = model(input_ids=ids.to(model.device), use_cache=False).logits[0]
         else:
             visible, places = visible_tokens(tries)
             logits = cache.logits(ids, places, cache.masks(places, places, visible), keep=0)[0]
-    return list(logits.split([len(places) for places in nodes_read]))
+    return list(logits.split([len(places) for places in needed]))
 
 
 @contextmanager
@@ -247,11 +242,11 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(len(trie.tokens) for trie in tries)
     visible = torch.eye(width, dtype=torch.bool).repeat(len(tries), 1, 1)
     places = torch.zeros(len(tries), width, dtype=torch.long)
-    for seen, depths, trie in zip(visible.numpy(), places.numpy(), tries, strict=True):
-        for number, parent in enumerate(trie.parents):
+    for seen, at, trie in zip(visible.numpy(), places.numpy(), tries, strict=True):
+        for place, parent in enumerate(trie.parents):
             if parent >= 0:
-                seen[number] |= seen[parent]
-                depths[number] = depths[parent] + 1
+                seen[place] |= seen[parent]
+                at[place] = at[parent] + 1
     return visible, places
 
 
