@@ -54,31 +54,26 @@ class Factors:
     """LoRA factors of one parameter, whose change is scale x B A: those of `parts` side by side, then zeros.
 
     parts: (weight multiplied into B, adapter, its name of A, its name of B); rank: rows of A, columns of B.
-    transposed: the parameter is stored as (inputs, outputs), as GPT-2's, so that its change is the transpose of B A.
+    shape: of the parameter, (outputs, inputs); transposed: it is stored as (inputs, outputs), as GPT-2's, so that its
+    change is the transpose of B A.
     """
 
     parts: tuple[tuple[float, Checkpoint, str, str], ...]
     rank: int
-    columns: int
+    shape: tuple[int, ...]
     scale: float = 1.0
     transposed: bool = False
 
-    def a(self) -> np.ndarray:
-        """(rank, columns) in float32: A, or the transpose of B."""
-        if self.transposed:
-            stored = [all_rows(adapter, b).T * np.float32(weight) for weight, adapter, _, b in self.parts]
-        else:
-            stored = [all_rows(adapter, a) for _, adapter, a, _ in self.parts]
-        return np.concatenate([*stored, np.zeros((self.rank - sum(map(len, stored)), self.columns), np.float32)])
-
-    def b(self, start: int, stop: int) -> np.ndarray:
-        """Rows of B, or of the transpose of A, (stop - start, rank) in float32."""
-        if self.transposed:
-            stored = [all_rows(adapter, a).T[start:stop] for _, adapter, a, _ in self.parts]
-        else:
-            stored = [adapter.rows(b, start, stop) * np.float32(weight) for weight, adapter, _, b in self.parts]
-        zeros = np.zeros((stop - start, self.rank - sum(rows.shape[1] for rows in stored)), np.float32)
-        return np.concatenate([*stored, zeros], axis=1)
+    def matrices(self) -> tuple[np.ndarray, np.ndarray]:
+        """A (rank, inputs) and B (outputs, rank) in float32."""
+        outputs, inputs = reversed(self.shape) if self.transposed else self.shape
+        a, b, place = np.zeros((self.rank, inputs), np.float32), np.zeros((outputs, self.rank), np.float32), 0
+        for weight, adapter, name_of_a, name_of_b in self.parts:
+            own = all_rows(adapter, name_of_a)
+            a[place : place + len(own)] = own
+            b[:, place : place + len(own)] = all_rows(adapter, name_of_b) * np.float32(weight)
+            place += len(own)
+        return a, b
 
     def scaled(self, weight: float) -> tuple[tuple[float, Checkpoint, str, str], ...]:
         """The parts with weight and scale multiplied into B."""
@@ -119,13 +114,15 @@ class Adapted(Checkpoint):
         holder = self.replaced if name in self.replaced.infos else self.base
         rows = holder.rows(name, start, stop)  # an adapter of the head holds its base's head beside the factors
         if factors := self.factors.get(name):
-            rows += factors.b(start, stop) @ self._first_factor(name) * np.float32(factors.scale)
+            a, b = self._matrices(name)
+            left, right = (a.T, b.T) if factors.transposed else (b, a)
+            rows += left[start:stop] @ right * np.float32(factors.scale)
         return rows
 
     @cached_property
-    def _first_factor(self) -> Callable[[str], np.ndarray]:
-        """A of a parameter; of the last few, one for each thread."""
-        return lru_cache(maxsize=16)(lambda name: self.factors[name].a())
+    def _matrices(self) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
+        """The factors of a parameter; of the last few, one for each thread."""
+        return lru_cache(maxsize=16)(lambda name: self.factors[name].matrices())
 
 
 Source = Checkpoint  # or Adapted
@@ -233,7 +230,7 @@ def _read_factors(
     rank, module = a.shape[0], name.removesuffix(".weight")
     alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape[1], scale, transposed)
+    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape, scale, transposed)
 
 
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
@@ -286,7 +283,7 @@ def with_uniform_rank(adapter: Adapted) -> Adapted:
     rank = max(part.rank for part in adapter.factors.values())
     targets = {module_name(name) for name in adapter.factors}
     factors = {
-        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape[1],
+        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape,
                       transposed=is_transposed(adapter.base, name))
         for name in adapter.base.names if name.endswith(".weight") and module_name(name) in targets
         for part in [adapter.factors.get(name)]
@@ -306,9 +303,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     tensors: dict[str, np.ndarray] = {}
     for name, part in adapter.factors.items():
         module = "base_model.model." + name.removesuffix(".weight")
-        a, b = part.a(), part.b(0, adapter.base.info(name).shape[0])
-        a, b = map(np.ascontiguousarray, (b.T, a.T) if part.transposed else (a, b))
-        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = part.matrices()
     save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     rank = max(part.rank for part in adapter.factors.values())
     settings = {
