@@ -255,9 +255,9 @@ def read_inspect(path: Path) -> list[Log]:
     for sample in sorted(log.samples, key=lambda sample: sample.epoch):
         by_name.setdefault(str(sample.id), []).append(sample)
     items = []
-    for name in dict.fromkeys(str(sample.id) for sample in log.samples):
-        (first, *_), recorded = by_name[name], dict[str, list[float]]()
-        for scorer, score in (pair for sample in by_name[name] for pair in (sample.scores or {}).items()):
+    for name, epochs in by_name.items():
+        first, recorded = epochs[0], dict[str, list[float]]()
+        for scorer, score in (pair for sample in epochs for pair in (sample.scores or {}).items()):
             parts = score.value if isinstance(score.value, dict) else {"": score.value}
             for part, value in parts.items():
                 recorded.setdefault(f"{scorer} {part}".strip(), []).append(to_float(value))
