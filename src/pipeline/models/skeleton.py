@@ -38,15 +38,11 @@ def build_skeleton(folder: Path, key: str) -> Any:
     """
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     checkpoint = Checkpoint.open(folder)
     stored = {
         checkpoint.written_name(name): torch.empty(info.shape, device="meta") for name, info in checkpoint.infos.items()
     }
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
     try:
         config = load_config(folder)
         with torch.device("meta"):
@@ -64,10 +60,6 @@ def build_skeleton(folder: Path, key: str) -> Any:
         raise PipelineError(
             f"{key}={folder}: transformers cannot build a model from its config.json ({reason})"
         ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
     remedy = "copy it again, or correct its config.json"
     for verb, kind, reason in (
         ("holds", "unexpected", "has no place for: transformers does not load it"),
