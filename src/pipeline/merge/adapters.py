@@ -33,7 +33,7 @@ from pipeline.models.checkpoint import (
     with_rows,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from pipeline.models.names import HEAD, has_row_per_token, is_embedding, plain_name, tensor_names
+from pipeline.models.names import HEAD, has_row_per_token, plain_name, tensor_names
 from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
 
@@ -156,10 +156,9 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
     plain = {stored: plain_name(stored) for stored in adapter.infos}
     names = tensor_names([*full.infos, *plain.values()])  # the whole model's: an adapter may be of its decoder alone
-    named = {names[text]: adapter.infos[stored] for stored, text in plain.items()}
-    head, embedding = named.get(HEAD) if full.tied_head else None, named.get(full.embedding or "")
     # PEFT stores the head of a base that ties it as well, where the vocabulary grew
-    is_copied = head is not None and embedding is not None and embedding.digest() == head.digest()
+    ends = [info for stored, info in adapter.infos.items() if names[plain[stored]] in (HEAD, full.embedding)]
+    is_copied = full.tied_head and len(ends) == 2 and ends[0].digest() == ends[1].digest()
     for stored, info in adapter.infos.items():
         name = names[plain[stored]]
         if is_copied and name == HEAD:
@@ -181,14 +180,15 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             pairs[name][part[1]] = stored
         else:
             whole[name] = info
-    if full.tied_head and any(map(is_embedding, whole)) and not (is_copied or settings.get("ensure_weight_tying")):
+    embedding = whole.get(full.embedding or "")
+    if full.tied_head and embedding and not (is_copied or settings.get("ensure_weight_tying")):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
     config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
-    for name, info in whole.items():
-        config = with_rows(config, info.shape[0]) if is_embedding(name) else config
+    if embedding:
+        config = with_rows(config, embedding.shape[0])
     infos = {
         name: replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
         for name, info in full.infos.items() for shape in [whole.get(name, info).shape]
