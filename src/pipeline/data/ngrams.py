@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -92,9 +92,9 @@ class NgramSet:
         self.n, self.bare, self.short = n, bare, 0
         found = [(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint16))]
         for bit, texts in enumerate(sets):
-            for at in range(0, len(texts), BATCH):
-                numbers, owner = self.hash(texts[at : at + BATCH])
-                self.short += len(texts[at : at + BATCH]) - len(np.unique(owner))
+            self.short += len(texts)
+            for numbers, owner in self.batches(texts):
+                self.short -= len(np.unique(owner))
                 numbers = np.unique(numbers)
                 found.append((numbers, np.full(len(numbers), 1 << bit, dtype=np.uint16)))
         joined, bits = map(np.concatenate, zip(*found, strict=True))
@@ -102,13 +102,17 @@ class NgramSet:
         self.numbers, self.marks = pd.Index(known), np.zeros(len(known), dtype=np.uint16)
         np.bitwise_or.at(self.marks, place, bits)
 
-    def hash(self, texts: list[str]) -> tuple[Numbers, Any]:
-        return hash_ngrams([NUMBER.sub(" ", text) for text in texts] if self.bare else texts, self.n)
+    def batches(self, texts: list[str]) -> Iterator[tuple[Numbers, Any]]:
+        """The n-grams of the texts, BATCH of these at a time, and the index of the text of each."""
+        for at in range(0, len(texts), BATCH):
+            batch = texts[at : at + BATCH]
+            numbers, owner = hash_ngrams([NUMBER.sub(" ", text) for text in batch] if self.bare else batch, self.n)
+            yield numbers, at + owner
 
     def marks_of(self, texts: list[str]) -> Any:
         """The bits of the sets that each text shares an n-gram with: uint16, one a text."""
         bits = np.zeros(len(texts), dtype=np.uint16)
-        numbers, owner = self.hash(texts)
-        at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known
-        np.bitwise_or.at(bits, owner[at >= 0], self.marks[at[at >= 0]])
+        for numbers, owner in self.batches(texts):
+            at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known
+            np.bitwise_or.at(bits, owner[at >= 0], self.marks[at[at >= 0]])
         return bits

@@ -190,7 +190,9 @@ class Outcome:
 
     @property
     def finished(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.values and not trial.stopped]
+        """The trials that were scored on all questions, each configuration once."""
+        ended = {json.dumps(trial.point): trial for trial in self.trials if trial.values and not trial.stopped}
+        return list(ended.values())
 
     @property
     def names(self) -> list[str]:
@@ -264,12 +266,10 @@ class Outcome:
         if len(values) == 1 and len(self.finished) > 1:
             lines.append("All configurations score alike on these questions: there was nothing to choose.")
         if len(self.names) == 1:
-            trials = list({json.dumps(trial.point): trial for trial in self.finished}.values())
-            scores = {
-                index: self.points.on_development(trial.point, self.questions)[0] for index, trial in enumerate(trials)
-            }
-            means = {index: mean_score(score) for index, score in scores.items()}
-            lines += split_half_summary([trial.point for trial in trials], scores, means, largest([*means.values()]))
+            points = [trial.point for trial in self.finished]
+            found = [self.points.on_development(point, self.questions)[0] for point in points]
+            means = list(map(mean_score, found))
+            lines += split_half_summary(points, dict(enumerate(found)), dict(enumerate(means)), largest(means))
         return lines
 
 
