@@ -25,6 +25,7 @@ from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import flatten_dict
+from pipeline.text import one_line
 
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
 SECRET = re.compile(r"(?i)token$|api_key|secret|password")
@@ -293,7 +294,7 @@ def model_title(name: str) -> str:
     """A model's name on the page: of a local folder (also hf//FOLDER of inspect_ai) its last part, on one line."""
     is_path = name.startswith(("/", ".", "~")) or "//" in name
     last = name.rstrip("/").rsplit("/", 1)[-1] if is_path else name
-    return " ".join(last.split())[:80] or "unnamed model"
+    return one_line(last)[:80] or "unnamed model"
 
 
 def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -302,5 +303,5 @@ def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, value in flatten_dict(dict(settings)).items():
         if value not in (None, {}, []) and not name.startswith(NO_SETTING) and not SECRET.search(name):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
-            texts[name] = " ".join(without_private(text).split()) or repr(text)
+            texts[name] = one_line(without_private(text)) or repr(text)
     return texts

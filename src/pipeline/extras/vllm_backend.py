@@ -24,6 +24,7 @@ from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend, most_rows
+from pipeline.text import one_line
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -74,7 +75,7 @@ class Engine:
             if isinstance(error, PipelineError) or not isinstance(error, Exception):
                 raise
             traceback.print_exc(file=sys.stderr)
-            text = " ".join(str(error).split()) or "no message"
+            text = one_line(str(error)) or "no message"
             raise PipelineError(reason(f"{type(error).__name__}: {text}")) from error
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint, read_json
 from pipeline.models.load import load_config
+from pipeline.text import one_line
 
 
 def check_shapes(folder: Path, key: str) -> None:
@@ -56,7 +57,7 @@ def build_skeleton(folder: Path, key: str) -> Any:
     except PipelineError:
         raise
     except Exception as error:  # of values in config.json, whatever the model's class makes of them
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = one_line(str(error))[:300] or type(error).__name__
         raise PipelineError(
             f"{key}={folder}: transformers cannot build a model from its config.json ({reason})"
         ) from error

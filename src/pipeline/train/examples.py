@@ -16,7 +16,7 @@ from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
-from pipeline.text import shorten
+from pipeline.text import one_line, shorten
 
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
 ROWS = "rows.jsonl"
@@ -169,7 +169,7 @@ def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) ->
     try:
         return write(before, add_generation_prompt=True), write(whole or before + row["completion"])
     except Exception as error:  # a template is a program, and raises what it likes
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(str(error)) or type(error).__name__
         raise template_error(tokenizer, f"raises on {shorten(str(before), 80)} ({reason})") from error
 
 
