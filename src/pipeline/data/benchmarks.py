@@ -167,7 +167,7 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[str, str]]:
+def of_folder(root: Path, only: Container[str] | None) -> Iterator[tuple[str, str]]:
     for name, paths in scored_files(root).items():
         for path in paths:
             if only is not None and path.relative_to(root).as_posix() not in only:
@@ -182,9 +182,7 @@ def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[
                     ) from error
 
 
-def of_hub(
-    lock: Lock | None, languages: Iterable[str], only: Container[str] | None = None
-) -> Iterator[tuple[str, str]]:
+def of_hub(lock: Lock | None, languages: Iterable[str], only: Container[str] | None) -> Iterator[tuple[str, str]]:
     for name, source in hub_sources(languages):
         if only is not None and label_of(source) not in only:
             continue

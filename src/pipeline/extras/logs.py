@@ -280,9 +280,11 @@ def read_inspect(path: Path) -> list[Log]:
             name = summary.name if summary.name == summary.scorer else f"{summary.scorer} {summary.name}"
             printed[name] = number.value
     spec, plan = (part.model_dump(mode="json") for part in (log.eval, log.plan))
-    settings = {key: spec[key] for key in ("task_version", "packages", "scorers", "task_args", "config")}
-    settings |= {"generation": {**spec["model_generate_config"], **plan["config"]}, "solvers": plan["steps"]}
-    settings |= {"dataset": {key: spec["dataset"][key] for key in ("name", "location")}}
+    settings = {
+        **{key: spec[key] for key in ("task_version", "packages", "scorers", "task_args", "config")},
+        "generation": {**spec["model_generate_config"], **plan["config"]}, "solvers": plan["steps"],
+        "dataset": {key: spec["dataset"][key] for key in ("name", "location")},
+    }  # fmt: skip
     return [Log(
         "inspect_ai", model_title(log.eval.model), log.eval.task, "none", path, str(log.eval.created or ""),
         keyed(scored), printed, setting_texts(settings), str(log.eval.packages.get("inspect_ai")),

@@ -276,14 +276,14 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
     put_tensors(live)
     tokens = live.tokenizer(PROBE).input_ids
     requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
-    ours: dict[int, float] = {}
-    torchs: dict[int, float] = {}
-    backend.loglikelihood(requests, True, lambda place, value, _: ours.update({place: value}))
-    TorchBackend(1, model=live.model).loglikelihood(
-        requests, False, lambda place, value, _: torchs.update({place: value})
-    )
-    differs = max(abs(ours[place] - torchs[place]) for place in torchs)
-    if differs > (0.01 if live.model.dtype == torch.float32 else 0.5):
+
+    def scores(computing: Any) -> list[float]:
+        found: dict[int, float] = {}
+        computing.loglikelihood(requests, False, lambda place, value, _: found.update({place: value}))
+        return [found[place] for place in range(len(requests))]
+
+    pairs = zip(scores(backend), scores(TorchBackend(1, model=live.model)), strict=True)
+    if max(abs(ours - torchs) for ours, torchs in pairs) > (0.01 if live.model.dtype == torch.float32 else 0.5):
         live.served.close()
         raise PipelineError(
             f"eval.backend=vllm: vLLM does not replace all weights of {live.folder}: write the merge with stage=merge "

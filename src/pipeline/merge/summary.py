@@ -61,7 +61,7 @@ def plan_text(
     return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])
 
 
-def recipe_text(config: Merge, described: str, plan: str, partition: Partition | None = None) -> str:
+def recipe_text(config: Merge, described: str, plan: str, partition: Partition | None) -> str:
     """Section of a merge's model card: what it does, the settings that were read, and the plan with the parents."""
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
     settings = {f"merge.{key}": getattr(config, key) for key in knobs}

@@ -156,7 +156,7 @@ def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
     return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
 
 
-def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) -> tuple[str, str]:
+def as_text(row: dict[str, Any], tokenizer: Any, template: str | None) -> tuple[str, str]:
     """(what stands before the first response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with
     the end of sequence, or as the chat template writes it. Raises PipelineError where the template raises."""
     before, whole = row.get("prompt", ""), row.get("messages")
