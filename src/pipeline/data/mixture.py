@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
             counts[example] = counts.get(example, 0) + 1
             continue
         usable += 1
-        written += script is not None and script.search(words_of(example)) is not None
+        written += script is not None and re.search(script, words_of(example)) is not None
         yield example
     if not usable and counts["empty"] < counts["rows"]:
         why = "; ".join(f"{counts[reason]} {meaning}" for reason, meaning in UNUSABLE.items() if counts.get(reason))

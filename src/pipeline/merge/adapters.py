@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,11 @@ class Adapted(Checkpoint):
     that the adapter holds whole. `uniform`: the factors are those of `with_uniform_rank`.
     """
 
-    base: Checkpoint = field(kw_only=True)
-    factors: dict[str, Factors] = field(kw_only=True)
-    replaced: Checkpoint = field(kw_only=True)
-    settings: dict[str, Any] = field(kw_only=True)  # adapter_config.json
+    _: KW_ONLY
+    base: Checkpoint
+    factors: dict[str, Factors]
+    replaced: Checkpoint
+    settings: dict[str, Any]  # adapter_config.json
     uniform: bool = False
 
     @property
@@ -307,13 +308,13 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     rank = max(part.rank for part in adapter.factors.values())
     settings = {
-        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0},
-        **{"use_rslora": False, "use_dora": False, "r": rank, "lora_alpha": rank},
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0,
+        "use_rslora": False, "use_dora": False, "r": rank, "lora_alpha": rank,
         "fan_in_fan_out": any(part.transposed for part in adapter.factors.values()),
         "base_model_name_or_path": adapter.settings.get("base_model_name_or_path"),
         **({"revision": revision} if (revision := adapter.settings.get("revision")) else {}),  # of the base
         **_target_settings(adapter),
-    }
+    }  # fmt: skip
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
     return digest_tensors(folder)
 
