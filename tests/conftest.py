@@ -27,9 +27,11 @@ from tiny_words import FEW, TINY, WORLD, last_of
 
 import pipeline
 import pipeline.stages.rows  # hands its rows to compose
+from pipeline.progress import SILENT
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # small_world, which generates the small world
 
+os.environ |= SILENT  # as in every command, before the libraries are imported
 os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for processes that tests start elsewhere
 
 NEEDS = {

@@ -177,6 +177,11 @@ def _state_fields(state: FileState) -> list[Any]:
     return [os.fsdecode(state.path), state.size, state.mtime_ns, state.ctime_ns, state.inode]
 
 
+def cores() -> int:
+    """Number of cores that this process, as a job has them, may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
     """Path -> sha256: cached in this process, else computed in threads."""
     states = {path: FileState.now(path) for path in paths}
@@ -185,8 +190,7 @@ def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
     def hash_file(state: FileState) -> None:
         cache_digests(state, time.time_ns(), sha256=sha256(state.path))
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(min(8, cores)) as pool:
+    with ThreadPoolExecutor(min(8, cores())) as pool:
         list(pool.map(hash_file, sorted(unknown, key=lambda state: (-state.size, state.path))))
     return {path: cached_digests(state)["sha256"] for path, state in states.items()}
 

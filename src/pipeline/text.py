@@ -1,8 +1,8 @@
-"""Tables as text: aligned columns for a terminal, lines of Markdown."""
+"""Tables as text: aligned columns for a terminal, lines and tables of Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def pluralize(count: int, noun: str) -> str:
@@ -24,6 +24,10 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
 
 def markdown_line(parts: Sequence[str]) -> str:
     return "| " + " | ".join(one_line(part).replace("|", "\\|") for part in parts) + " |"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [markdown_line(header), "|" + "---|" * len(header), *map(markdown_line, rows)]
 
 
 def one_line(text: str) -> str:

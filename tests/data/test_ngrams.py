@@ -27,8 +27,7 @@ def reference(text: str, n: int) -> list[tuple[str, ...]]:
     text = unicodedata.normalize("NFKC", text.casefold()).casefold()
     for letter in (letter for letter in text if not unicodedata.name(letter, "").startswith("COMBINING")):
         letter = str(unicodedata.digit(letter)) if unicodedata.category(letter) == "Nd" else letter
-        code = ord(letter)
-        if any(low <= code <= high for low, high in UNSPACED) and unicodedata.category(letter)[0] in "LMN":
+        if UNSPACED.match(letter) and unicodedata.category(letter)[0] in "LMN":
             words.append((letter, 1))
             inside = False
         elif unicodedata.category(letter)[0] in "LMN":

@@ -102,16 +102,19 @@ def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(
     assert any("v_proj" in line and line.endswith(",1.0") for line in lines)  # what no adapter touches is the same
 
 
-def test_a_dense_merge_of_runs_is_exported_as_the_adapter_that_it_is(
+def test_a_merge_of_runs_is_exported_as_the_adapter_that_it_is(
     make_run: Callable[..., Path], call: Callable[..., Any], adapters: list[str], base: Path, runs_dir: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The experts and the base are found by the hashes in the merge's manifest."""
+    """The base is found by the hashes in the manifests, and is no model of the Hub."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    written = make_run("stage=merge", "merge=soup", f"merge.experts=[{','.join(adapters)}]", "merge.form=dense")
-    words = [f"checkpoint={written.name}", f"export.to={tmp_path}/out", f"runs_dir={runs_dir}", "export.adapter=true"]
+    experts = f"merge.experts=[{','.join(adapters)}]"
+    written, merged = (
+        make_run("stage=merge", "merge=soup", experts, f"merge.form={form}") for form in ("dense", "adapter")
+    )
+    words = [f"checkpoint={merged.name}", f"export.to={tmp_path}/out", f"runs_dir={runs_dir}", "export.adapter=true"]
     told = call("stage=export", *words)
     assert told.status == 0, told.err
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "out")

@@ -125,7 +125,9 @@ def test_the_front_by_hand() -> None:
         (1, (3.0, 1.0), False), (2, (2.0, 2.0), False), (3, (2.0, 1.0), False), (4, (9.0, 9.0), True),
         (1, (3.0, 1.0), False), (5, (2.0, 2.0), False),
     ]]  # fmt: skip
-    assert [trial.point["x"] for trial in front(trials)] == [1, 2, 5]
+    finished = search.Outcome(SimpleNamespace(), {}, trials, None, []).finished  # type: ignore[arg-type]
+    assert [trial.point["x"] for trial in finished] == [1, 2, 3, 5]  # each configuration once
+    assert [trial.point["x"] for trial in front(finished)] == [1, 2, 5]
 
 
 def test_ranges_and_lists_are_drawn_as_they_are_given() -> None:

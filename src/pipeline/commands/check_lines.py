@@ -21,9 +21,10 @@ from pipeline.config.stages import CheckStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.durations import cores, driver_version, visible_gpus
+from pipeline.estimate.durations import driver_version, visible_gpus
 from pipeline.estimate.flops import GPUS, Gpu
 from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
+from pipeline.files import cores
 from pipeline.launch.in_process import reason_of
 from pipeline.models.shape import shape_in, shape_of
 from pipeline.progress import say

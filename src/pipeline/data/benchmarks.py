@@ -30,8 +30,6 @@ from pipeline.runs.manifest import ROWS, read_manifest
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
-BATCH = 2000  # rows of a finished set that are compared at a time
-
 
 def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
     """(benchmark, where it is) of each split on the Hub in MGSM's languages and in `languages`, each set once."""
@@ -126,21 +124,22 @@ def contaminated_since(run: Run[DataStage]) -> str:
     sources = list(config.expert.sources.values())
     known, found = benchmark_ngrams(config.data.ngram, root, lock, config.expert.languages, new), list[str]()
     for name in ROWS:
-        texts = [words_of(row) for row in read_jsonl(run.folder / name)]
-        for at in range(0, len(texts), BATCH):
-            marks = dropping_marks(config, sources, *known.shared(texts[at : at + BATCH]))
-            found += [f"{name} line {at + row + 1}" for row in marks.nonzero()[0].tolist()]
+        marks = dropping_marks(config, sources, *known.shared(list(map(words_of, read_jsonl(run.folder / name)))))
+        found += [f"{name} line {row + 1}" for row in marks.nonzero()[0]]
     if found:
-        files = ", ".join(list(new)[:3]) + (", ..." if len(new) > 3 else "")
         return (
-            f"{run.name} has {len(found)} rows ({', '.join(found[:5])}{', ...' if len(found) > 5 else ''}) that share "
-            f"{config.data.ngram} words in a row with {files}, which came after it was built: rebuild it by stage=data "
+            f"{run.name} has {len(found)} rows ({first_of(found, 5)}) that share {config.data.ngram} words in a row "
+            f"with {first_of([*new], 3)}, which came after it was built: rebuild it by stage=data "
             f"with its keys (stage=show run={run.name} lists them) and redo=true, and its experts by the same command "
             "as before; or remove these files"
         )
     with suppress(OSError):  # of a runs_dir that cannot be written: compared again next time
         replace(manifest, facts={**manifest.facts, "benchmarks": recorded | new}).write(run.folder)
     return ""
+
+
+def first_of(names: list[str], most: int) -> str:
+    return ", ".join([*names[:most], *["..."] * (len(names) > most)])
 
 
 def benchmark_ngrams(
@@ -168,7 +167,7 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[str, str]]:
+def of_folder(root: Path, only: Container[str] | None) -> Iterator[tuple[str, str]]:
     for name, paths in scored_files(root).items():
         for path in paths:
             if only is not None and path.relative_to(root).as_posix() not in only:
@@ -183,9 +182,7 @@ def of_folder(root: Path, only: Container[str] | None = None) -> Iterator[tuple[
                     ) from error
 
 
-def of_hub(
-    lock: Lock | None, languages: Iterable[str], only: Container[str] | None = None
-) -> Iterator[tuple[str, str]]:
+def of_hub(lock: Lock | None, languages: Iterable[str], only: Container[str] | None) -> Iterator[tuple[str, str]]:
     for name, source in hub_sources(languages):
         if only is not None and label_of(source) not in only:
             continue

@@ -8,6 +8,7 @@ from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, fate_of_number_variants
 from pipeline.data.sources import UNUSABLE
 from pipeline.hub.addresses import without_credentials
+from pipeline.text import markdown_table
 
 # reasons that are stated where they are none, too
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
@@ -20,20 +21,20 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
     left_out = drop_reasons(config, counts)
     keys = ("rows", *left_out, "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
+    rows = []
+    for name, source in sources.items():
+        address = without_credentials(source.hub or source.url or "local")
+        cells = [name, address, source.revision or "not pinned", source.licence, source.paper]
+        rows.append([*cells, *(str(counts[name].get(key, 0)) for key in keys)])
     lines = [
         f"# Training set of expert {config.expert.name}",
         "",
         f"{counts['train']} training rows, {counts['validation']} for validation.",
         "",
-        f"| {' | '.join(head)} |",
-        "|" + "---|" * len(head),
+        *markdown_table(head, rows),
+        "",
+        *_comparison_lines(config, counts, benchmarks),
     ]
-    for name, source in sources.items():
-        source_counts = counts[name]
-        address = without_credentials(source.hub or source.url or "local")
-        cells = [name, address, source.revision or "not pinned", source.licence, source.paper]
-        lines.append(f"| {' | '.join([*cells, *(str(source_counts.get(key, 0)) for key in keys)])} |")
-    lines += ["", *_comparison_lines(config, counts, benchmarks)]
     if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
         lines += ["", f"Dropped in any case, as in the papers: {'; '.join(always)}."]
     if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:

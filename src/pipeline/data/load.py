@@ -31,6 +31,7 @@ from pipeline.data.sources import (
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.reach import reach_or_offline
+from pipeline.text import one_line
 
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
 LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
@@ -277,7 +278,7 @@ CAUSES = {
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
     errors = causes_of(error)
-    last, words = (" ".join(without_credentials(" ".join(map(str, some))).split()) for some in ([error], errors))
+    last, words = (one_line(without_credentials(" ".join(map(str, some)))) for some in ([error], errors))
     kinds = " ".join(type(cause).__name__ for cause in errors)
     told = {"knob": f"expert.sources.{name}", "split": source.split, "words": words[:200], "last": last[:200]}
     matches = ((re.search(pattern, f"{words} {kinds}"), sentence) for pattern, sentence in CAUSES.items())

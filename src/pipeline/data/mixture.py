@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
             counts[example] = counts.get(example, 0) + 1
             continue
         usable += 1
-        written += script is not None and script.search(words_of(example)) is not None
+        written += script is not None and re.search(script, words_of(example)) is not None
         yield example
     if not usable and counts["empty"] < counts["rows"]:
         why = "; ".join(f"{counts[reason]} {meaning}" for reason, meaning in UNUSABLE.items() if counts.get(reason))
@@ -98,25 +99,28 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> d
     counted."""
     import numpy as np
 
-    marks, variants, maths = rows["marks"], rows["variants"], rows["math"]
+    def count(values: Any) -> int:
+        return int(np.count_nonzero(values))
+
     first = np.zeros(len(rows), dtype=bool)  # that says what it says
     first[np.unique(rows["digest"], return_index=True)[1]] = True
     bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
     rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
-        usable = rows["source"] == index
-        counts[name]["duplicates"] = int((usable & ~first).sum())
-        usable &= first
+        of_source = rows["source"] == index
+        usable = of_source & first
+        own = rows[usable]
+        shared = {benchmark: count(own["marks"] & bit) for benchmark, bit in bits.items()}
         counts[name] |= {
-            "contaminated": int((usable & (marks > 0)).sum()),
-            "number_variants": int((usable & (variants > 0)).sum()),
-            "word_problems": int((usable & maths).sum()),
+            "duplicates": count(of_source) - len(own),
+            "contaminated": count(own["marks"]),
+            "number_variants": count(own["variants"]),
+            "word_problems": count(own["math"]),
+            "shared": {benchmark: number for benchmark, number in shared.items() if number},
         }
-        shared = {benchmark: int((usable & (marks & bit > 0)).sum()) for benchmark, bit in bits.items()}
-        counts[name]["shared"] = {benchmark: count for benchmark, count in shared.items() if count}
-        usable &= dropping_marks(config, [source], marks, variants) == 0
+        usable &= dropping_marks(config, [source], rows["marks"], rows["variants"]) == 0
         if config.data.word_problems == "drop":
-            usable &= ~maths
+            usable &= ~rows["math"]
         rows_by_source[name] = np.flatnonzero(usable).tolist()
         counts[name]["left"] = len(rows_by_source[name])
     if not any(rows_by_source.values()):

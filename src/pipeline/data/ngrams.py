@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -25,12 +25,11 @@ import pandas as pd
 Numbers = Any  # numpy arrays of uint64
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 INVERSE = pow(BASE, -1, 2**64)
-UNSPACED = (  # scripts written without spaces between words
-    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
-    (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
-)  # fmt: skip
-
-SELECTORS = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))  # of variants of one character
+UNSPACED = re.compile(  # scripts written without spaces between words
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff"
+    "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+)
+SELECTORS = {*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}  # of variants of one character
 DIACRITICS = re.compile(
     "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f]"
 )  # of no script
@@ -38,20 +37,16 @@ BATCH = 1000  # texts that are hashed together
 NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 
-def characters_of(ranges: Iterable[tuple[int, int]]) -> set[str]:
-    return {chr(code) for low, high in ranges for code in range(low, high + 1)}
-
-
 @cache
 def alphabet() -> tuple[re.Pattern[str], set[str], dict[int, str | None]]:
     """What finds the words of a text, the characters that are words of their own, and what is dropped or replaced
     before, as str.translate takes it. Beyond 2^16 Han is a word of its own, the rest (emoji) none."""
-    category = {letter: unicodedata.category(letter) for letter in characters_of([(0, 0xFFFF)])}
+    category = {letter: unicodedata.category(letter) for letter in map(chr, range(0x10000))}
     letters = {letter for letter, kind in category.items() if kind[0] in "LMN"}
     digits = {letter for letter, kind in category.items() if kind == "Nd"}
-    single = characters_of(UNSPACED) & letters - digits
+    single = set(filter(UNSPACED.match, letters - digits))
     words = re.compile(f"[{''.join(letters - single)}]+|[{''.join(single)}\U00020000-\U0002ffff]")
-    dropped = {letter for letter, kind in category.items() if kind == "Cf"} | characters_of(SELECTORS)
+    dropped = {ord(letter) for letter, kind in category.items() if kind == "Cf"} | SELECTORS
     replaced = {letter: str(unicodedata.decimal(letter)) for letter in digits}
     return words, single, str.maketrans(replaced | dict.fromkeys(dropped))
 
@@ -92,9 +87,9 @@ class NgramSet:
         self.n, self.bare, self.short = n, bare, 0
         found = [(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint16))]
         for bit, texts in enumerate(sets):
-            for at in range(0, len(texts), BATCH):
-                numbers, owner = self.hash(texts[at : at + BATCH])
-                self.short += len(texts[at : at + BATCH]) - len(np.unique(owner))
+            self.short += len(texts)
+            for numbers, owner in self.batches(texts):
+                self.short -= len(np.unique(owner))
                 numbers = np.unique(numbers)
                 found.append((numbers, np.full(len(numbers), 1 << bit, dtype=np.uint16)))
         joined, bits = map(np.concatenate, zip(*found, strict=True))
@@ -102,13 +97,17 @@ class NgramSet:
         self.numbers, self.marks = pd.Index(known), np.zeros(len(known), dtype=np.uint16)
         np.bitwise_or.at(self.marks, place, bits)
 
-    def hash(self, texts: list[str]) -> tuple[Numbers, Any]:
-        return hash_ngrams([NUMBER.sub(" ", text) for text in texts] if self.bare else texts, self.n)
+    def batches(self, texts: list[str]) -> Iterator[tuple[Numbers, Any]]:
+        """The n-grams of the texts, BATCH of these at a time, and the index of the text of each."""
+        for at in range(0, len(texts), BATCH):
+            batch = texts[at : at + BATCH]
+            numbers, owner = hash_ngrams([NUMBER.sub(" ", text) for text in batch] if self.bare else batch, self.n)
+            yield numbers, at + owner
 
     def marks_of(self, texts: list[str]) -> Any:
         """The bits of the sets that each text shares an n-gram with: uint16, one a text."""
         bits = np.zeros(len(texts), dtype=np.uint16)
-        numbers, owner = self.hash(texts)
-        at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known
-        np.bitwise_or.at(bits, owner[at >= 0], self.marks[at[at >= 0]])
+        for numbers, owner in self.batches(texts):
+            at = self.numbers.get_indexer(pd.Index(numbers))  # -1: not known
+            np.bitwise_or.at(bits, owner[at >= 0], self.marks[at[at >= 0]])
         return bits

@@ -48,9 +48,8 @@ INSTRUCTIONS = (
     "{source}: {text}\nWrite it in {target}.",
 )
 SCRIPTS = {  # letters that text in the language must hold; the others here are written in Latin letters
-    "bn": re.compile("[\u0980-\u09ff]"), "te": re.compile("[\u0c00-\u0c7f]"), "th": re.compile("[\u0e00-\u0e7f]"),
-    "ja": re.compile("[\u3040-\u30ff\u4e00-\u9fff]"), "zh": re.compile("[\u4e00-\u9fff]"),
-    "ru": re.compile("[\u0400-\u04ff]"),
+    "bn": "[\u0980-\u09ff]", "te": "[\u0c00-\u0c7f]", "th": "[\u0e00-\u0e7f]",
+    "ja": "[\u3040-\u30ff\u4e00-\u9fff]", "zh": "[\u4e00-\u9fff]", "ru": "[\u0400-\u04ff]",
 }  # fmt: skip
 
 

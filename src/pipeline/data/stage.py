@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The data stage. Gives the counts that the card states."""
-    config = run.config
+    config, facts = run.config, dict[str, Any]()
     if (world := config.expert.world) is not None:
         counts = small_world.write(work, "training sets and items", world.dev_items, world.items)
     elif (items := config.expert.items) is not None:
@@ -41,14 +41,12 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
         folder = benchmarks.folder_of(config, root)
-        compared = benchmarks.compared_with(folder, lock, config.expert.languages)  # before they are read
+        facts["benchmarks"] = benchmarks.compared_with(folder, lock, config.expert.languages)  # before they are read
         if benchmarks.keeps_items_apart(config, root):
             config = replace(config, data=replace(config.data, decontaminate="count", number_variants="count"))
         counts = make_training_set(config, root, work, lock)
-        tracker.summary(counts)
-        return {"counts": counts, "benchmarks": compared}
     tracker.summary(counts)
-    return {"counts": counts}
+    return {"counts": counts, **facts}
 
 
 def make_training_set(

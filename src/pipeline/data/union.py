@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.benchmarks.local_files import write_rows
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.text import markdown_table
 
 Row = dict[str, str]
 
@@ -57,19 +58,18 @@ def write_union(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], 
     """train.jsonl, validation.jsonl and the card of a joint set. Gives the counts that the card states."""
     united, left_out = unite_sets(sets, sides, seed)
     counts: dict[str, Any] = {part: len(rows) for part, rows in united.items()}
+    table = []
+    for expert, side in sides.items():
+        taken = [sum(row["side"] == side for row in rows) for rows in united.values()]
+        counts[expert] = {"taken": sum(taken), "left_out": left_out[expert]}
+        table.append([expert, sets[expert].name, side, *map(str, (*taken, left_out[expert]))])
+    head = ("expert", "data run", "side", "training rows", "for validation", "dropped: the other's validation rows")
     lines = [
         "# Joint training set", "",
         f"{counts['train']} training rows, {counts['validation']} for validation: the union of the sets below, "
         + ("one after the other" if seed is None else f"shuffled once (seed {seed})")
-        + ". Their own cards say what they are made of.", "",
-        "| expert | data run | side | training rows | for validation | dropped: the other's validation rows |",
-        "|---|---|---|---|---|---|",
+        + ". Their own cards say what they are made of.", "", *markdown_table(head, table),
     ]  # fmt: skip
-    by_side = {part: Counter(row["side"] for row in rows) for part, rows in united.items()}
-    for expert, side in sides.items():
-        train, validation = (by_side[part][side] for part in PARTS)
-        counts[expert] = {"taken": train + validation, "left_out": left_out[expert]}
-        lines.append(f"| {expert} | {sets[expert].name} | {side} | {train} | {validation} | {left_out[expert]} |")
     for part, rows in united.items():
         write_rows(work / f"{part}.jsonl", rows)
     (work / "data_card.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

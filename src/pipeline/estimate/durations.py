@@ -27,6 +27,7 @@ from pipeline.estimate.flops import GPUS, Gpu
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import row_tokens, source_files
+from pipeline.files import cores
 from pipeline.models.shape import Shape
 from pipeline.progress import format_duration
 from pipeline.runs.folders import label_in
@@ -254,10 +255,6 @@ def data_seconds(run: Run[DataStage]) -> float | None:
 
 
 # ---------------------------------------------------------------------------------------------------- this machine
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)

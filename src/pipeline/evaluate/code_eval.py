@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.files import cores
 
 SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many bytes
 GRACE = 5  # seconds more by the clock, after which a program that waits is ended: waiting costs no computing time
@@ -161,8 +162,7 @@ def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]])
     programs = [
         code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
     ]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # those of the job
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         return list(pool.map(run_program, programs))
 
 

@@ -25,6 +25,7 @@ from pipeline.merge.formulas import Rows
 from pipeline.models.alike import find_differences
 from pipeline.models.checkpoint import DTYPES, Checkpoint
 from pipeline.runs.provenance import environment_for
+from pipeline.text import one_line
 
 
 class Result:
@@ -63,7 +64,7 @@ class Result:
         words += ["--num-threads", str(threads)] if threads else []
         process = subprocess.run(words, env=environment_for(python), cwd=place, capture_output=True, text=True)
         if process.returncode:
-            reason = " ".join(process.stderr.split())[-300:] or f"exit status {process.returncode}"
+            reason = one_line(process.stderr)[-300:] or f"exit status {process.returncode}"
             raise PipelineError(f"merge.file={self.config.file}: mergekit stopped ({reason})")
 
     def _compare(self, layout: Source, result: Checkpoint) -> None:

@@ -25,6 +25,7 @@ from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import flatten_dict
+from pipeline.text import one_line
 
 TIME = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json$")
 SECRET = re.compile(r"(?i)token$|api_key|secret|password")
@@ -255,9 +256,9 @@ def read_inspect(path: Path) -> list[Log]:
     for sample in sorted(log.samples, key=lambda sample: sample.epoch):
         by_name.setdefault(str(sample.id), []).append(sample)
     items = []
-    for name in dict.fromkeys(str(sample.id) for sample in log.samples):
-        (first, *_), recorded = by_name[name], dict[str, list[float]]()
-        for scorer, score in (pair for sample in by_name[name] for pair in (sample.scores or {}).items()):
+    for name, epochs in by_name.items():
+        first, recorded = epochs[0], dict[str, list[float]]()
+        for scorer, score in (pair for sample in epochs for pair in (sample.scores or {}).items()):
             parts = score.value if isinstance(score.value, dict) else {"": score.value}
             for part, value in parts.items():
                 recorded.setdefault(f"{scorer} {part}".strip(), []).append(to_float(value))
@@ -279,9 +280,11 @@ def read_inspect(path: Path) -> list[Log]:
             name = summary.name if summary.name == summary.scorer else f"{summary.scorer} {summary.name}"
             printed[name] = number.value
     spec, plan = (part.model_dump(mode="json") for part in (log.eval, log.plan))
-    settings = {key: spec[key] for key in ("task_version", "packages", "scorers", "task_args", "config")}
-    settings |= {"generation": {**spec["model_generate_config"], **plan["config"]}, "solvers": plan["steps"]}
-    settings |= {"dataset": {key: spec["dataset"][key] for key in ("name", "location")}}
+    settings = {
+        **{key: spec[key] for key in ("task_version", "packages", "scorers", "task_args", "config")},
+        "generation": {**spec["model_generate_config"], **plan["config"]}, "solvers": plan["steps"],
+        "dataset": {key: spec["dataset"][key] for key in ("name", "location")},
+    }  # fmt: skip
     return [Log(
         "inspect_ai", model_title(log.eval.model), log.eval.task, "none", path, str(log.eval.created or ""),
         keyed(scored), printed, setting_texts(settings), str(log.eval.packages.get("inspect_ai")),
@@ -293,7 +296,7 @@ def model_title(name: str) -> str:
     """A model's name on the page: of a local folder (also hf//FOLDER of inspect_ai) its last part, on one line."""
     is_path = name.startswith(("/", ".", "~")) or "//" in name
     last = name.rstrip("/").rsplit("/", 1)[-1] if is_path else name
-    return " ".join(last.split())[:80] or "unnamed model"
+    return one_line(last)[:80] or "unnamed model"
 
 
 def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -302,5 +305,5 @@ def setting_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, value in flatten_dict(dict(settings)).items():
         if value not in (None, {}, []) and not name.startswith(NO_SETTING) and not SECRET.search(name):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
-            texts[name] = " ".join(without_private(text).split()) or repr(text)
+            texts[name] = one_line(without_private(text)) or repr(text)
     return texts

@@ -178,13 +178,11 @@ def is_worse(scores: Scores, best: Scores, errors: float) -> bool:
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that none exceeds in one objective without being below it in another; each configuration once."""
-    ended = {json.dumps(trial.point): trial for trial in trials if trial.values and not trial.stopped}
+    """The trials that none exceeds in one objective without being below it in another."""
 
     def dominated(trial: Trial) -> bool:
         return any(
-            other.values != trial.values and all(map(float.__ge__, other.values, trial.values))
-            for other in ended.values()
+            other.values != trial.values and all(map(float.__ge__, other.values, trial.values)) for other in trials
         )
 
-    return [trial for trial in ended.values() if not dominated(trial)]
+    return [trial for trial in trials if not dominated(trial)]

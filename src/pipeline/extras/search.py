@@ -190,7 +190,9 @@ class Outcome:
 
     @property
     def finished(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.values and not trial.stopped]
+        """The trials that were scored on all questions, each configuration once."""
+        ended = {json.dumps(trial.point): trial for trial in self.trials if trial.values and not trial.stopped}
+        return list(ended.values())
 
     @property
     def names(self) -> list[str]:
@@ -207,9 +209,9 @@ class Outcome:
 
     def write(self, folder: Path) -> Path:
         """Write index.html, trials.csv and search.json; returns index.html."""
-        chosen_ones = [(trial.point, trial.values) for trial in self.best()]
-        sentences = self.describe_search()
-        rows = self.test_rows({"given": [({}, tuple(map(mean_score, self.given)))], "search": chosen_ones})
+        best, sentences, given = self.best(), self.describe_search(), self.points.on_test({})
+        rows = [self.test_row("given", {}, tuple(map(mean_score, self.given)), given)]
+        rows += [self.test_row("search", trial.point, trial.values, given) for trial in best]
         folder.mkdir(parents=True, exist_ok=True)
         content = {"trials": len(self.trials), "sentences": sentences, "results": rows}
         write_atomically(folder / "search.json", json.dumps(content, indent=1) + "\n")
@@ -228,23 +230,16 @@ class Outcome:
         print("\n".join([*sentences, *align_columns([titles, *map(result_line, rows)])]), file=sys.stderr)
         return folder / "index.html"
 
-    def test_rows(self, points_of: Mapping[str, list[tuple[Point, tuple[float, ...]]]]) -> list[dict[str, Any]]:
-        """What each way of choosing found, on test questions: the means, and paired differences from the configuration
-        as given with their standard errors and 95 % intervals."""
-        given = self.points.on_test({})
-        rows: list[dict[str, Any]] = []
-        for way, chosen in points_of.items():
-            for point, development in chosen:
-                test = self.points.on_test(point)
-                pairs = [paired_difference(*pair) for pair in zip(test, given, strict=True)]
-                intervals = [paired_interval(*pair) for pair in zip(test, given, strict=True)]
-                beyond = [
-                    {"difference": difference, "error": error if math.isfinite(error) else None, "interval": ends}
-                    for (difference, error), ends in zip(pairs, intervals, strict=True)
-                ]
-                row = {"way": way, "point": point, "choosing": development}
-                rows.append({**row, "test": list(map(mean_score, test)), "beyond_given": beyond})
-        return rows
+    def test_row(self, way: str, point: Point, choosing: tuple[float, ...], given: Sequence[Scores]) -> dict[str, Any]:
+        """A configuration on test questions: the means, and paired differences from the configuration as given with
+        their standard errors and 95 % intervals. choosing: its values on the questions that chose."""
+        test, beyond = self.points.on_test(point), []
+        for pair in zip(test, given, strict=True):
+            difference, error = paired_difference(*pair)
+            known = error if math.isfinite(error) else None
+            beyond.append({"difference": difference, "error": known, "interval": paired_interval(*pair)})
+        means = list(map(mean_score, test))
+        return {"way": way, "point": point, "choosing": choosing, "test": means, "beyond_given": beyond}
 
     def trial_rows(self) -> list[list[Any]]:
         header = ["trial", *self.space, *self.names, "questions", "ended"]
@@ -271,17 +266,15 @@ class Outcome:
         if len(values) == 1 and len(self.finished) > 1:
             lines.append("All configurations score alike on these questions: there was nothing to choose.")
         if len(self.names) == 1:
-            trials = list({json.dumps(trial.point): trial for trial in self.finished}.values())
-            scores = {
-                index: self.points.on_development(trial.point, self.questions)[0] for index, trial in enumerate(trials)
-            }
-            means = {index: mean_score(score) for index, score in scores.items()}
-            lines += split_half_summary([trial.point for trial in trials], scores, means, largest([*means.values()]))
+            points = [trial.point for trial in self.finished]
+            found = [self.points.on_development(point, self.questions)[0] for point in points]
+            means = list(map(mean_score, found))
+            lines += split_half_summary(points, dict(enumerate(found)), dict(enumerate(means)), largest(means))
         return lines
 
 
 def result_line(row: Mapping[str, Any]) -> list[str]:
-    """One row of `Outcome.test_rows` as the page shows it."""
+    """One `Outcome.test_row` as the page shows it."""
     beyond = [
         f"{round(entry['difference'], 1) + 0.0:+.1f}"
         + ("" if entry["interval"] is None else " ({:+.1f} to {:+.1f})".format(*entry["interval"]))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend, most_rows
+from pipeline.text import one_line
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -43,24 +44,11 @@ SETTINGS = {  # of vLLM, unless the environment has others
 }
 
 
-class Start(NamedTuple):
-    """What vLLM is started with. cache_bytes: of keys and values on a CPU, where it would take most of the memory;
-    suffix: draft from all answers of this process."""
-
-    folder: str
-    tokenizer: str
-    dtype: str
-    rows: int
-    share_prefix: bool
-    cache_bytes: int
-    suffix: bool
-
-
 class Engine:
-    """vLLM with the model of a folder. `holds`: signatures of the tensors that it was last given. What fails in it
-    closes it: requests that are left in it would be answered among the next."""
+    """vLLM with the model of a folder. `start`: keywords of vllm.LLM; `holds`: signatures of the tensors that it was
+    last given. What fails in it closes it: requests that are left in it would be answered among the next."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: dict[str, Any]) -> None:
         self.llm: Any = None
         self.start, self.holds, self.steps = start, dict[str, Any](), 0
         for name, value in SETTINGS.items():
@@ -69,16 +57,12 @@ class Engine:
             import vllm
             from vllm.platforms import current_platform
 
-            how: dict[str, Any] = {"enforce_eager": True} if current_platform.is_cpu() else {}
-            if current_platform.is_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-                how["kv_cache_memory_bytes"] = start.cache_bytes
-            if start.suffix:
-                how |= {"speculative_config": {"method": "suffix"}}
+            on_cpu, how = current_platform.is_cpu(), dict(start)
+            if not on_cpu or os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+                del how["kv_cache_memory_bytes"]
             self.llm = vllm.LLM(
-                model=start.folder, tokenizer=start.tokenizer, dtype=start.dtype, load_format="safetensors",
-                max_num_seqs=start.rows, max_model_len=-1, enable_prefix_caching=start.share_prefix,
-                disable_log_stats=True, seed=0, **how,
-            )  # fmt: skip
+                **how, enforce_eager=on_cpu, load_format="safetensors", max_model_len=-1, disable_log_stats=True, seed=0
+            )
             self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     @contextmanager
@@ -91,7 +75,7 @@ class Engine:
             if isinstance(error, PipelineError) or not isinstance(error, Exception):
                 raise
             traceback.print_exc(file=sys.stderr)
-            text = " ".join(str(error).split()) or "no message"
+            text = one_line(str(error)) or "no message"
             raise PipelineError(reason(f"{type(error).__name__}: {text}")) from error
 
     def close(self) -> None:
@@ -195,18 +179,20 @@ class VllmBackend:
             put_tensors(live)
             self.engine.holds = signatures
 
-    def _start(self, folder: Path) -> Start:
-        """What vLLM is started with. On a CPU it keeps room for some tokens of each row, where it would take
+    def _start(self, folder: Path) -> dict[str, Any]:
+        """What vLLM is started with. On a CPU it keeps keys and values of some tokens of each row, where it would take
         nearly all memory."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
         a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
-        return Start(
-            folder=str(folder), tokenizer=self.tokenizer.name_or_path, dtype=dtype, rows=self.batch_size,
-            share_prefix=self.share_prefix, cache_bytes=self.batch_size * ROOM_ON_A_CPU * a_token, suffix=self.suffix,
-        )  # fmt: skip
+        return {
+            "model": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
+            "max_num_seqs": self.batch_size, "enable_prefix_caching": self.share_prefix,
+            "kv_cache_memory_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
+            **({"speculative_config": {"method": "suffix"}} if self.suffix else {}),  # drafts from all answers
+        }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
 
@@ -290,14 +276,14 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
     put_tensors(live)
     tokens = live.tokenizer(PROBE).input_ids
     requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
-    ours: dict[int, float] = {}
-    torchs: dict[int, float] = {}
-    backend.loglikelihood(requests, True, lambda place, value, _: ours.update({place: value}))
-    TorchBackend(1, model=live.model).loglikelihood(
-        requests, False, lambda place, value, _: torchs.update({place: value})
-    )
-    differs = max(abs(ours[place] - torchs[place]) for place in torchs)
-    if differs > (0.01 if live.model.dtype == torch.float32 else 0.5):
+
+    def scores(computing: Any) -> list[float]:
+        found: dict[int, float] = {}
+        computing.loglikelihood(requests, False, lambda place, value, _: found.update({place: value}))
+        return [found[place] for place in range(len(requests))]
+
+    pairs = zip(scores(backend), scores(TorchBackend(1, model=live.model)), strict=True)
+    if max(abs(ours - torchs) for ours, torchs in pairs) > (0.01 if live.model.dtype == torch.float32 else 0.5):
         live.served.close()
         raise PipelineError(
             f"eval.backend=vllm: vLLM does not replace all weights of {live.folder}: write the merge with stage=merge "

@@ -11,8 +11,9 @@ from pathlib import Path
 from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import EvalStage, Launcher, RunStage, SelectStage, Stage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import cores, describe_training, visible_gpus
+from pipeline.estimate.durations import describe_training, visible_gpus
 from pipeline.evaluate.shown_scores import score_lines
+from pipeline.files import cores
 from pipeline.launch.in_process import settings_of, stage_function
 from pipeline.launch.local import Local, execute_here
 from pipeline.launch.plan_file import gpus_requested

@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from pipeline.models.checkpoint import (
     with_rows,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from pipeline.models.names import HEAD, has_row_per_token, is_embedding, plain_name, tensor_names
+from pipeline.models.names import HEAD, has_row_per_token, plain_name, tensor_names
 from pipeline.runs.lineage import adapter_settings, base_folder
 from pipeline.runs.manifest import read_manifest
 
@@ -54,31 +54,26 @@ class Factors:
     """LoRA factors of one parameter, whose change is scale x B A: those of `parts` side by side, then zeros.
 
     parts: (weight multiplied into B, adapter, its name of A, its name of B); rank: rows of A, columns of B.
-    transposed: the parameter is stored as (inputs, outputs), as GPT-2's, so that its change is the transpose of B A.
+    shape: of the parameter, (outputs, inputs); transposed: it is stored as (inputs, outputs), as GPT-2's, so that its
+    change is the transpose of B A.
     """
 
     parts: tuple[tuple[float, Checkpoint, str, str], ...]
     rank: int
-    columns: int
+    shape: tuple[int, ...]
     scale: float = 1.0
     transposed: bool = False
 
-    def a(self) -> np.ndarray:
-        """(rank, columns) in float32: A, or the transpose of B."""
-        if self.transposed:
-            stored = [all_rows(adapter, b).T * np.float32(weight) for weight, adapter, _, b in self.parts]
-        else:
-            stored = [all_rows(adapter, a) for _, adapter, a, _ in self.parts]
-        return np.concatenate([*stored, np.zeros((self.rank - sum(map(len, stored)), self.columns), np.float32)])
-
-    def b(self, start: int, stop: int) -> np.ndarray:
-        """Rows of B, or of the transpose of A, (stop - start, rank) in float32."""
-        if self.transposed:
-            stored = [all_rows(adapter, a).T[start:stop] for _, adapter, a, _ in self.parts]
-        else:
-            stored = [adapter.rows(b, start, stop) * np.float32(weight) for weight, adapter, _, b in self.parts]
-        zeros = np.zeros((stop - start, self.rank - sum(rows.shape[1] for rows in stored)), np.float32)
-        return np.concatenate([*stored, zeros], axis=1)
+    def matrices(self) -> tuple[np.ndarray, np.ndarray]:
+        """A (rank, inputs) and B (outputs, rank) in float32."""
+        outputs, inputs = reversed(self.shape) if self.transposed else self.shape
+        a, b, place = np.zeros((self.rank, inputs), np.float32), np.zeros((outputs, self.rank), np.float32), 0
+        for weight, adapter, name_of_a, name_of_b in self.parts:
+            own = all_rows(adapter, name_of_a)
+            a[place : place + len(own)] = own
+            b[:, place : place + len(own)] = all_rows(adapter, name_of_b) * np.float32(weight)
+            place += len(own)
+        return a, b
 
     def scaled(self, weight: float) -> tuple[tuple[float, Checkpoint, str, str], ...]:
         """The parts with weight and scale multiplied into B."""
@@ -100,10 +95,11 @@ class Adapted(Checkpoint):
     that the adapter holds whole. `uniform`: the factors are those of `with_uniform_rank`.
     """
 
-    base: Checkpoint = field(kw_only=True)
-    factors: dict[str, Factors] = field(kw_only=True)
-    replaced: Checkpoint = field(kw_only=True)
-    settings: dict[str, Any] = field(kw_only=True)  # adapter_config.json
+    _: KW_ONLY
+    base: Checkpoint
+    factors: dict[str, Factors]
+    replaced: Checkpoint
+    settings: dict[str, Any]  # adapter_config.json
     uniform: bool = False
 
     @property
@@ -119,13 +115,15 @@ class Adapted(Checkpoint):
         holder = self.replaced if name in self.replaced.infos else self.base
         rows = holder.rows(name, start, stop)  # an adapter of the head holds its base's head beside the factors
         if factors := self.factors.get(name):
-            rows += factors.b(start, stop) @ self._first_factor(name) * np.float32(factors.scale)
+            a, b = self._matrices(name)
+            left, right = (a.T, b.T) if factors.transposed else (b, a)
+            rows += left[start:stop] @ right * np.float32(factors.scale)
         return rows
 
     @cached_property
-    def _first_factor(self) -> Callable[[str], np.ndarray]:
-        """A of a parameter; of the last few, one for each thread."""
-        return lru_cache(maxsize=16)(lambda name: self.factors[name].a())
+    def _matrices(self) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
+        """The factors of a parameter; of the last few, one for each thread."""
+        return lru_cache(maxsize=16)(lambda name: self.factors[name].matrices())
 
 
 Source = Checkpoint  # or Adapted
@@ -159,10 +157,9 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     pairs, whole = defaultdict[str, dict[str, str]](dict), dict[str, TensorInfo]()
     plain = {stored: plain_name(stored) for stored in adapter.infos}
     names = tensor_names([*full.infos, *plain.values()])  # the whole model's: an adapter may be of its decoder alone
-    named = {names[text]: adapter.infos[stored] for stored, text in plain.items()}
-    head, embedding = named.get(HEAD) if full.tied_head else None, named.get(full.embedding or "")
     # PEFT stores the head of a base that ties it as well, where the vocabulary grew
-    is_copied = head is not None and embedding is not None and embedding.digest() == head.digest()
+    ends = [info for stored, info in adapter.infos.items() if names[plain[stored]] in (HEAD, full.embedding)]
+    is_copied = full.tied_head and len(ends) == 2 and ends[0].digest() == ends[1].digest()
     for stored, info in adapter.infos.items():
         name = names[plain[stored]]
         if is_copied and name == HEAD:
@@ -184,14 +181,15 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             pairs[name][part[1]] = stored
         else:
             whole[name] = info
-    if full.tied_head and any(map(is_embedding, whole)) and not (is_copied or settings.get("ensure_weight_tying")):
+    embedding = whole.get(full.embedding or "")
+    if full.tied_head and embedding and not (is_copied or settings.get("ensure_weight_tying")):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
     config = {key: value for key, value in full.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
-    for name, info in whole.items():
-        config = with_rows(config, info.shape[0]) if is_embedding(name) else config
+    if embedding:
+        config = with_rows(config, embedding.shape[0])
     infos = {
         name: replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
         for name, info in full.infos.items() for shape in [whole.get(name, info).shape]
@@ -233,7 +231,7 @@ def _read_factors(
     rank, module = a.shape[0], name.removesuffix(".weight")
     alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape[1], scale, transposed)
+    return Factors(((1.0, adapter, pair["A"], pair["B"]),), rank, shape, scale, transposed)
 
 
 def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
@@ -286,7 +284,7 @@ def with_uniform_rank(adapter: Adapted) -> Adapted:
     rank = max(part.rank for part in adapter.factors.values())
     targets = {module_name(name) for name in adapter.factors}
     factors = {
-        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape[1],
+        name: Factors(part.scaled(1.0) if part else (), rank, adapter.base.info(name).shape,
                       transposed=is_transposed(adapter.base, name))
         for name in adapter.base.names if name.endswith(".weight") and module_name(name) in targets
         for part in [adapter.factors.get(name)]
@@ -306,19 +304,17 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
     tensors: dict[str, np.ndarray] = {}
     for name, part in adapter.factors.items():
         module = "base_model.model." + name.removesuffix(".weight")
-        a, b = part.a(), part.b(0, adapter.base.info(name).shape[0])
-        a, b = map(np.ascontiguousarray, (b.T, a.T) if part.transposed else (a, b))
-        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = part.matrices()
     save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     rank = max(part.rank for part in adapter.factors.values())
     settings = {
-        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0},
-        **{"use_rslora": False, "use_dora": False, "r": rank, "lora_alpha": rank},
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0,
+        "use_rslora": False, "use_dora": False, "r": rank, "lora_alpha": rank,
         "fan_in_fan_out": any(part.transposed for part in adapter.factors.values()),
         "base_model_name_or_path": adapter.settings.get("base_model_name_or_path"),
         **({"revision": revision} if (revision := adapter.settings.get("revision")) else {}),  # of the base
         **_target_settings(adapter),
-    }
+    }  # fmt: skip
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
     return digest_tensors(folder)
 

@@ -40,19 +40,18 @@ def check_sources(
                 "so its tensors are not the weights that it computes with: "
                 "name the model before it was quantized, or dequantize it"
             )
-    (role, first), *further = [(role, source) for role, source in sources.items() if role != "base"]
-    for source in sources.values():
         for name, info in source.infos.items():
             if info.dtype not in DTYPES.values():
                 raise PipelineError(f"{source.folder}: {name} is stored as {info.dtype}, not as a float")
-    for other_role, source in further:
-        keys = key_for(role), key_for(other_role)
+    experts = {role: source for role, source in sources.items() if role != "base"}
+    first_role, first = next(iter(experts.items()))
+    for role, source in sources.items():
+        keys = key_for(first_role), key_for(role)
         same_architecture(first, source, keys)
-        same_tokenizer(first, source, keys, vocabulary)
-    if "base" in sources:
-        same_architecture(first, sources["base"], (key_for(role), key_for("base")))
-        for other_role, source in [(role, first), *further]:
-            check_descent(source, sources["base"], key_for(other_role))
+        if role in experts:
+            same_tokenizer(first, source, keys, vocabulary)
+    for role, source in experts.items() if "base" in sources else ():
+        check_descent(source, sources["base"], key_for(role))
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:

@@ -114,7 +114,7 @@ def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, axis
         sums[start:stop] = sizes.sum(axis=1, dtype=np.float64)
 
 
-def row_changes(expert: Source, base: Source, name: str, axis: str = "input") -> np.ndarray:
+def row_changes(expert: Source, base: Source, name: str, axis: str) -> np.ndarray:
     """The mean absolute change of each row of a tensor (`rows_in`), float64."""
     shape = base.info(name).shape
     count, length = rows_in(shape, axis)
@@ -126,7 +126,7 @@ def row_changes(expert: Source, base: Source, name: str, axis: str = "input") ->
     return sums / max(1, length)
 
 
-def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None = None) -> float:
+def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None) -> float:
     """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
     The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once in a process for the

@@ -27,7 +27,7 @@ def tokenizer_folder(source: Source) -> Path:
     return source.folder if has_tokenizer else source.model.folder
 
 
-def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabulary: str | None = None) -> None:
+def same_tokenizer(first: Source, second: Source, keys: tuple[str, str], vocabulary: str | None) -> None:
     """Raise PipelineError for experts that tokenize text differently: rows of their embeddings would mean different
     tokens.
 

@@ -36,8 +36,8 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     digests = merge.write(work, known, run.config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts = measure_merge(merge, key, run.config.threads)
-    told = {"merge": merge.described(run.config.partition)}
-    return {"weights": weights, "plan": rows, "bytes": size, **told, **merge.cast(), **facts}
+    done = merge.described(run.config.partition)
+    return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
 
 
 _facts: dict[str, dict[str, float]] = {}  # by the key of the merge: each evaluation of it in memory asks

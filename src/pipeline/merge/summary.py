@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.merge.weights import Weights
 from pipeline.models.anatomy import TOWER, anatomy
+from pipeline.text import markdown_table
 
 if TYPE_CHECKING:
     from pipeline.config.merging import Merge
@@ -60,12 +61,11 @@ def plan_text(
     return "\n".join([f"merge {config.method}: {given}", *lines, f"  {sizes}, in {dtype}"])
 
 
-def recipe_text(config: Merge, described: str, plan: str, partition: Partition | None = None) -> str:
+def recipe_text(config: Merge, described: str, plan: str, partition: Partition | None) -> str:
     """Section of a merge's model card: what it does, the settings that were read, and the plan with the parents."""
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # the plan has these
     settings = {f"merge.{key}": getattr(config, key) for key in knobs}
     settings |= {"package": config.package or None, "partition": partition.name if partition else None}
-    lines = [f"| {key} | {value} |" for key, value in settings.items() if value is not None]
-    heading = [f"# A merge by {config.method}", "", f"{described[:1].upper()}{described[1:]}."]
-    lines = [*heading, "", "| setting | value |", "|---|---|", *lines]
-    return "\n".join([*lines, "", "```text", plan, "```", ""])
+    rows = [(key, str(value)) for key, value in settings.items() if value is not None]
+    heading = [f"# A merge by {config.method}", "", f"{described[:1].upper()}{described[1:]}.", ""]
+    return "\n".join([*heading, *markdown_table(("setting", "value"), rows), "", "```text", plan, "```", ""])

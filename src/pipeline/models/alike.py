@@ -12,21 +12,21 @@ from pipeline.models.checkpoint import Checkpoint
 
 HARMLESS = {  # two models that differ here alone compute the same
     # where the file is from, and how a model is held in memory
-    *("_name_or_path", "name_or_path", "transformers_version", "unsloth_version", "unsloth_fixed"),
-    *("dtype", "torch_dtype", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
-    *("use_cache", "gradient_checkpointing", "tokenizer_class", "torchscript"),
+    "_name_or_path", "name_or_path", "transformers_version", "unsloth_version", "unsloth_fixed", "dtype", "torch_dtype",
+    "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_cache",
+    "gradient_checkpointing", "tokenizer_class", "torchscript",
     # read by training alone
-    *("initializer_range", "attention_dropout"),
+    "initializer_range", "attention_dropout",
     # which token ends or fills a text; generation_config.json has them too
-    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     # what a call returns, and labels of classifiers
-    *("output_attentions", "output_hidden_states", "return_dict", "id2label", "label2id", "problem_type"),
-    *("is_encoder_decoder", "chunk_size_feed_forward", "finetuning_task", "task_specific_params"),
+    "output_attentions", "output_hidden_states", "return_dict", "id2label", "label2id", "problem_type",
+    "is_encoder_decoder", "chunk_size_feed_forward", "finetuning_task", "task_specific_params",
     # of generation, which transformers 4 kept here
-    *("max_length", "min_length", "do_sample", "temperature", "top_k", "top_p", "num_beams", "repetition_penalty"),
+    "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p", "num_beams", "repetition_penalty",
     # judged on its own: its default is the class's, or what the weights hold
     "tie_word_embeddings",
-}
+}  # fmt: skip
 _WINDOW = ("sliding_window", "max_window_layers", "layer_types")
 
 

@@ -20,29 +20,36 @@ ATTENTION = ("attention", "linear_attention", "attention_norm")  # the half of a
 MLP = ("mlp", "mlp_norm")
 
 _LAYER = re.compile(r"(?:model|model\.decoder|transformer|gpt_neox)\.(?:layers|h|blocks)\.(\d+)\.(.+)")
-_OUTSIDE = {  # behind model., transformer., ...
-    **dict.fromkeys(("embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "project_in"), "embedding"),
-    **dict.fromkeys(("word_embeddings", "word_embeddings_layernorm", "embed_tokens_per_layer"), "embedding"),
-    **dict.fromkeys(("per_layer_model_projection", "per_layer_projection_norm", "altup_projections"), "embedding"),
-    **dict.fromkeys(("norm", "final_layernorm", "final_layer_norm", "layer_norm", "ln_f", "norm_f"), "final_norm"),
-    **dict.fromkeys(("embedding_norm",), "final_norm"),  # LFM2's, which stands at the end
-    **dict.fromkeys(("lm_head", "embed_out", "project_out", "altup_unembed_projections"), "head"),
-}
-_KINDS = {  # the first module inside a layer -> kind; those without a module of this name have a norm of their own
-    **dict.fromkeys(("self_attn", "self_attention", "attention", "attn"), "attention"),
-    **dict.fromkeys(("linear_attn", "mamba", "conv"), "linear_attention"),
-    **dict.fromkeys(("mlp", "feed_forward", "ffn", "fc1", "fc2"), "mlp"),
-    **dict.fromkeys(("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"), "per_layer_input"),
-    **dict.fromkeys(("altup", "laurel", "layer_scalar"), "per_layer_input"),
-    # before and behind each half; post_attention_layernorm: see `anatomy`
-    **dict.fromkeys(("input_layernorm", "attention_layernorm", "attention_layer_norm", "ln_1"), "attention_norm"),
-    **dict.fromkeys(
-        ("norm_1", "self_attn_layer_norm", "operator_norm", "ln_attn", "post_self_attn_layernorm"), "attention_norm"
+_OUTSIDE = {  # kind -> the names behind model., transformer., ...
+    "embedding": (
+        "embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "project_in", "word_embeddings",
+        "word_embeddings_layernorm", "embed_tokens_per_layer", "per_layer_model_projection",
+        "per_layer_projection_norm", "altup_projections",
     ),
-    **dict.fromkeys(("feedforward_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"), "mlp_norm"),
-    **dict.fromkeys(("post_mlp_layernorm", "post_attention_layernorm", "pre_ff_layernorm", "ln_2"), "mlp_norm"),
-    **dict.fromkeys(("norm_2", "final_layer_norm", "ffn_norm", "ln_mlp", "feedforward_layer_norm"), "mlp_norm"),
-}
+    "final_norm": (
+        "norm", "final_layernorm", "final_layer_norm", "layer_norm", "ln_f", "norm_f",
+        "embedding_norm",  # LFM2's, which stands at the end
+    ),
+    "head": ("lm_head", "embed_out", "project_out", "altup_unembed_projections"),
+}  # fmt: skip
+_KINDS = {  # kind -> the first modules inside a layer; those without a module of this name have a norm of their own
+    "attention": ("self_attn", "self_attention", "attention", "attn"),
+    "linear_attention": ("linear_attn", "mamba", "conv"),
+    "mlp": ("mlp", "feed_forward", "ffn", "fc1", "fc2"),
+    "per_layer_input": (
+        "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm", "altup", "laurel", "layer_scalar",
+    ),
+    # before and behind each half; post_attention_layernorm: see `anatomy`
+    "attention_norm": (
+        "input_layernorm", "attention_layernorm", "attention_layer_norm", "ln_1", "norm_1", "self_attn_layer_norm",
+        "operator_norm", "ln_attn", "post_self_attn_layernorm",
+    ),
+    "mlp_norm": (
+        "feedforward_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm", "post_mlp_layernorm",
+        "post_attention_layernorm", "pre_ff_layernorm", "ln_2", "norm_2", "final_layer_norm", "ffn_norm", "ln_mlp",
+        "feedforward_layer_norm",
+    ),
+}  # fmt: skip
 _AFTER_ATTENTION, _OF_FEEDFORWARD = (
     "post_attention_layernorm",
     ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
@@ -103,7 +110,8 @@ def _classify(name: str) -> Site:
         )
     match = _LAYER.fullmatch(plain)
     layer, rest = (int(match[1]), match[2]) if match else (None, re.sub(r"^(model\.decoder|\w+)\.(?=\w)", "", plain))
-    kind = (_OUTSIDE if match is None else _KINDS).get(rest.partition(".")[0])
+    first, kinds = rest.partition(".")[0], _OUTSIDE if match is None else _KINDS
+    kind = next((kind for kind, names in kinds.items() if first in names), None)
     if kind is None:
         raise PipelineError(
             f"parameter {name!r} is not one of a dense decoder whose names are known: give a model of Llama's "

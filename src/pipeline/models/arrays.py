@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.errors import PipelineError
+from pipeline.files import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -75,6 +75,5 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], thread
     eight."""
     if threads == 1:
         return [function(item) for item in items]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(threads or min(8, cores)) as pool:
+    with ThreadPoolExecutor(threads or min(8, cores())) as pool:
         return list(pool.map(function, items))

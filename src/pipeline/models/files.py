@@ -6,12 +6,10 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 # Next to the weights: what a merge copies from one of its sources.
 BESIDE_WEIGHTS = (
-    *("config.json", "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("spiece.model", "sentencepiece.bpe.model", "vocab.txt"),
-    *("chat_template.jinja", "chat_template.json"),
-)
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "spiece.model",
+    "sentencepiece.bpe.model", "vocab.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 
 # Next to the weights: what decides a model's answers, and so the key under which scores are cached.
 DECIDING = (*BESIDE_WEIGHTS, ADAPTER_CONFIG)

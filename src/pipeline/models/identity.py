@@ -24,7 +24,7 @@ def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = N
     return f"{KIND}:{blake3(lines.encode()).hexdigest()}"
 
 
-def file_digests(path: Path, runs_dir: Path | None = None) -> dict[str, Any]:
+def file_digests(path: Path, runs_dir: Path | None) -> dict[str, Any]:
     """The digest of a file, as `blake3`, and of its finite `tensors`: cached, else each byte is read once, in threads.
 
     A safetensors file has the digest of its header followed by its tensors' digests in the order of their bytes, so

@@ -77,7 +77,7 @@ def refuse_own_code(folder: Path) -> None:
 
     for name in ("config.json", "tokenizer_config.json"):
         fields = read_json(folder / name) if (folder / name).is_file() else {}
-        auto_map = fields.get("auto_map") if isinstance(fields, dict) else None
+        auto_map = fields.get("auto_map")
         of_tokenizer = name == "tokenizer_config.json"
         if of_tokenizer and isinstance(auto_map, dict):
             auto_map = auto_map.get("AutoTokenizer")

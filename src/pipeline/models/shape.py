@@ -96,7 +96,7 @@ NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attentio
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """Shape from the content of a config.json. Raises PipelineError where it lacks a dense decoder's sizes."""
-    config = config.get("text_config") or config
+    config = text_settings(config)
     kind = config.get("model_type")
     if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
         raise PipelineError(f"model_type={kind}: its config has no {missing[0]}, so that its size is not known")

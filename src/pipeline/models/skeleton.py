@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint, read_json
 from pipeline.models.load import load_config
+from pipeline.text import one_line
 
 
 def check_shapes(folder: Path, key: str) -> None:
@@ -38,15 +39,11 @@ def build_skeleton(folder: Path, key: str) -> Any:
     """
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     checkpoint = Checkpoint.open(folder)
     stored = {
         checkpoint.written_name(name): torch.empty(info.shape, device="meta") for name, info in checkpoint.infos.items()
     }
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
     try:
         config = load_config(folder)
         with torch.device("meta"):
@@ -60,14 +57,10 @@ def build_skeleton(folder: Path, key: str) -> Any:
     except PipelineError:
         raise
     except Exception as error:  # of values in config.json, whatever the model's class makes of them
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = one_line(str(error))[:300] or type(error).__name__
         raise PipelineError(
             f"{key}={folder}: transformers cannot build a model from its config.json ({reason})"
         ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
     remedy = "copy it again, or correct its config.json"
     for verb, kind, reason in (
         ("holds", "unexpected", "has no place for: transformers does not load it"),

@@ -16,7 +16,7 @@ from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.progress import warn
-from pipeline.text import shorten
+from pipeline.text import one_line, shorten
 
 SHOWN = 100  # rows of each set that are kept as they were trained on, for stage=show
 ROWS = "rows.jsonl"
@@ -156,7 +156,7 @@ def cut_words(sft: Sft, cut: int, lost: int, rows: str) -> str:
     return f"sft.seq_length={sft.seq_length} truncates {cut:,} of {rows}{without_loss}"
 
 
-def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) -> tuple[str, str]:
+def as_text(row: dict[str, Any], tokenizer: Any, template: str | None) -> tuple[str, str]:
     """(what stands before the first response, all of it) of a row in the trainer's columns, as TRL tokenizes it: with
     the end of sequence, or as the chat template writes it. Raises PipelineError where the template raises."""
     before, whole = row.get("prompt", ""), row.get("messages")
@@ -169,7 +169,7 @@ def as_text(row: dict[str, Any], tokenizer: Any, template: str | None = None) ->
     try:
         return write(before, add_generation_prompt=True), write(whole or before + row["completion"])
     except Exception as error:  # a template is a program, and raises what it likes
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(str(error)) or type(error).__name__
         raise template_error(tokenizer, f"raises on {shorten(str(before), 80)} ({reason})") from error
 
 

@@ -26,6 +26,7 @@ from pipeline.models.anatomy import anatomy, plain_name, towers
 from pipeline.models.partition import sides_of_all
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
+from pipeline.text import one_line
 
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
@@ -146,7 +147,7 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     except (OSError, ValueError, RuntimeError) as error:  # Gemma 2 and others with capped scores have eager alone
         raise PipelineError(
             f"model.path={base} could not be loaded with model.attn_implementation={model.attn_implementation}: "
-            f"{' '.join(str(error).split())}; where that is missing, give model.attn_implementation=eager"
+            f"{one_line(str(error))}; where that is missing, give model.attn_implementation=eager"
         ) from error
 
 

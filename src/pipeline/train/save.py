@@ -11,10 +11,12 @@ import torch
 from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
+from pipeline.merge.write import make_readable
 from pipeline.models.checkpoint import digest_tensors, read_header, torch_dtype, weights_root
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.model_card import CARD, data_section, origin_from_config, render_card
 from pipeline.runs.run import Run, flatten_dict
+from pipeline.text import markdown_table
 
 Tensors = dict[str, torch.Tensor]
 
@@ -51,9 +53,7 @@ def save_model(
         model.config.dtype = trained
     tokenizer.save_pretrained(folder)
     check_headers(folder, saved)
-    for path in folder.iterdir():
-        if path.is_file():
-            path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
+    make_readable(folder)
     digests = digest_tensors(folder)
     return {"root": weights_root(digests), "digests": digests, **({"cast": {"to": dtype}} if is_cast else {})}
 
@@ -77,14 +77,17 @@ def write_card(run: Run[TrainStage], folder: Path) -> None:
     made_of = origin_from_config(run.name, asdict(config), run.parents, Path(config.runs_dir))
     base = run.parents["model"].name if "model" in run.parents else "random weights"
     chosen = {key: value for key, value in sorted(flatten_dict(decided).items()) if key != "stage"}
-    settings = "".join(f"| {key} | {format_value(value)} |\n" for key, value in chosen.items())
-    text = (
-        f"# {run.label}\n\n"
+    lines = [
+        f"# {run.label}",
+        "",
         f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
-        "All other settings are at their defaults.\n\n"
-        f"| setting | value |\n|---|---|\n{settings}\n{data_section(made_of)}"
-    )
+        "All other settings are at their defaults.",
+        "",
+        *markdown_table(("setting", "value"), [(key, format_value(value)) for key, value in chosen.items()]),
+        "",
+        data_section(made_of),
+    ]
     tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
     relation = "finetune" if config.sft.adapter == "none" else "adapter"
-    card = render_card(run.name, text, made_of, tags=tags, relation=relation)
+    card = render_card(run.name, "\n".join(lines), made_of, tags=tags, relation=relation)
     (folder / CARD).write_text(card, encoding="utf-8")

@@ -99,7 +99,7 @@ class LayerSwap(Merge):
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         """The counts in the model, where its depth is known."""
-        b, u, *_ = self.counts_in(layers) if layers and not partition else self.counts()
+        b, u, *_ = self.counts_in(None if partition else layers)
         return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
@@ -108,7 +108,7 @@ class LayerSwap(Merge):
             counts = layer_counts(partition, layers) if layers else None
             outer = f", outer layers {outer_layers(*counts, layers)}" if counts and layers else ""
             return f"the language side of partition {partition.name}{outer}"
-        b, u, t_b, t_u = self.counts_in(layers) if layers else self.counts()
+        b, u, t_b, t_u = self.counts_in(layers)
         if not layers:
             return f"the first {b} and the last {u} layers of the language expert"
         zones = outer_layers(b + t_b, u + t_u, layers, without=(b, u)) if t_b + t_u else ""
@@ -116,22 +116,22 @@ class LayerSwap(Merge):
         text = f"{noun} {outer_layers(b, u, layers) or 'none'} of {layers} of the language expert"
         return text + (f", {zones} of both" if zones else "")
 
-    def counts(self) -> list[int]:
-        """b, u, t_b and t_u, as they are given, or by default."""
-        return [default if getattr(self, key) is None else getattr(self, key) for key, default in COUNTS.items()]
-
-    def counts_in(self, layers: int) -> list[int]:
-        """b, u, t_b and t_u for a model of this depth. Raises PipelineError where together they exceed it."""
-        counts = [scaled_count(count, layers) if self.scale_to_depth else count for count in self.counts()]
+    def counts_in(self, layers: int | None) -> list[int]:
+        """b, u, t_b and t_u, as they are given or by default, for a model of this depth, if it is known. Raises
+        PipelineError where together they exceed it."""
+        counts = [default if getattr(self, key) is None else getattr(self, key) for key, default in COUNTS.items()]
+        if layers is None:
+            return counts
+        scaled = [scaled_count(count, layers) for count in counts]
+        counts = scaled if self.scale_to_depth else counts
         if sum(counts) > layers:
             given = ", ".join(f"merge.{key}={count}" for key, count in zip(COUNTS, counts, strict=True))
-            scaled = sum(scaled_count(count, layers) for count in self.counts())
-            remedy = ", or set merge.scale_to_depth=true" if not self.scale_to_depth and scaled <= layers else ""
+            remedy = ", or set merge.scale_to_depth=true" if sum(scaled) <= layers else ""
             raise PipelineError(f"{given} are {sum(counts)} layers, but the model has {layers}: lower them{remedy}")
         return counts
 
     def settled(self, partition: Partition | None) -> LayerSwap:
-        given: dict[str, Any] = {} if partition else dict(zip(COUNTS, self.counts(), strict=True))
+        given: dict[str, Any] = {} if partition else dict(zip(COUNTS, self.counts_in(None), strict=True))
         return replace(self, **given)
 
     def decide(
