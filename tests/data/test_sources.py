@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import repositories
+from fixture_types import Call
 from omegaconf import OmegaConf
 from reading import read_source
 
@@ -230,9 +229,7 @@ SETS = {  # expert -> rows of each source in a set that takes all it can
 
 
 @pytest.mark.parametrize("expert", SETS)
-def test_every_expert_is_built_from_its_repositories(
-    expert: str, call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
+def test_every_expert_is_built_from_its_repositories(expert: str, call: Call, tmp_path: Path) -> None:
     """stage=data expert=... as it is shipped, only that its sources are on this machine."""
     config = compose(["stage=data", f"expert={expert}"])
     assert isinstance(config, DataStage)

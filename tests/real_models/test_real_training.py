@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from conftest import cpu_seconds
+from fixture_types import Call
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -89,9 +90,8 @@ def planned(here: Path) -> dict[str, str]:
 
 @pytest.fixture
 def trained(
-    here: Path, planned: dict[str, str], smollm2: Path, data: Path, call: Callable[..., SimpleNamespace],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[str], SimpleNamespace]:  # fmt: skip
+    here: Path, planned: dict[str, str], smollm2: Path, data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], SimpleNamespace]:
     """A training by stage=sft, which the plan lists: its log, its weights, the file of its rows, the trainer that it
     used, and its CPU seconds next to the plan's estimate."""
     trainers: list[Any] = []

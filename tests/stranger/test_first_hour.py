@@ -7,11 +7,11 @@ import csv
 import json
 import os
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fixture_types import Call
 from reader import ROOT, write_files
 
 CONF = "--config-dir=conf_of_mine"
@@ -32,7 +32,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def experts(here: Path, call: Callable[..., SimpleNamespace]) -> tuple[str, str]:
+def experts(here: Path, call: Call) -> tuple[str, str]:
     """The math and the Swahili expert: made by the first test that asks, found by the others."""
     told = [call(CONF, "stage=sft", f"expert={name}", *TRAIN) for name in ("mymath", "swahili")]
     assert [one.status for one in told] == [0, 0], told
@@ -40,7 +40,7 @@ def experts(here: Path, call: Callable[..., SimpleNamespace]) -> tuple[str, str]
 
 
 @pytest.fixture
-def swap(experts: tuple[str, str], call: Callable[..., SimpleNamespace]) -> str:
+def swap(experts: tuple[str, str], call: Call) -> str:
     math, language = experts
     told = call(
         "stage=merge", "merge=layer_swap", f"merge.math={math}", f"merge.language={language}", "merge.bottom_layers=2",
@@ -56,7 +56,7 @@ def scores_in(text: str) -> list[list[str]]:
     return [line.split() for line in lines if line.startswith("  ")]
 
 
-def test_scores_are_printed_found_again_and_in_status(swap: str, call: Callable[..., SimpleNamespace]) -> None:
+def test_scores_are_printed_found_again_and_in_status(swap: str, call: Call) -> None:
     words = [CONF, "stage=eval", f"checkpoint={swap}", "eval=belebele_0shot", "languages=[kpz]", "data_root=."]
     words += ["tracking.mode=disabled"]
     first, again = call(*words), call(*words)
@@ -101,7 +101,7 @@ def test_the_swap_is_plain_transformers_and_is_the_two_experts(swap: str, expert
     assert AutoTokenizer.from_pretrained(swap)(text) == AutoTokenizer.from_pretrained("my-llama")(text)
 
 
-def test_checkpoints_that_no_run_made(here: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_checkpoints_that_no_run_made(here: Path, call: Call) -> None:
     """A sweep over two folders of plain transformers with a base that is one too; its points are merges by hand."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -133,7 +133,7 @@ def test_checkpoints_that_no_run_made(here: Path, call: Callable[..., SimpleName
     assert analyzed.status == 0 and (Path(analyzed.out.strip()) / "map.svg").is_file(), analyzed.err
 
 
-def test_another_family_and_a_mixture_of_experts(here: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_another_family_and_a_mixture_of_experts(here: Path, call: Call) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained("my-llama")
@@ -157,7 +157,7 @@ def test_another_family_and_a_mixture_of_experts(here: Path, call: Callable[...,
     assert refused.status == 1 and "mixture of experts" in refused.err and "Traceback" not in refused.err
 
 
-def test_a_study_from_the_page(experts: tuple[str, str], here: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_a_study_from_the_page(experts: tuple[str, str], here: Path, call: Call) -> None:
     """Each score is the accuracy that lm_eval's rule gives from the stored answers."""
     told = call(CONF, "stage=table", "table=./mine.yaml", "launcher.workers=1", "tracking.mode=disabled",
                 "every.sft.epochs=1")  # fmt: skip
@@ -180,19 +180,19 @@ def test_a_study_from_the_page(experts: tuple[str, str], here: Path, call: Calla
           "expert.sources.own.prompt='{question}'", "expert.sources.own.completion='{answer}'"], "above the 8192"),
     ],
 )  # fmt: skip
-def test_what_is_typed_wrong(words: list[str], sentence: str, here: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_what_is_typed_wrong(words: list[str], sentence: str, here: Path, call: Call) -> None:
     told = call(*words)
     assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1, told.err
 
 
-def test_too_many_layers_name_the_remedy(experts: tuple[str, str], call: Callable[..., SimpleNamespace]) -> None:
+def test_too_many_layers_name_the_remedy(experts: tuple[str, str], call: Call) -> None:
     words = [f"merge.math={experts[0]}", f"merge.language={experts[1]}", "merge.bottom_layers=9"]
     told = call("stage=merge", "merge=layer_swap", *words)
     assert told.status == 1 and "set merge.scale_to_depth=true" in told.err
 
 
 @pytest.mark.real_data
-def test_real_mgsm_and_gsm8k(here: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_real_mgsm_and_gsm8k(here: Path, call: Call) -> None:
     """A bare Llama trains on real GSM8K and is asked real Swahili problems, in the prompts of the file."""
     real = os.environ["PIPELINE_TEST_DATA"]
     words = [one for one in TRAIN if not one.startswith(("data_root", "sft.epochs", "sft.seq_length"))]

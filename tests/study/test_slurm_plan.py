@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline import api
@@ -399,9 +399,7 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, to
         ("", False),
     ],
 )
-def test_a_job_that_was_cancelled_did_not_fail(
-    log: str, failed: bool, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
+def test_a_job_that_was_cancelled_did_not_fail(log: str, failed: bool, tools: Path, tmp_path: Path, call: Call) -> None:
     targets = plan(tmp_path)
     with pytest.raises(Held):
         slurm.execute(LAUNCHER, None, targets)
@@ -565,7 +563,7 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
 # ---------------------------------------------------------------------------------------------------- status
 
 
-def test_status_tells_of_each_run(tmp_path: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_status_tells_of_each_run(tmp_path: Path, call: Call) -> None:
     runs_dir = tmp_path / "runs"
     done, failing, waits = (a_run(runs_dir, label=label, seed=1) for label in ("done", "failing", "waits"))
     failing, waits = a_run(runs_dir, label="failing", seed=2), a_run(runs_dir, label="waits", seed=3)
@@ -610,9 +608,7 @@ def test_status_tells_of_each_run(tmp_path: Path, call: Callable[..., SimpleName
 
 
 @pytest.mark.parametrize("text", ["", '{"name": "x"', '{"name": "x"}'])
-def test_a_plan_that_cannot_be_read_is_an_error(
-    text: str, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
+def test_a_plan_that_cannot_be_read_is_an_error(text: str, tools: Path, tmp_path: Path, call: Call) -> None:
     (tmp_path / "runs/.plans").mkdir(parents=True)
     (tmp_path / "runs/.plans/mine.jsonl").write_text(f"{text}\n")
     told = call("stage=status", f"runs_dir={tmp_path}/runs").err

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_types import Call
 from tiny_words import last_of
 from transformers import TrainerCallback
 
@@ -205,7 +206,7 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     number: signal.Signals, status: int, interruptible: None, words: Callable[..., list[str]],
-    at_step: Callable[..., None], tmp_path: Path, call: Callable[..., SimpleNamespace], whole: dict[str, Any],
+    at_step: Callable[..., None], tmp_path: Path, call: Call, whole: dict[str, Any],
 ) -> None:  # fmt: skip
     command = words(tmp_path / "runs", "sft.resume_minutes=null")
     at_step(3, lambda model: os.kill(os.getpid(), number))
@@ -284,9 +285,7 @@ def interrupted(words: Callable[..., list[str]], at_step: Callable[..., None], t
     return command
 
 
-def test_another_configuration_says_that_it_begins_anew(
-    interrupted: list[str], call: Callable[..., SimpleNamespace]
-) -> None:
+def test_another_configuration_says_that_it_begins_anew(interrupted: list[str], call: Call) -> None:
     run = build(compose(interrupted))  # type: ignore[arg-type]
     work = run.work
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
@@ -305,9 +304,8 @@ def test_another_configuration_says_that_it_begins_anew(
 
 
 def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
-    words: Callable[..., list[str]], call: Callable[..., SimpleNamespace], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any],
-) -> None:  # fmt: skip
+    words: Callable[..., list[str]], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any]
+) -> None:
     command, real = words(tmp_path / "runs"), os.rename
 
     def full(path: Any, to: Any) -> None:
@@ -328,7 +326,7 @@ def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before
 
 
 def test_weights_that_are_no_numbers_are_not_kept(
-    words: Callable[..., list[str]], at_step: Callable[..., None], call: Callable[..., SimpleNamespace], tmp_path: Path
+    words: Callable[..., list[str]], at_step: Callable[..., None], call: Call, tmp_path: Path
 ) -> None:
     command = words(tmp_path / "runs")
     at_step(4, lambda model: next(model.parameters()).data[0].fill_(float("nan")))
