@@ -47,24 +47,6 @@ def test_the_distribution_has_a_name_of_its_own(wheel: Path) -> None:
     assert "pipeline = pipeline.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
 
 
-def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> None:
-    installed = tmp_path / "installed"
-    zipfile.ZipFile(wheel).extractall(installed)
-    code = (
-        "import sys; from pipeline.config import conf; from pipeline.__main__ import main\n"
-        "assert str(conf.folder()).startswith(sys.argv[1]), conf.folder()\n"
-        "sys.exit(main(['--config-dir=own', 'stage=plan', 'table=mine', 'data_root=.']))"
-    )
-    (tmp_path / "own/tables").mkdir(parents=True)
-    (tmp_path / "own/tables/mine.yaml").write_text("name: mine\ndefaults: [real_smoke]\n")
-    (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-    there = os.environ | {"PYTHONPATH": str(installed)}
-    done = forked.python("-c", code, str(installed), cwd=tmp_path, env=there)
-    assert done.returncode == 1 and "3 evaluations cannot run: data_root=. has no mgsm/en/test.jsonl" in done.stderr
-    assert "0 of 11 runs are done" in done.stdout
-
-
 MINE = """
 name: mine
 every: {model: sandbox, data_root: world, threads: 1}

@@ -126,20 +126,6 @@ def test_choosing_layers_keeps_factors_as_they_are(lora, tmp_path):
     assert not any("layers.0.self_attn.v_proj" in name for name in found)  # the language expert did not train it
 
 
-def test_a_dense_merge_of_adapters_is_that_of_the_dense_experts(lora, models):
-    """TIES is dense; and a swap of adapters equals the swap of what PEFT merges, to 1e-6."""
-    ties = open_merge(Ties(experts=["a", "b"]), {"0": open_source(lora["math"]), "1": open_source(lora["language"])},
-                      open_source(models["llama"][0]))  # fmt: skip
-    assert ties.adapter is None and ties.stored_dtype("model.norm.weight") == "F32"
-    swap, m, n = opened(LINEAR["swap"], lora), dense_of(lora["math"]), dense_of(lora["language"])
-    for name in swap.names:
-        layer = int(name.split(".")[2]) if ".layers." in name else None
-        expected = n[name] if layer in (0, 1, 2, 13) else m[name]
-        if layer in (None, 3, 4):
-            expected = (m[name] + n[name]) / 2
-        torch.testing.assert_close(as_torch(swap, name), expected, rtol=0, atol=1e-6)
-
-
 def test_an_adapter_is_scored_with_its_base(lora):
     live, expected = model_of(merge_of_one(lora["math"]), "auto", "cpu"), dense_of(lora["math"])
     for name, parameter in live.model.named_parameters():

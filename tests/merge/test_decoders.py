@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from as_torch import as_torch
-from small_decoders import DECODERS, LAYERS, NOT_IN_MEMORY, SIZES, TOKENS, WITH_TOWERS, network
+from small_decoders import DECODERS, LAYERS, NOT_IN_MEMORY, WITH_TOWERS, network
 
 from pipeline.errors import PipelineError
 from pipeline.merge.live import Live
@@ -70,14 +70,3 @@ def test_towers_come_from_one_source_whatever_the_method(tmp_path: Path, kind: s
             name for name in merge.names if name.endswith("layers.0.mlp.up_proj.weight") and name not in beside
         )
         assert not torch.equal(as_torch(merge, inside), as_torch(experts[1], inside))
-
-
-def test_a_mixture_of_experts_stays_refused(tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model("qwen3_moe", **SIZES, **TOKENS, num_experts=2, moe_intermediate_size=8, head_dim=8)
-    for name in ("math", "language"):
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / name)
-    opened = {name: Checkpoint.open(tmp_path / name) for name in ("math", "language")}
-    with pytest.raises(PipelineError, match="belongs to a mixture of experts"):
-        open_merge(LayerSwap(math="m", language="l", bottom_layers=1, top_layers=1), opened)
