@@ -276,21 +276,11 @@ def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -
     assert found == ["empty", pair("Swali: Jina? x", 'Jina ni "Ali"')]
 
 
-def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
+def test_own_bitext(tmp_path: Path) -> None:
     repositories.jsonl(tmp_path / "b.jsonl", [{"en": "Water", "sw": "Maji"}])
     bitext = source("own", file="b.jsonl", rows="bitext", language="sw", prompt="{en}", completion="{sw}")
     (row,) = read_source("own", bitext, tmp_path)
     assert isinstance(row, dict) and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
-    repositories.jsonl(tmp_path / "c.jsonl", [{"talk": [["a", "b"], ["c", "d"]]}])
-    (row,) = read_source("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
-    assert row["messages"] == [
-        {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
-    ]
-    assert {key: row[key] for key in ("prompt", "completion")} == pair("a\n\nb\n\nc", "d")
-    repositories.jsonl(tmp_path / "d.jsonl", [{"body": "plain"}])
-    assert list(read_source("own", source("own", file="d.jsonl", rows="text", column="body"), tmp_path)) == [
-        {"text": "plain"}
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
