@@ -49,10 +49,9 @@ def test_studies_without_an_effect_claim_no_difference():
 
 
 @pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 40), ("unreasonable_table2", 60)])
-@pytest.mark.parametrize("spread", [0.0, 0.1])
-def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds, spread):
-    """Trainings that differ by chance alone, by no or by 4 points; results/bench/null_seeds.json has 500 worlds."""
-    found = null.run_claims(table, spread, worlds)["false_and_upper_limit"]
+def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds):
+    """Trainings that differ by chance alone, by 4 points; results/bench/null_seeds.json has 500 worlds, of none too."""
+    found = null.run_claims(table, 0.1, worlds)["false_and_upper_limit"]
     assert found and all(binom.sf(count - 1, worlds, 0.05) > 1e-4 for count, _ in found.values()), found
 
 

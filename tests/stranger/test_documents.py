@@ -63,7 +63,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for path in (copy / "recipe").glob("sandbox_*.yaml"):
         change(
             f"recipe/{path.name}",
-            lambda recipe: recipe.update(batch_size=32, micro_batch_size=16, steps=12, warmup_steps=2),
+            lambda recipe: recipe.update(batch_size=32, micro_batch_size=32, steps=12, warmup_steps=2),
         )
     change("tables/sandbox.yaml", few)
     change("launcher/local.yaml", lambda launcher: launcher.update(workers=1))
