@@ -19,6 +19,9 @@ from fixture_types import Call
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.commands.plan import show_plan
+from pipeline.config.compose import compose
+from pipeline.files import ADDED_CONF
 from pipeline.train import stage
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
@@ -75,14 +78,10 @@ def keys(overrides: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def planned(here: Path) -> dict[str, str]:
     """The trainings that stage=plan lists of the table, by name, with its estimate in seconds."""
-    words = [
-        f"--config-dir={here}/conf",
-        "stage=plan",
-        f"table={here}/ways.yaml",
-        f"runs_dir={here}/runs",
-        "plan.lines=99",
-    ]
-    listing = forked.python("-m", "pipeline", *words).stdout
+    words = ["stage=plan", f"table={here}/ways.yaml", f"runs_dir={here}/runs", "plan.lines=99"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDED_CONF, f"{here}/conf")
+        listing = show_plan(compose(words))  # type: ignore[arg-type]
     found = dict(re.findall(r"^(\S+) +sft +(\S+) +never made$", listing, re.MULTILINE))
     assert len(found) == len(WAYS), listing
     return found

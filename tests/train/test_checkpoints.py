@@ -242,8 +242,7 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Each process has its own sums and generators, and its own signals. What they end with is the status of all; and
-    what they compute is what one process does, within rounding."""
+    """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
     way = [*WAYS["simultaneous"], "sft.micro_batch_size=2"]
     run: Any = build(compose(words(tmp_path / "whole", *way, "sft.processes=2")))  # type: ignore[arg-type]
     for parent in order_runs([run])[:-1]:
@@ -254,10 +253,6 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
     assert ended.value.code == UNFINISHED
     (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())
     assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]
-    one = made(words(tmp_path / "one", *way))
-    logs = [json.loads(f"[{','.join((at / 'log.jsonl').read_text().splitlines())}]") for at in (one, run.work)]
-    for mine, theirs in zip(*logs, strict=True):
-        assert mine == {key: key == "side" and value or pytest.approx(value, rel=1e-3) for key, value in theirs.items()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
