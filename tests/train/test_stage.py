@@ -67,11 +67,6 @@ def test_continual_pretraining_takes_the_same_ways(make_run: Make, start: list[s
     assert (expert / "adapter_model.safetensors").is_file() == way.endswith("lora")
 
 
-def test_no_response_left_after_truncation(make_run: Make, start: list[str]) -> None:
-    with pytest.raises(PipelineError, match="sft.seq_length=8 leaves no row with a loss"):
-        make_run("stage=sft", *start, "expert=math", "sft.seq_length=8")
-
-
 def test_rows_that_do_not_say_their_side() -> None:
     rows = [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}]
     with pytest.raises(

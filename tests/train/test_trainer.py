@@ -171,11 +171,6 @@ def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 
 
-def test_batch_size_must_be_a_multiple(tmp_path: Path):
-    with pytest.raises(PipelineError, match="sft.batch_size=5 is not a multiple of sft.micro_batch_size=2"):
-        trainer_arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
-
-
 def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
     rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 7 * n % 10))} for n in range(20)]
     ours = sandbox_tokenizer()
