@@ -159,12 +159,19 @@ def test_a_dry_run_from_python_names_its_own_command_and_leaves_the_report_as_it
     assert not list((tmp_path / "my runs").glob("reports/*"))
 
 
+def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, tools: Path, tmp_path: Path) -> dict[str, str]:
+    """The options of a job's submission, by name."""
+    script = tmp_path / "x.sh"
+    slurm.submit_script(launcher, tmp_path, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x")
+    return dict(word.partition("=")[::2] for word in calls(tools)[-1])
+
+
 def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> None:
     """--mem-per-gpu of jobs with GPUs; launcher.memory comes first, and a data run asks for none."""
     for gpus, memory, asked in ((4, None, "--mem-per-gpu=48G"), (4, "9G", "--mem=9G"), (0, None, "")):
         launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G")
-        slurm.submit_script(launcher, tmp_path, tmp_path / "x.sh", "#!/bin/bash\n", Resources(gpus, None, 60), [], "x")
-        assert " ".join(word for word in calls(tools)[-1] if word.startswith("--mem")) == asked
+        given = asked_of_sbatch(launcher, gpus, None, tools, tmp_path)
+        assert " ".join(f"{name}={value}" for name, value in given.items() if name.startswith("--mem")) == asked
 
 
 def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Path) -> None:
@@ -175,16 +182,7 @@ def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Pat
         (0, None, {}, ["cpu", None]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
         (1, None, {"cpus_per_gpu": None}, ["gpu", None]),
     ):  # fmt: skip
-        slurm.submit_script(
-            replace(launcher, **knobs),
-            tmp_path,
-            tmp_path / "x.sh",
-            "#!/bin/bash\n",
-            Resources(gpus, threads, 60),
-            [],
-            "x",
-        )
-        given = dict(word.partition("=")[::2] for word in calls(tools)[-1])
+        given = asked_of_sbatch(replace(launcher, **knobs), gpus, threads, tools, tmp_path)
         assert [given.get("--partition"), given.get("--cpus-per-task")] == asked
 
 
