@@ -172,8 +172,8 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
     told = capfd.readouterr().err
     assert told.count("warning: W&B failed (") == 1 and "Traceback" not in told
     after = a_run(tmp_path, tracking=Tracking(mode="offline"), seed=1)
-    (file,) = make_once(after, lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
-    assert any(record.WhichOneof("record_type") == "exit" for record in records(file))
+    found, _ = offline_log(make_once(after, lambda *_: {}))
+    assert of_kind("exit", found)
 
 
 def stop_service() -> None:
@@ -278,6 +278,10 @@ def records(file: Path) -> Iterator[Any]:
             yield record
 
 
+def of_kind(kind: str, found: list[Any]) -> list[Any]:
+    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+
+
 def items(entries: Any) -> dict[str, Any]:
     return {entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in entries}
 
@@ -290,13 +294,13 @@ def offline_log(folder: Path) -> tuple[list[Any], Any]:
         if any(record.WhichOneof("record_type") == "exit" for record in found):
             break
         time.sleep(0.1)
-    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    (opened,) = of_kind("run", found)
     return found, opened
 
 
 def artifacts_in(folder: Path) -> dict[str, Any]:
     found, _ = offline_log(folder)
-    return {record.artifact.name: record.artifact for record in found if record.WhichOneof("record_type") == "artifact"}
+    return {artifact.name: artifact for artifact in of_kind("artifact", found)}
 
 
 def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
@@ -313,12 +317,12 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
     assert (opened.run_id, opened.display_name) == (f"{run.hash[:32]}-1", run.name)
     assert (opened.run_group, opened.job_type, opened.project) == ("sandbox", "data", Tracking().project)
     assert items(opened.config.update)["seed"] == 0
-    history = [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    history = [items(record.item) for record in of_kind("history", found)]
     assert [row["train/loss"] for row in history if "train/loss" in row] == [1.5, 0.75]
     assert any("plan" in "".join(row) for row in history)
-    told = [items(record.summary.update) for record in found if record.WhichOneof("record_type") == "summary"]
+    told = [items(record.update) for record in of_kind("summary", found)]
     assert any(row.get("score") == 0.25 for row in told)
-    assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
+    assert [record.exit_code for record in of_kind("exit", found)] == [0]
     assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
 
 
@@ -388,10 +392,10 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     logs = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len({log.stem for log in logs}) == 1  # the same run, written again
     found = list(records(logs[0]))
-    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    (opened,) = of_kind("run", found)
     assert (opened.display_name, opened.run_group, opened.job_type) == ("table-t", "t", "table")
     assert items(opened.config.update)["parents"] == {evaluation.name: f"{evaluation.hash[:32]}-1"}
-    rows = [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    rows = [items(record.item) for record in of_kind("history", found)]
     shown = {key.partition("/")[0]: key for row in rows for key in row if not key.startswith("_")}
     assert set(shown) == {"cells", "claims", "bars"}
     media = [path for path in logs[0].parent.rglob("*.html") if "bars" in path.name]
