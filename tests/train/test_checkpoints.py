@@ -7,8 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import torch
 from fixture_types import Call
@@ -185,19 +184,18 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     run: Any = build(compose(command))  # type: ignore[arg-type]
     for parent in order_runs([run])[:-1]:
         make_once(parent, stage_function(parent))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *last_of(command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    (tmp_path / "in").touch()
+    process = forked.started(("-m", "pipeline", *last_of(command)), [tmp_path / name for name in ("in", "out", "err")])
     deadline = time.monotonic() + 120
     while (
         (resume.read_resume_point(run.work) or {"step": 0})["step"] < 3
-        and process.poll() is None
+        and process.is_alive()
         and time.monotonic() < deadline
     ):
         time.sleep(0.05)
     process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     folder = made(command)
     (taken_up,) = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
     assert 3 <= taken_up["step"] < 24 and results(folder) == expected
@@ -355,8 +353,7 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
 ) -> None:
     """Of a step that hangs before its resume point is written: the same command resumes from the one before."""
     command = words(tmp_path / "runs")
-    hanging = [sys.executable, "-c", HANGS, *last_of([*command, "sft.stall_minutes=0.1"])]
-    done = subprocess.run(hanging, capture_output=True, text=True, timeout=300)
+    done = forked.python("-c", HANGS, *last_of([*command, "sft.stall_minutes=0.1"]))
     assert done.returncode == 1 and "Timeout (0:00:06)!" in done.stderr and "in on_step_end" in done.stderr
     folder = made(command)
     assert [one["step"] for one in read_manifest(folder).facts["resumed"]] == [2]  # type: ignore[union-attr]
