@@ -8,11 +8,13 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from fixture_types import Call, Make
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
@@ -72,7 +74,7 @@ SLOWEST = """
     stranger/test_documents.py train/test_checkpoints.py real_models/test_real_training.py
     study/test_rendered_tables.py real_models/test_real_evaluation.py train/test_shapes.py test_pipeline.py
     evaluate/test_vllm.py train/test_processes.py study/test_check.py data/test_prefetch.py
-    report/test_null_studies.py real_models/test_real_merging.py test_knobs.py study/test_pool.py
+    report/test_null_studies.py real_models/test_real_merging.py test_knobs.py study/test_local.py
     evaluate/test_harness_tasks.py train/test_trainer.py train/test_stage.py test_extras.py config/test_hardware.py
     test_progress.py test_real.py train/test_simultaneous.py test_wheel.py study/test_search.py study/test_sweep.py
     study/test_select.py evaluate/test_mgsm_steps.py config/test_compose.py evaluate/test_small_world_gates.py
@@ -136,7 +138,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_run(runs_dir: Path) -> Callable[..., Path]:
+def make_run(runs_dir: Path) -> Make:
     """Compose a stage and make its run, W&B off: the run's folder."""
     from pipeline.config.compose import compose
     from pipeline.launch.launchers import make_single_run
@@ -148,7 +150,7 @@ def make_run(runs_dir: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def world(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(make_run: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A smaller world than the one that ships: 4 items a benchmark, 40 math rows, 60 rows a clone, 150 documents."""
     from small_world.files import World, pack
 
@@ -162,38 +164,38 @@ def world(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
-def base(make_run: Callable[..., Path], world: Path) -> Path:
+def base(make_run: Make, world: Path) -> Path:
     """A Llama of 14 layers and width 32, from nothing."""
     data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_math", "sft.packing=false"]
     return make_run("stage=cpt", *TINY, *data, *FEW)
 
 
 @pytest.fixture(scope="session")
-def math_expert(make_run: Callable[..., Path], world: Path, base: Path) -> Path:
+def math_expert(make_run: Make, world: Path, base: Path) -> Path:
     start = ["model=trained", f"model.path={base}", f"data_root={world}"]
     return make_run("stage=sft", *start, "expert=math", "recipe=sandbox_math", *FEW)
 
 
 @pytest.fixture(scope="session")
-def language_expert(make_run: Callable[..., Path], world: Path, base: Path) -> Path:
+def language_expert(make_run: Make, world: Path, base: Path) -> Path:
     start = ["model=trained", f"model.path={base}", f"data_root={world}"]
     return make_run("stage=sft", *start, "expert=qac", "recipe=sandbox_language", *FEW)
 
 
 @pytest.fixture(scope="session")
-def swap(make_run: Callable[..., Path], math_expert: Path, language_expert: Path) -> Path:
+def swap(make_run: Make, math_expert: Path, language_expert: Path) -> Path:
     experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
     return make_run("stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3", "merge.top_layers=1")
 
 
 @pytest.fixture(scope="session")
-def scored(make_run: Callable[..., Path], world: Path, swap: Path) -> Path:
+def scored(make_run: Make, world: Path, swap: Path) -> Path:
     asked = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
     return make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked)
 
 
 @pytest.fixture(scope="session")
-def analyzed(make_run: Callable[..., Path], math_expert: Path, language_expert: Path) -> Path:
+def analyzed(make_run: Make, math_expert: Path, language_expert: Path) -> Path:
     return make_run("stage=analyze", f"checkpoint=[{math_expert},{language_expert}]", "analyze.threshold=1e-4")
 
 
@@ -276,7 +278,7 @@ def without_options_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """The command line in this process: its exit status, standard output and standard error. Of words with the same
     key the last is given."""
     from pipeline.__main__ import main

@@ -15,12 +15,22 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "pandas", "pyarrow.dataset", "scipy.stats"]
     + ["scipy.optimize", "wandb", "torch._inductor.utils"]
 )
+
+
+def started(
+    words: tuple[str, ...], files: list[Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Any:
+    """The process of `python WORDS`, its standard input, output and error being files."""
+    process = CONTEXT.Process(target=_run, args=(words, dict(os.environ if env is None else env), cwd, files))
+    process.start()
+    return process
 
 
 def python(
@@ -30,8 +40,7 @@ def python(
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("in", "out", "err")]
         files[0].write_text(given)
-        process = CONTEXT.Process(target=_run, args=(words, dict(os.environ if env is None else env), cwd, files))
-        process.start()
+        process = started(words, files, env, cwd)
         process.join(timeout)
         if process.exitcode is None:
             process.kill()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+
+from fixture_types import Call
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md"]
@@ -51,7 +52,7 @@ def write_files(page: Path, folder: Path) -> None:
 class Shell:
     """Variables, and commands in this process: `call` is the command line. A command that fails, fails the test."""
 
-    call: Callable[..., SimpleNamespace]
+    call: Call
     variables: dict[str, str] = field(default_factory=dict)
 
     def run(self, command: str) -> str:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from tiny_words import FEW
 
 from pipeline.api import evaluate, merge, report, spelled, table, train
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
-
-Call = Callable[..., SimpleNamespace]
 
 
 def test_functions_give_what_the_commands_print(

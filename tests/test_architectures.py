@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixture_types import Make
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -83,9 +83,7 @@ def first_loss(base: Path, expert: Path, eager: bool) -> float:
     return total / count
 
 
-def test_an_architecture_is_trained_merged_and_scored(
-    family: str, start: Path, world: Path, make_run: Callable[..., Path]
-) -> None:
+def test_an_architecture_is_trained_merged_and_scored(family: str, start: Path, world: Path, make_run: Make) -> None:
     eager = EAGER.get(family, [])
     shared = ["stage=sft", f"model={start}", f"data_root={world}", *TRAIN, *eager]
     math_expert = make_run(*shared, "expert=math")
@@ -140,7 +138,7 @@ TODAY = ("qwen3_5_text", "lfm2", "gemma4_text", "gemma3")  # linear attention, c
 
 @pytest.mark.parametrize("kind", TODAY)
 def test_a_decoder_of_today_is_trained_merged_and_scored(
-    kind: str, world: Path, make_run: Callable[..., Path], tmp_path: Path
+    kind: str, world: Path, make_run: Make, tmp_path: Path
 ) -> None:
     """What is trained moves, and nothing else: a tower stays as it is; the swap gives the answers of transformers."""
     from small_decoders import config_of

@@ -8,12 +8,12 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from tiny_words import FEW
 
 from pipeline.config import conf
@@ -58,9 +58,7 @@ def lay(root: Path, text: str | bytes | None) -> str:
         ('{"question": "1 + 1?", "answer": " "}\n', "ask for"),
     ],
 )
-def test_bad_data_is_one_sentence(
-    text: Any, expected: str, call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
+def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path: Path) -> None:
     words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', text)}", "tracking.mode=disabled"]
     refused(call(*words, f"runs_dir={tmp_path}/runs"), expected)
     assert left(tmp_path / "runs") == []
@@ -77,7 +75,7 @@ def test_bad_data_is_one_sentence(
         (["data.validation=0", "expert.sources.orca_math.rows=poems"], "expert.sources.orca_math.rows must be one of"),
     ],
 )
-def test_too_few_rows(words: list[str], expected: str, call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_too_few_rows(words: list[str], expected: str, call: Call, tmp_path: Path) -> None:
     here = [f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled", f"runs_dir={tmp_path}/runs"]
     refused(call("stage=data", "expert=math", *here, *words), expected)
     assert left(tmp_path / "runs") == []
@@ -118,9 +116,7 @@ class FullDisk:
             patch.setattr(os, name, renames)
 
 
-def every_write_fails_once(
-    call: Callable[..., SimpleNamespace], words: list[str], runs_dir: Path, number: int = errno.ENOSPC
-) -> int:
+def every_write_fails_once(call: Call, words: list[str], runs_dir: Path, number: int = errno.ENOSPC) -> int:
     """Run the command again and again, each time with the next write failing, until none is left to fail. How many."""
     for fails in range(1, 100):
         shutil.rmtree(runs_dir, ignore_errors=True)
@@ -139,21 +135,19 @@ def every_write_fails_once(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_no_space_for_any_write_of_data(number: int, call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_no_space_for_any_write_of_data(number: int, call: Call, tmp_path: Path) -> None:
     words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled"]
     assert every_write_fails_once(call, words, tmp_path / "runs", number) > 5
 
 
 def test_no_space_for_any_write_of_a_merge(
-    call: Callable[..., SimpleNamespace], tmp_path: Path, math_expert: Path, language_expert: Path
+    call: Call, tmp_path: Path, math_expert: Path, language_expert: Path
 ) -> None:
     words = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{language_expert}]", "tracking.mode=disabled"]
     assert every_write_fails_once(call, words, tmp_path / "runs") > 5
 
 
-def test_no_space_for_any_write_of_an_evaluation(
-    call: Callable[..., SimpleNamespace], tmp_path: Path, world: Path, math_expert: Path
-) -> None:
+def test_no_space_for_any_write_of_an_evaluation(call: Call, tmp_path: Path, world: Path, math_expert: Path) -> None:
     words = ["stage=eval", "eval=global_mmlu_0shot", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=1"]
     assert every_write_fails_once(call, [*words, "tracking.mode=disabled"], tmp_path / "runs") > 5
 
@@ -165,13 +159,7 @@ def training(base: Path, world: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize(("wrapped", "number"), [(True, errno.ENOSPC), (True, errno.EDQUOT), (False, errno.EDQUOT)])
 def test_no_space_for_the_weights(
-    wrapped: bool,
-    number: int,
-    call: Callable[..., SimpleNamespace],
-    base: Path,
-    world: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    wrapped: bool, number: int, call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """safetensors wraps what the system said in an error of its own."""
     import transformers
@@ -190,7 +178,7 @@ def test_no_space_for_the_weights(
 
 @pytest.mark.parametrize("where", ["init", "finish"])
 def test_no_space_for_tracking_ends_no_run(
-    where: str, call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wandb
 
@@ -208,9 +196,7 @@ def test_no_space_for_tracking_ends_no_run(
 # ------------------------------------------------------------------------------------------------ models and training
 
 
-def test_a_loss_that_is_no_number_stops_the_training(
-    call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_no_number_stops_the_training(call: Call, base: Path, world: Path, tmp_path: Path) -> None:
     huge = ["sft.learning_rate=1e20", "sft.steps=6", "sft.max_grad_norm=1e30"]
     refused(call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "lower sft.learning_rate")
     assert [name for name in left(tmp_path / "runs") if "full" in name] == []
@@ -221,7 +207,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
     [(16, "lacks model.layers.14.input_layernorm.weight and 17 more tensors"), (4, "holds model.layers.10.")],
 )
 def test_a_base_of_another_depth_than_its_config(
-    layers: int, told: str, call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+    layers: int, told: str, call: Call, base: Path, world: Path, tmp_path: Path
 ) -> None:
     """from_pretrained would draw the missing layers at random, or pass over the others."""
     other, here = tmp_path / "other", [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
@@ -237,7 +223,7 @@ def test_a_base_of_another_depth_than_its_config(
 
 @pytest.mark.parametrize("way", ["lora", "full"])
 def test_training_in_bfloat16_raises_no_false_alarm(
-    way: str, call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+    way: str, call: Call, base: Path, world: Path, tmp_path: Path
 ) -> None:
     """The usual setting at 8B: what is saved after the first step is loaded again in the dtype it is trained in."""
     words = [f"sft={way}", "sft.weights=bfloat16", "sft.learning_rate=1e-3"]
@@ -262,12 +248,7 @@ def test_training_in_bfloat16_raises_no_false_alarm(
     ],
 )
 def test_a_merge_that_cannot_be_is_refused_before_a_run_is_begun(
-    words: str,
-    expected: str,
-    call: Callable[..., SimpleNamespace],
-    math_expert: Path,
-    language_expert: Path,
-    tmp_path: Path,
+    words: str, expected: str, call: Call, math_expert: Path, language_expert: Path, tmp_path: Path
 ) -> None:
     named = {
         "merge=layer_swap": [f"merge.math={math_expert}", f"merge.language={language_expert}"],
@@ -279,9 +260,7 @@ def test_a_merge_that_cannot_be_is_refused_before_a_run_is_begun(
     assert "[1/1]" not in told.err and not (tmp_path / "runs").exists()
 
 
-def test_experts_of_different_bases(
-    call: Callable[..., SimpleNamespace], math_expert: Path, language_expert: Path, tmp_path: Path
-) -> None:
+def test_experts_of_different_bases(call: Call, math_expert: Path, language_expert: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(language_expert, other)
     manifest = json.loads((other / "manifest.json").read_text())
@@ -308,12 +287,7 @@ def test_experts_of_different_bases(
 )
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job"], ["-m"]])
 def test_a_configuration_file_that_is_no_yaml(
-    flags: list[str],
-    text: bytes,
-    expected: str,
-    call: Callable[..., SimpleNamespace],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], text: bytes, expected: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(conf.folder(), tmp_path / "conf")
     (tmp_path / "conf/data/own.yaml").write_bytes(text)
@@ -334,12 +308,7 @@ def test_a_configuration_file_that_is_no_yaml(
     ],
 )
 def test_an_error_inside_a_stage(
-    error: BaseException,
-    status: int,
-    expected: str,
-    call: Callable[..., SimpleNamespace],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, status: int, expected: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stage(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         (work / "train.jsonl").write_text("half")

@@ -31,11 +31,11 @@ rows: {base: {run: base}, math: {run: math}, swap: {run: swap}, soup: {run: soup
 compare: {swap: [math, soup]}
 controls: true
 """
-PLAN = """
+COMMANDS = """
 import sys
 from pipeline.__main__ import main
-for table in ("layer_swapping_table6", "unreasonable_table3"):
-    assert main(["stage=plan", f"table={table}", "plan.lines=3"]) == 0, table
+for words in sys.argv[1:]:
+    print("status", main(words.split()), flush=True)
 """
 
 
@@ -47,40 +47,36 @@ def core(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def run(core: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(core: Path, *commands: str) -> subprocess.CompletedProcess[str]:
+    """The commands, one after the other, in one process of that copy."""
     there: dict[str, Any] = os.environ | {"PYTHONPATH": str(core / "src"), "WANDB_MODE": "disabled"}
-    return forked.python(*words, env=there, cwd=core.parent)
+    return forked.python("-c", COMMANDS, *commands, env=there, cwd=core.parent)
 
 
-def test_without_extras_the_papers_tables_are_planned(core: Path) -> None:
-    shutil.rmtree(core / "src/pipeline/extras")
-    done = run(core, "-c", PLAN)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
-    assert done.stdout.count("Next: ") == 2 and done.stdout.count(" lists all") == 2
-
-
-def test_without_extras_a_table_is_made(core: Path, world: Path) -> None:
+def test_without_extras_the_papers_tables_are_planned_and_a_table_is_made(core: Path, world: Path) -> None:
     shutil.rmtree(core / "src/pipeline/extras")
     (core.parent / "own.yaml").write_text(TABLE.replace("WORLD", str(world)))
-    done = run(core, "-m", "pipeline", "stage=table", "table=./own.yaml", "launcher.workers=1")
-    assert done.returncode == 0, done.stderr[-2000:]
-    cells = (core.parent / done.stdout.strip()).with_name("cells.csv").read_text().splitlines()
+    plans = [f"stage=plan table={name} plan.lines=3" for name in ("layer_swapping_table6", "unreasonable_table3")]
+    done = run(core, *plans, "stage=table table=./own.yaml launcher.workers=1")
+    assert done.stdout.count("status 0\n") == 3, done.stdout[-1000:] + done.stderr[-2000:]
+    assert done.stdout.count("Next: ") == 2 and done.stdout.count(" lists all") == 2
+    cells = (core.parent / done.stdout.splitlines()[-2]).with_name("cells.csv").read_text().splitlines()
     assert len(cells) == 1 + (5 + 3) * 2 and not [line for line in cells if "failed" in line]
 
 
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        ("mergekit", "stage=merge merge=mergekit merge.file=x.yaml"),
-        ("compare", "stage=compare results=[a,b]"),
-        ("search", "stage=search merge=soup eval=mgsm_0shot"),
-    ],
-)
-def test_a_missing_extra_is_named(core: Path, file: str, words: str) -> None:
-    (core / f"src/pipeline/extras/{file}.py").unlink()
-    done = run(core, "-m", "pipeline", *words.split())
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"error: {file} is in ") and f"extras/{file}.py, which is not there" in done.stderr
+MISSING = {
+    "mergekit": "stage=merge merge=mergekit merge.file=x.yaml", "compare": "stage=compare results=[a,b]",
+    "search": "stage=search merge=soup eval=mgsm_0shot",
+}  # fmt: skip
+
+
+def test_a_missing_extra_is_named(core: Path) -> None:
+    for file in MISSING:
+        (core / f"src/pipeline/extras/{file}.py").unlink()
+    done = run(core, *MISSING.values())
+    assert done.stdout == "status 1\n" * len(MISSING)
+    for file, line in zip(MISSING, done.stderr.splitlines(), strict=True):
+        assert line.startswith(f"error: {file} is in ") and f"extras/{file}.py, which is not there" in line
 
 
 def test_extras_are_options_like_those_of_other_packages() -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fixture_types import Make
 from safetensors.torch import load_file
 
 from pipeline.config.compose import stage_of
@@ -245,7 +246,7 @@ def test_every_hashed_knob_is_listed() -> None:
 
 
 @pytest.fixture(scope="module")
-def training(make_run: Callable[..., Path], world: Path, runs_dir: Path) -> Maker:
+def training(make_run: Make, world: Path, runs_dir: Path) -> Maker:
     """Two steps of four rows from a base of four layers and width 16."""
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
     shape = [f"model.architecture.{key}={value}" for key, value in {**small, "num_key_value_heads": 2}.items()]

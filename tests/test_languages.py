@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
+from fixture_types import Call
 from script_modules import load_script
 
 from pipeline.benchmarks import benchmark_of
@@ -152,9 +151,7 @@ def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, mo
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_config_dir_brings_languages_and_refuses_shipped_codes(
-    call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
+def test_config_dir_brings_languages_and_refuses_shipped_codes(call: Call, tmp_path: Path) -> None:
     (tmp_path / "language").mkdir()
     (tmp_path / "language/kpz.yaml").write_text(OWN)
     words = [f"--config-dir={tmp_path}", "stage=eval", "checkpoint=no_such", "eval=mgsm_2shot"]
@@ -169,9 +166,7 @@ def test_config_dir_brings_languages_and_refuses_shipped_codes(
     assert "language=sw exists already" in told("kpz")
 
 
-def test_a_worker_knows_the_languages_of_config_dir(
-    call: Callable[..., SimpleNamespace], tmp_path: Path, base: Path
-) -> None:
+def test_a_worker_knows_the_languages_of_config_dir(call: Call, tmp_path: Path, base: Path) -> None:
     """A table's runs are made by processes of their own; the harness has Swahili, by its code in FLORES."""
     (tmp_path / "mine/language").mkdir(parents=True)
     (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))

@@ -6,12 +6,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
+from fixture_types import Call
 
 from pipeline.config import conf
 
@@ -35,7 +34,7 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["table=real_smoke", f"data_root={data}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
 
-def test_real_files_pass_through_every_stage(smoke: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path):
+def test_real_files_pass_through_every_stage(smoke: list[str], call: Call, tmp_path: Path):
     told = call("stage=table", *smoke)
     assert told.status == 0, told.err
     page = Path(told.out.strip())
@@ -55,7 +54,7 @@ def test_real_files_pass_through_every_stage(smoke: list[str], call: Callable[..
     assert first["prompt"].count("ప్రశ్న:") == 3 and problem["question"] in first["prompt"]
 
 
-def test_without_data_and_hub_it_says_what_to_do(call: Callable[..., SimpleNamespace], tmp_path: Path):
+def test_without_data_and_hub_it_says_what_to_do(call: Call, tmp_path: Path):
     told = call("stage=table", "table=real_smoke", f"runs_dir={tmp_path}/runs")
     assert told.status == 1 and "data_root=FOLDER reads local files" in told.err
     assert not list((tmp_path / "runs").glob("*/manifest.json"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fixture_types import Call
 
 from pipeline.config import conf
 
@@ -52,7 +52,7 @@ def command(shared: Path, *more: str) -> list[str]:
 
 
 def test_without_group_rights_the_second_is_refused_in_one_sentence_and_reads_all_the_same(
-    shared: Path, call: Callable[..., SimpleNamespace]
+    shared: Path, call: Call
 ) -> None:
     before = os.umask(0o022)
     try:
@@ -74,7 +74,7 @@ def test_without_group_rights_the_second_is_refused_in_one_sentence_and_reads_al
     assert everything(shared / "runs") == there
 
 
-def test_with_group_rights_both_make_runs(shared: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_with_group_rights_both_make_runs(shared: Path, call: Call) -> None:
     """As slurm/README.md says: the folder's group, setgid, umask 002."""
     runs_dir, before = shared / "runs", os.umask(0o002)
     runs_dir.mkdir()

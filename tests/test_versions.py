@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixture_types import Make
 from safetensors.torch import load_file
 from tiny_words import FEW
 
@@ -110,7 +111,7 @@ def training(folder: Path, start: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def train(make_run: Callable[..., Path], world: Path) -> Callable[..., Path]:
+def train(make_run: Make, world: Path) -> Make:
     """Four steps from the shipped base on four rows each."""
 
     def make(*words: str) -> Path:
@@ -121,7 +122,7 @@ def train(make_run: Callable[..., Path], world: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def pretrain(make_run: Callable[..., Path], base: Path, world: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
+def pretrain(make_run: Make, base: Path, world: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
     """Two steps of cpt from nothing, and what they began with: transformers' own weights of that seed."""
     from tiny_words import TINY
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
@@ -140,12 +141,12 @@ def test_cpt(pretrain: Callable[..., tuple[Path, dict[str, Any]]]) -> None:
     held("cpt", folder, training(folder, start))
 
 
-def test_sft(train: Callable[..., Path]) -> None:
+def test_sft(train: Make) -> None:
     folder = train()
     held("sft", folder, training(folder, load_file(BASE / "model.safetensors")))
 
 
-def test_select(make_run: Callable[..., Path], train: Callable[..., Path]) -> None:
+def test_select(make_run: Make, train: Make) -> None:
     folder = train("data.size=20", "data.validation=4", "sft.snapshot_every=6")
     words = ["select=unreasonable", "select.snapshots=all", f"checkpoints=[{folder.name}]"]
     folder = make_run("stage=select", *words)
@@ -188,7 +189,7 @@ MERGED = {
 
 
 @pytest.mark.parametrize("method", MERGED)
-def test_merge(make_run: Callable[..., Path], experts: list[str], method: str) -> None:
+def test_merge(make_run: Make, experts: list[str], method: str) -> None:
     words = MERGED[method].format(*experts).split()
     folder = make_run("stage=merge", *words, "merge.base=package:data/sandbox_base")
     manifest = read_manifest(folder)
@@ -196,7 +197,7 @@ def test_merge(make_run: Callable[..., Path], experts: list[str], method: str) -
     held(f"merge {method}", folder, {"root": manifest.facts["weights"]["root"]})
 
 
-def test_analyze(make_run: Callable[..., Path], experts: list[str]) -> None:
+def test_analyze(make_run: Make, experts: list[str]) -> None:
     words = [f"checkpoint=[{','.join(experts)}]", "base=package:data/sandbox_base", "analyze.threshold=1e-3"]
     folder = make_run("stage=analyze", *words)
     rows = list(csv.DictReader((folder / "delta.csv").read_text().splitlines()))
@@ -213,7 +214,7 @@ def test_analyze(make_run: Callable[..., Path], experts: list[str]) -> None:
 # ---------------------------------------------------------------------------------------------------- evaluation
 
 
-def test_eval(make_run: Callable[..., Path], world: Path) -> None:
+def test_eval(make_run: Make, world: Path) -> None:
     asked = ["eval=sandbox", "eval.max_gen_toks=8", "eval.limit=3", "languages=[en,qac]"]
     folder = make_run("stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", *asked)
     rows = json.loads((folder / "scores.json").read_text())["rows"]

@@ -47,24 +47,6 @@ def test_the_distribution_has_a_name_of_its_own(wheel: Path) -> None:
     assert "pipeline = pipeline.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
 
 
-def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> None:
-    installed = tmp_path / "installed"
-    zipfile.ZipFile(wheel).extractall(installed)
-    code = (
-        "import sys; from pipeline.config import conf; from pipeline.__main__ import main\n"
-        "assert str(conf.folder()).startswith(sys.argv[1]), conf.folder()\n"
-        "sys.exit(main(['--config-dir=own', 'stage=plan', 'table=mine', 'data_root=.']))"
-    )
-    (tmp_path / "own/tables").mkdir(parents=True)
-    (tmp_path / "own/tables/mine.yaml").write_text("name: mine\ndefaults: [real_smoke]\n")
-    (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-    there = os.environ | {"PYTHONPATH": str(installed)}
-    done = forked.python("-c", code, str(installed), cwd=tmp_path, env=there)
-    assert done.returncode == 1 and "3 evaluations cannot run: data_root=. has no mgsm/en/test.jsonl" in done.stderr
-    assert "0 of 11 runs are done" in done.stdout
-
-
 MINE = """
 name: mine
 every: {model: sandbox, data_root: world, threads: 1}
@@ -78,7 +60,7 @@ rows: {base: {run: base}}
 
 
 def test_it_makes_a_table_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
-    """With the base, the tasks and the page that it holds; the second time nothing is made."""
+    """With the base, the tasks and the page that it holds."""
     installed, here = tmp_path / "installed", tmp_path / "here"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
     done = subprocess.run([*pip, str(wheel)], capture_output=True, text=True)
@@ -86,12 +68,11 @@ def test_it_makes_a_table_in_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
     here.mkdir()
     (here / "mine.yaml").write_text(MINE)
     there = os.environ | {"PYTHONPATH": str(installed), "WANDB_MODE": "disabled"}
-    for made in (2, 0):
-        words = ["stage=table", "table=./mine.yaml", "launcher.workers=1"]
-        done = forked.python("-m", "pipeline", *words, cwd=here, env=there)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "runs/reports/mine/index.html\n" and (here / done.stdout.strip()).is_file()
-        assert done.stderr.count("] done in ") == made, done.stderr
+    words = ["stage=table", "table=./mine.yaml", "launcher.workers=1"]
+    done = forked.python("-m", "pipeline", *words, cwd=here, env=there)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "runs/reports/mine/index.html\n" and (here / done.stdout.strip()).is_file()
+    assert done.stderr.count("] done in ") == 2, done.stderr
     (scores,) = here.glob("runs/eval-*/scores.json")
     assert '"n": 2' in scores.read_text()
     assert not {path.name for path in here.iterdir()} - {"mine.yaml", "runs"}

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from tiny_words import WORLD
 
 from pipeline.config import conf
@@ -21,7 +20,6 @@ from pipeline.config.overrides import sweep_jobs
 from pipeline.extras.mergekit import Mergekit
 from pipeline.merge.methods import METHODS
 
-Call = Callable[..., SimpleNamespace]
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
 EXPERTS = ["merge.experts=[a,b]"]  # of a merge, but for:
 RUNS = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from fixture_types import Call
 
 from pipeline.commands.plan import show_plan
 from pipeline.config import conf
@@ -19,7 +18,6 @@ from pipeline.estimate.flops import GPUS
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
-Call = Callable[..., SimpleNamespace]
 PAPER_TABLES = [  # but for those that add no run to the table that they start from
     file.stem
     for file in sorted((conf.folder() / conf.TABLES).glob("*.yaml"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 
 from pipeline.config.compose import compose
 from pipeline.data import benchmarks
@@ -131,7 +131,7 @@ def test_sets_of_the_hub_are_recorded_by_their_locked_revision(monkeypatch: pyte
 
 
 def test_an_interrupted_training_resumes_and_a_plan_has_nothing_new_after_a_test_language_is_added(
-    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., SimpleNamespace]
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     table = {
         "name": "mine", "title": "t", "columns": {"English": {"in": "en"}}, "score": {"eval": "mgsm_direct_0shot"},

@@ -154,20 +154,6 @@ def test_the_order_of_sources_is_hashed_where_it_is_that_of_the_rows(tmp_path: P
     assert len({*hashes[False]}) == 2 and len({*hashes[True]}) == 1
 
 
-def test_a_language_is_chosen_by_the_name_aya_gives_it(tmp_path: Path):
-    rows = [
-        {"inputs": "Mji mkuu wa Kenya ni upi?", "targets": "Nairobi.", "language": "Swahili", "language_code": "swh"},
-        {"inputs": "Hauptstadt?", "targets": "Berlin.", "language": "German", "language_code": "deu"},
-    ]
-    put(tmp_path, "aya/train.jsonl", rows)  # type: ignore[arg-type]
-    swahili = Source(file="aya/train.jsonl", rows="aya", language="sw")
-    assert list(read_source("aya", swahili, tmp_path)) == [
-        {"prompt": "Mji mkuu wa Kenya ni upi?", "completion": "Nairobi."}
-    ]
-    with pytest.raises(PipelineError, match="source aya has no rows in language te"):
-        list(read_source("aya", Source(file="aya/train.jsonl", rows="aya", language="te"), tmp_path))
-
-
 def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: Path):
     names = {"Simplified Chinese": "zho", "Traditional Chinese": "zho", "Standard Arabic": "arb", "Hindi": "hin"}
     rows = [{"inputs": name, "targets": "x", "language": name, "language_code": code} for name, code in names.items()]

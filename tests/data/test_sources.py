@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import repositories
+from fixture_types import Call
 from omegaconf import OmegaConf
 from reading import read_source
 
@@ -230,9 +229,7 @@ SETS = {  # expert -> rows of each source in a set that takes all it can
 
 
 @pytest.mark.parametrize("expert", SETS)
-def test_every_expert_is_built_from_its_repositories(
-    expert: str, call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
+def test_every_expert_is_built_from_its_repositories(expert: str, call: Call, tmp_path: Path) -> None:
     """stage=data expert=... as it is shipped, only that its sources are on this machine."""
     config = compose(["stage=data", f"expert={expert}"])
     assert isinstance(config, DataStage)
@@ -279,21 +276,11 @@ def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -
     assert found == ["empty", pair("Swali: Jina? x", 'Jina ni "Ali"')]
 
 
-def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
+def test_own_bitext(tmp_path: Path) -> None:
     repositories.jsonl(tmp_path / "b.jsonl", [{"en": "Water", "sw": "Maji"}])
     bitext = source("own", file="b.jsonl", rows="bitext", language="sw", prompt="{en}", completion="{sw}")
     (row,) = read_source("own", bitext, tmp_path)
     assert isinstance(row, dict) and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
-    repositories.jsonl(tmp_path / "c.jsonl", [{"talk": [["a", "b"], ["c", "d"]]}])
-    (row,) = read_source("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
-    assert row["messages"] == [
-        {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
-    ]
-    assert {key: row[key] for key in ("prompt", "completion")} == pair("a\n\nb\n\nc", "d")
-    repositories.jsonl(tmp_path / "d.jsonl", [{"body": "plain"}])
-    assert list(read_source("own", source("own", file="d.jsonl", rows="text", column="body"), tmp_path)) == [
-        {"text": "plain"}
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import repositories
+from fixture_types import Make
 
 from pipeline.config.compose import compose
 from pipeline.data.rows import read_jsonl
@@ -35,9 +35,7 @@ def rows(folder: Path, part: str) -> list[tuple[str, str, str | None]]:
 
 
 @pytest.mark.parametrize("ways", [["sft=mixed"], SIMULTANEOUS])
-def test_a_joint_training_reads_the_union_of_both_experts_sets(
-    ways: list[str], make_run: Callable[..., Path], world: Path
-) -> None:
+def test_a_joint_training_reads_the_union_of_both_experts_sets(ways: list[str], make_run: Make, world: Path) -> None:
     """Against sets of Python: with data.size=20, 20 rows of each and 4 of each for validation, as each alone gives."""
     words = ["data.size=20", "data.validation=4", f"data_root={world}", "seed=3"]
     trained = make_run("stage=sft", "expert=math_qac", *ways, *START, *words)

@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from as_torch import as_torch
+from fixture_types import Make
 from made_up import write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -75,7 +76,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_an_elementwise_method(
-    built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], make_run: Callable[..., Path]
+    built: Path, install: Callable[[Path], None], models: dict[str, list[Path]], make_run: Make
 ) -> None:
     install(built)
     folder = make_run(*merge_words(models, "merge=largest"))

@@ -128,6 +128,26 @@ def stock_model(checkpoint: Path) -> HFLM:
     return HFLM(model, tokenizer=AutoTokenizer.from_pretrained(checkpoint), batch_size=2)
 
 
+def scored(
+    folder: Path, tiny: Path, task: str, shots: int = 0, **knobs: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The facts of an evaluation of a task in English, in folder/work, and the rows of its scores."""
+    (folder / "work").mkdir()
+    run = run_of(folder, tiny, folder / "rows", asked(task, shots), languages=["en"], dtype="float32", **knobs)
+    facts = make(run, folder / "work", Notes())  # type: ignore[arg-type]
+    return facts, json.loads((folder / "work/scores.json").read_text())["rows"]
+
+
+def by_stock(checkpoint: Path, task: str | Path, own: Path | None = None, **knobs: Any) -> dict[str, Any]:
+    """What the harness says of a task: one of a folder, or a file."""
+    manager = TaskManager(include_defaults=False, include_path=str(own) if own else None)
+    tasks: Any = [str(task)]
+    lm = stock_model(checkpoint)
+    found = simple_evaluate(lm, tasks=tasks, task_manager=manager, **{"bootstrap_iters": 0} | knobs)
+    assert found is not None
+    return found
+
+
 def stock_scores(
     task: str, shots: int, data_root: Path, checkpoint: Path, folder: Path
 ) -> tuple[dict[str, float], list[tuple[str, Any]]]:
@@ -149,11 +169,7 @@ def stock_scores(
         group = merge_includes(harness_index().groups[task])
         group |= {"group": f"{task}_here", "task": [f"{part}_here" for part in members(task)]}
         (folder / "group.yaml").write_text(yaml.safe_dump(group))
-    lm = stock_model(checkpoint)
-    manager = TaskManager(include_defaults=False, include_path=str(folder))
-    tasks: Any = [f"{task}_here"]
-    found = simple_evaluate(lm, tasks=tasks, num_fewshot=shots, task_manager=manager, bootstrap_iters=0)
-    assert found is not None
+    found = by_stock(checkpoint, f"{task}_here", folder, num_fewshot=shots)
     numbers = found["results"][f"{task}_here"]
     scores = {name: value for name, value in numbers.items() if "," in name and "_stderr" not in name}
     questions = {
@@ -226,23 +242,15 @@ def test_a_group_is_aggregated_as_the_harness_does(by_size: bool, inside: bool, 
     group = {"group": "sums", "task": listed, "aggregate_metric_list": [aggregate]}
     (own / "sums.yaml").write_text(yaml.safe_dump(group))
     include(str(own))
-    work = tmp_path / "work"
-    work.mkdir()
-    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("sums", 0), dtype="float32", languages=["en"])
-    facts = make(run, work, Notes())  # type: ignore[arg-type]
-    stock = simple_evaluate(
-        stock_model(tiny), tasks=["sums"], bootstrap_iters=2,  # type: ignore[list-item]
-        task_manager=TaskManager(include_defaults=False, include_path=str(own)),
-    )  # fmt: skip
-    assert stock is not None
-    rows = json.loads((work / "scores.json").read_text())["rows"]
+    facts, rows = scored(tmp_path, tiny, "sums")
+    stock = by_stock(tiny, "sums", own, bootstrap_iters=2)
     assert [(row["subject"], row["n"]) for row in rows] == [(None, 10), ("sums_small", 3), ("sums_large", 7)]
     expected = stock["groups"]["sums"]
     assert rows[0]["value"] == facts["scores"]["sums/en/acc"] == pytest.approx(expected["acc,none"])
     assert rows[0]["stderr"] == pytest.approx(expected["acc_stderr,none"])
     for row in rows[1:]:
         assert row["value"] == pytest.approx(stock["results"][row["subject"]]["acc,none"])
-    questions = read_jsonl(work / "samples/sums.en.jsonl")
+    questions = read_jsonl(tmp_path / "work/samples/sums.en.jsonl")
     assert len({question["doc_id"] for question in questions}) == 10
     assert mean([question["scores"]["acc"] for question in questions]) == pytest.approx(expected["acc,none"])
 
@@ -443,19 +451,11 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
     generation = {"until": [" "], "max_gen_toks": 3}
     own = write_own(tmp_path, "own_vote", filter_list=filters, generation_kwargs=generation, **kwargs)
     include(str(own))
-    work = tmp_path / "work"
-    work.mkdir()
-    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_vote", 0), languages=["en"], dtype="float32")
-    make(run, work, Notes())  # type: ignore[arg-type]
-    stock = simple_evaluate(
-        stock_model(tiny), tasks=["own_vote"], bootstrap_iters=0,  # type: ignore[list-item]
-        task_manager=TaskManager(include_defaults=False, include_path=str(own)),
-    )  # fmt: skip
-    assert stock is not None
-    row = json.loads((work / "scores.json").read_text())["rows"][0]
+    _, (row, *_) = scored(tmp_path, tiny, "own_vote")
+    stock = by_stock(tiny, "own_vote", own)
     assert (row["filter"], row["n"]) == ("vote", 3)
     assert row["value"] == pytest.approx(stock["results"]["own_vote"]["exact_match,vote"])
-    answers = [line["extracted"] for line in read_jsonl(work / "samples/own_vote.en.jsonl")]
+    answers = [line["extracted"] for line in read_jsonl(tmp_path / "work/samples/own_vote.en.jsonl")]
     assert answers == [line["filtered_resps"][0] for line in stock["samples"]["own_vote"]]
 
 
@@ -484,18 +484,10 @@ def test_a_metric_of_some_questions_is_the_mean_over_these(tmp_path: Path, tiny:
         "    return {'exact_match': float(doc['label'] == '2'), **some}\n"
     )
     include(str(own))
-    work = tmp_path / "work"
-    work.mkdir()
-    how: dict[str, Any] = {"languages": ["en"], "dtype": "float32", "max_gen_toks": 5, "run_code": True}
-    make(run_of(tmp_path, tiny, tmp_path / "rows", asked("own_some", 0), **how), work, Notes())  # type: ignore[arg-type]
-    (file,) = (work / "tasks").glob("*.yaml")
-    stock = simple_evaluate(
-        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0,  # type: ignore[list-item]
-        task_manager=TaskManager(include_defaults=False),
-    )  # fmt: skip
-    assert stock is not None
-    (expected,) = stock["results"].values()
-    rows = {row["metric"]: row for row in json.loads((work / "scores.json").read_text())["rows"]}
+    _, found = scored(tmp_path, tiny, "own_some", max_gen_toks=5, run_code=True)
+    (file,) = (tmp_path / "work/tasks").glob("*.yaml")
+    (expected,) = by_stock(tiny, file)["results"].values()
+    rows = {row["metric"]: row for row in found}
     assert rows["length"]["value"] == expected["length,none"] and rows["length"]["n"] == 2
     assert rows["exact_match"]["value"] == pytest.approx(1 / 3) and rows["exact_match"]["n"] == 3
 
@@ -505,21 +497,18 @@ def test_an_own_task_is_sampled(tmp_path: Path, tiny: Path) -> None:
     one pass; scores by hand from the stored answers."""
     own = write_own(tmp_path, "own_aime", generation_kwargs={"until": [], "max_gen_toks": 24})
     include(str(own))
-    work, passes = tmp_path / "work", []
-    work.mkdir()
-    how = {"temperature": 1.5, "answers": 4, "think_end": "38", "dtype": "float32", "languages": ["en"]}
-    run = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_aime", 0), **how)
+    passes: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         real = torch_backend.decode
         patch.setattr(torch_backend, "decode", lambda *given: passes.append(len(given[2])) or real(*given))
-        facts = make(run, work, Notes())  # type: ignore[arg-type]
+        facts, found = scored(tmp_path, tiny, "own_aime", temperature=1.5, answers=4, think_end="38")
     assert passes == [12]
-    samples = read_jsonl(work / "samples/own_aime.en.jsonl")
+    samples = read_jsonl(tmp_path / "work/samples/own_aime.en.jsonl")
     answers = [[one["response"] for one in sample["answers"]] for sample in samples]
     assert [len(each) for each in answers] == [4] * 3 and len({text for each in answers for text in each}) > 6
     assert any("thinking" in one for sample in samples for one in sample["answers"])
     right = [[float(text.strip() == str(number)) for text in each] for number, each in enumerate(answers)]
-    rows = {row["metric"]: row for row in json.loads((work / "scores.json").read_text())["rows"]}
+    rows = {row["metric"]: row for row in found}
     assert rows["exact_match"]["value"] == facts["scores"]["own_aime/en/exact_match"] == mean(map(mean, right))
     assert rows["pass@4"]["value"] == mean(map(max, right)) and rows["pass@4"]["n"] == 3
     assert {"pass@1", "pass@2", "majority", "cut_off"} < rows.keys()
@@ -553,18 +542,10 @@ def test_a_system_prompt_and_exemplars_in_one_turn_are_the_harness_own(
     theirs = how | ({} if turns is None else {"apply_chat_template": True, "fewshot_as_multiturn": turns})
     own = write_own(tmp_path, "own_sum", fewshot_config={"samples": [{"text": "1 and", "label": "1"}] * 2})
     include(str(own))
-    work = tmp_path / "work"
-    work.mkdir()
-    made = run_of(tmp_path, tiny, tmp_path / "rows", asked("own_sum", 2), languages=["en"], max_gen_toks=3, **ours)
-    make(made, work, Notes())  # type: ignore[arg-type]
-    (file,) = (work / "tasks").glob("*.yaml")
-    stock = simple_evaluate(
-        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0, **theirs,  # type: ignore[list-item]
-        task_manager=TaskManager(include_defaults=False),
-    )  # fmt: skip
-    assert stock is not None
-    (lines,) = stock["samples"].values()
-    prompts = [line["prompt"] for line in read_jsonl(work / "samples/own_sum.en.jsonl")]
+    scored(tmp_path, tiny, "own_sum", 2, max_gen_toks=3, **ours)
+    (file,) = (tmp_path / "work/tasks").glob("*.yaml")
+    (lines,) = by_stock(tiny, file, **theirs)["samples"].values()
+    prompts = [line["prompt"] for line in read_jsonl(tmp_path / "work/samples/own_sum.en.jsonl")]
     assert prompts == [line["arguments"][0][0] for line in lines]
     assert "Answer with a number." in prompts[0] and prompts[0].count("<user>") == {None: 0, True: 3, False: 1}[turns]
 
@@ -577,25 +558,15 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     (tiny / "tokenizer_config.json").write_text(json.dumps(config))
     keys = {**CHOICES, "doc_to_target": "{{label|int}}", "metric_list": [{"metric": "acc"}, {"metric": MUTUAL}]}
     include(str(write_own(tmp_path, "own_mutual", **keys)))
-    work = tmp_path / "work"
-    work.mkdir()
-    asked_for = asked("own_mutual", 0)
-    run = run_of(
-        tmp_path, tiny, tmp_path / "rows", asked_for, languages=["en"], dtype="float32", chat_template=templated
-    )
-    make(run, work, Notes())  # type: ignore[arg-type]
-    (file,) = (work / "tasks").glob("*.yaml")
-    stock = simple_evaluate(
-        stock_model(tiny), tasks=[str(file)], bootstrap_iters=0, apply_chat_template=templated,  # type: ignore[list-item]
-        task_manager=TaskManager(include_defaults=False),
-    )  # fmt: skip
-    assert stock is not None
+    _, found = scored(tmp_path, tiny, "own_mutual", chat_template=templated)
+    (file,) = (tmp_path / "work/tasks").glob("*.yaml")
+    stock = by_stock(tiny, file, apply_chat_template=templated)
     ((name, expected),) = stock["results"].items()
-    rows = {row["metric"]: row["value"] for row in json.loads((work / "scores.json").read_text())["rows"]}
+    rows = {row["metric"]: row["value"] for row in found}
     assert {metric: rows[metric] for metric in ("acc", MUTUAL)} == pytest.approx(
         {metric: expected[f"{metric},none"] for metric in ("acc", MUTUAL)}
     )
-    lines = read_jsonl(work / "samples/own_mutual.en.jsonl")
+    lines = read_jsonl(tmp_path / "work/samples/own_mutual.en.jsonl")
     for ours, theirs in zip(lines, stock["samples"][name], strict=True):
         assert ours["prompt"] == theirs["arguments"][0][0] and ours["scores"][MUTUAL] == theirs[MUTUAL]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from made_up import Scripted, asked, choice, needs_real_data
+from made_up import Scripted, asked, choice
 
 from pipeline.evaluate import metrics, records
 from pipeline.evaluate.bundle import over_languages
@@ -66,21 +65,6 @@ def test_the_share_that_is_right_is_the_score(data_root: Path, tmp_path: Path) -
     assert [sample["correct"] for sample in samples] == [True] * 6 + [False] * 4
     assert [samples[i]["extracted"] for i in (0, 7, 9)] == ["10.", "[invalid]", "77."]
     assert samples[0]["target"] == "10" and samples[0]["response"] == " So. The answer is 10."
-
-
-@needs_real_data
-def test_the_share_that_is_right_of_the_real_problems(real_data: Path, tmp_path: Path) -> None:
-    lines = (real_data / "mgsm/sw/test.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    right = {row["question"]: row["answer_number"] for row in rows[:100]}
-
-    def answer(prompt: str) -> str:
-        question = prompt.split("Swali: ")[-1].split("\nJibu la")[0]
-        return f" Jibu ni {right[question]}. Swali: 7" if question in right else " Sijui."
-
-    scores = scored(Scripted(answer), real_data, tmp_path / "tasks", asked("mgsm", 8), ("sw",))
-    assert [row.value for row in scores.rows] == [0.4, 0.4, 0.6]
-    assert scores.rows[0].n == 250
 
 
 def test_belebele_by_hand(data_root: Path, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Make
 
 from pipeline.config.compose import compose
 from pipeline.evaluate.selection import guarded, scores
@@ -29,7 +29,7 @@ def record() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers(make_run: Callable[..., Path]) -> dict[str, list[dict[str, Any]]]:
+def answers(make_run: Make) -> dict[str, list[dict[str, Any]]]:
     """ "mgsm.en" -> the base's records of the development problems."""
     world = make_run("stage=data", "expert=sandbox_items", f"data_root={make_run('stage=data', 'expert=sandbox')}")
     asked = ["checkpoint=package:data/sandbox_base", f"data_root={world}", "eval.split=dev", f"eval.limit={ITEMS}"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
 from made_up import asked, ended, run_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -283,12 +283,7 @@ def samples(folder: Path) -> str:
 
 
 def test_a_sweep_of_merges_equals_the_written_ones(
-    folders: list[Path],
-    data_root: Path,
-    runs_dir: Path,
-    make_run: Callable[..., Path],
-    call: Callable[..., SimpleNamespace],
-    monkeypatch: pytest.MonkeyPatch,
+    folders: list[Path], data_root: Path, runs_dir: Path, make_run: Make, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """stage=sweep with eval.backend=vllm, one engine; stage=merge and stage=eval of each with the torch backend."""
     started, real = [], vllm_backend.Engine

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixture_types import Make
 from safetensors.torch import load_file
 
 from pipeline.config.compose import compose
@@ -56,7 +57,7 @@ def answers(folder: Path) -> dict[str, str]:
 
 
 def test_a_swap_of_adapters_is_an_adapter_and_scores_the_same_from_disk_and_from_memory(
-    make_run: Callable[..., Path], world: Path, base: Path, adapters: list[str]
+    make_run: Make, world: Path, base: Path, adapters: list[str]
 ) -> None:
     named = ["merge=layer_swap", f"merge.math={adapters[0]}", f"merge.language={adapters[1]}", "merge.bottom_layers=3"]
     written = make_run("stage=merge", *named)
@@ -83,9 +84,7 @@ def test_an_adapter_is_no_base_of_a_training(adapters: list[str], runs_dir: Path
             build(compose([*words, f"model.path={base}"]))  # type: ignore[arg-type]
 
 
-def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(
-    make_run: Callable[..., Path], adapters: list[str]
-) -> None:
+def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(make_run: Make, adapters: list[str]) -> None:
     merged = make_run("stage=merge", "merge=ties", f"merge.experts=[{','.join(adapters)}]", "merge.dtype=bfloat16")
     checkpoint = Checkpoint.open(merged)
     assert {info.dtype for info in checkpoint.infos.values()} == {"BF16"} and checkpoint.config["dtype"] == "bfloat16"
@@ -103,7 +102,7 @@ def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(
 
 
 def test_a_merge_of_runs_is_exported_as_the_adapter_that_it_is(
-    make_run: Callable[..., Path], call: Callable[..., Any], adapters: list[str], base: Path, runs_dir: Path,
+    make_run: Make, call: Callable[..., Any], adapters: list[str], base: Path, runs_dir: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """The base is found by the hashes in the manifests, and is no model of the Hub."""

@@ -16,11 +16,11 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from fixture_types import Call, Make
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from small_models import LAYERS
 
-Call = Callable[..., SimpleNamespace]
 Tensors = dict[str, torch.Tensor]
 EXPERTS: dict[str, dict[str, Any]] = {
     "all": dict(r=3, lora_alpha=7, target_modules="all-linear"),
@@ -54,7 +54,7 @@ def folder(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def export(call: Call, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+def export(call: Call, tmp_path: Path) -> Call:
     def command(checkpoint: Any, *more: str, to: str = "out") -> SimpleNamespace:
         words = [f"checkpoint={checkpoint}", f"export.to={tmp_path}/{to}", f"runs_dir={tmp_path}/runs"]
         return call("stage=export", *words, "export.adapter=true", *more)
@@ -139,7 +139,7 @@ MERGES: dict[str, tuple[str, Callable[..., torch.Tensor], int]] = {
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_a_merge_of_lora_experts_is_exported_exactly(
-    merge: str, folder: Path, make_run: Callable[..., Path], export: Callable[..., SimpleNamespace], tmp_path: Path
+    merge: str, folder: Path, make_run: Make, export: Call, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -168,7 +168,7 @@ def test_a_merge_of_lora_experts_is_exported_exactly(
 
 
 def test_a_single_adapter_is_exported_with_its_base_on_the_hub(
-    folder: Path, export: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, export: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder / "base"))
@@ -214,7 +214,7 @@ def with_whole_head(folder: Path, place: Path) -> Path:
     ],
 )
 def test_what_is_no_adapter_is_refused(
-    words: str, why: str, folder: Path, make_run: Callable[..., Path], export: Callable[..., SimpleNamespace],
+    words: str, why: str, folder: Path, make_run: Make, export: Call,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     if words == "HEAD":

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from small_decoders import network
 
 from pipeline.config.training import Partition
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides_of_all
-
-LAYERS = 4
-
-
-def network(kind: str, seed: int) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    more = {"pad_token_id": None} if kind == "phi3" else {"head_dim": 8} if kind.startswith("gemma") else {}
-    config = AutoConfig.for_model(
-        kind, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64, max_position_embeddings=64, **more,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in made.parameters():  # norms too, which begin as ones
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return made.eval()
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2", "phi3", "apertus"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from fixture_types import Make
 from safetensors.torch import load_file
 
 from pipeline.commands.table import make_table
@@ -58,7 +58,7 @@ def test_the_share_of_layers_that_are_kept(models: dict[str, list[Path]]) -> Non
 
 
 def test_a_table_shows_the_share_and_writes_no_merge(
-    make_run: Callable[..., Path], runs_dir: Path, world: Path, base: Path, math_expert: Path, tmp_path: Path
+    make_run: Make, runs_dir: Path, world: Path, base: Path, math_expert: Path, tmp_path: Path
 ) -> None:
     change = torch.cat([one.flatten() for one in _changes(base, math_expert)])
     threshold = float(change.mean())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
+from fixture_types import Make
 from small_models import stacked
 from test_adapters import lora  # noqa: F401
 
@@ -70,7 +70,7 @@ def test_a_merge_that_is_one_source_has_its_key(folders: list[Path], tmp_path: P
 
 @pytest.mark.parametrize("method", ["soup", "ties", "task_arithmetic"])
 def test_a_merge_in_memory_is_known_as_the_written_one(
-    method: str, folders: list[Path], make_run: Callable[..., Path], tmp_path: Path
+    method: str, folders: list[Path], make_run: Make, tmp_path: Path
 ) -> None:
     words = [f"merge={method}", f"merge.experts=[{folders[1]},{folders[2]}]", f"runs_dir={tmp_path}/runs"]
     words += [f"merge.base={folders[0]}"] if method != "soup" else []
@@ -83,7 +83,7 @@ def test_a_merge_in_memory_is_known_as_the_written_one(
     assert manifest.weights_root == weights_root(digest_tensors(written))
 
 
-def test_merges_of_adapters(lora: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path) -> None:  # noqa: F811
+def test_merges_of_adapters(lora: dict[str, Path], make_run: Make, tmp_path: Path) -> None:  # noqa: F811
     words = ["merge=soup", f"merge.experts=[{lora['math']},{lora['language']}]", f"runs_dir={tmp_path}/runs"]
     keys = []
     for form in ("auto", "dense"):

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from by_lm_eval import STOCK, answered_by_lm_eval, assert_same_answers, local_files, stock_mgsm
+from fixture_types import Call, Make
 from mergekit_digests import SWAP, make_experts
 from mgsm_steps_tokens import check_tokens, with_items
 from safetensors.torch import load_file
@@ -58,7 +58,7 @@ def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def evaluate(call: Callable[..., SimpleNamespace], data_root: Path, tmp_path: Path) -> Callable[..., Path]:
+def evaluate(call: Call, data_root: Path, tmp_path: Path) -> Make:
     """The folder of an evaluation. Each has a runs_dir of its own: no score is cached."""
 
     def evaluated(checkpoint: Path, tasks: str, *overrides: str) -> Path:
@@ -73,7 +73,7 @@ def evaluate(call: Callable[..., SimpleNamespace], data_root: Path, tmp_path: Pa
 
 
 @pytest.fixture
-def swap(call: Callable[..., SimpleNamespace], smollm2: Path, tmp_path: Path) -> Iterator[Path]:
+def swap(call: Call, smollm2: Path, tmp_path: Path) -> Iterator[Path]:
     """The swap of two experts in float32, which mergekit makes too; deleted after the test."""
     experts = make_experts(smollm2, tmp_path)
     told = call("stage=merge", "merge=layer_swap", *SWAP.format(**experts).split(), f"runs_dir={tmp_path}/merged")
@@ -110,9 +110,8 @@ def compare(
 
 
 def test_scores_of_an_export_equal_lm_evals(
-    evaluate: Callable[..., Path], swap: Path, call: Callable[..., SimpleNamespace], data_root: Path, tmp_path: Path,
-    compared: Callable[..., None],
-) -> None:  # fmt: skip
+    evaluate: Make, swap: Path, call: Call, data_root: Path, tmp_path: Path, compared: Callable[..., None]
+) -> None:
     """A swap is scored by stage=eval, with shared prefixes and batches of 2; its export by lm_eval, each prompt whole.
     Equal are prompts, answers character by character, extracted numbers, choices, scores; log-likelihoods to 1e-4."""
     exported = tmp_path / "exported"
@@ -134,7 +133,7 @@ def test_scores_of_an_export_equal_lm_evals(
 
 
 def test_scores_through_a_chat_template_equal_lm_evals(
-    evaluate: Callable[..., Path], smollm2: Path, data_root: Path, tmp_path: Path, compared: Callable[..., None]
+    evaluate: Make, smollm2: Path, data_root: Path, tmp_path: Path, compared: Callable[..., None]
 ) -> None:
     """Of the instruction-tuned model itself, stored in bfloat16 and scored in float32."""
     ours = evaluate(smollm2, MGSM, "eval.chat_template=true", "eval.batch_size=2", "languages=[sw]")
@@ -145,7 +144,7 @@ def test_scores_through_a_chat_template_equal_lm_evals(
 
 
 def test_shared_prefixes_and_batch_sizes_change_no_answer(
-    evaluate: Callable[..., Path], smollm2: Path, compared: Callable[..., None]
+    evaluate: Make, smollm2: Path, compared: Callable[..., None]
 ) -> None:
     """In float32: four prompts at a time behind a shared prefix, or each alone and whole."""
     answers, likelihoods = [], []

@@ -6,12 +6,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mergekit_digests as recorded
 import pytest
 import torch
+from fixture_types import Call
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -44,9 +44,7 @@ def folders(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def merged(
-    folders: dict[str, Path], call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> Iterator[Callable[[str], Path]]:
+def merged(folders: dict[str, Path], call: Call, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """The folder of a merge by stage=merge, deleted after the test."""
 
     def merge(method: str) -> Path:

@@ -15,9 +15,13 @@ import pytest
 import torch
 import yaml
 from conftest import cpu_seconds
+from fixture_types import Call
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.commands.plan import show_plan
+from pipeline.config.compose import compose
+from pipeline.files import ADDED_CONF
 from pipeline.train import stage
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
@@ -74,14 +78,10 @@ def keys(overrides: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def planned(here: Path) -> dict[str, str]:
     """The trainings that stage=plan lists of the table, by name, with its estimate in seconds."""
-    words = [
-        f"--config-dir={here}/conf",
-        "stage=plan",
-        f"table={here}/ways.yaml",
-        f"runs_dir={here}/runs",
-        "plan.lines=99",
-    ]
-    listing = forked.python("-m", "pipeline", *words).stdout
+    words = ["stage=plan", f"table={here}/ways.yaml", f"runs_dir={here}/runs", "plan.lines=99"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDED_CONF, f"{here}/conf")
+        listing = show_plan(compose(words))  # type: ignore[arg-type]
     found = dict(re.findall(r"^(\S+) +sft +(\S+) +never made$", listing, re.MULTILINE))
     assert len(found) == len(WAYS), listing
     return found
@@ -89,9 +89,8 @@ def planned(here: Path) -> dict[str, str]:
 
 @pytest.fixture
 def trained(
-    here: Path, planned: dict[str, str], smollm2: Path, data: Path, call: Callable[..., SimpleNamespace],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[str], SimpleNamespace]:  # fmt: skip
+    here: Path, planned: dict[str, str], smollm2: Path, data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], SimpleNamespace]:
     """A training by stage=sft, which the plan lists: its log, its weights, the file of its rows, the trainer that it
     used, and its CPU seconds next to the plan's estimate."""
     trainers: list[Any] = []

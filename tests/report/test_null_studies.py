@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -49,11 +50,18 @@ def test_studies_without_an_effect_claim_no_difference():
 
 
 @pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 40), ("unreasonable_table2", 60)])
-@pytest.mark.parametrize("spread", [0.0, 0.1])
-def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds, spread):
-    """Trainings that differ by chance alone, by no or by 4 points; results/bench/null_seeds.json has 500 worlds."""
-    found = null.run_claims(table, spread, worlds)["false_and_upper_limit"]
+def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds):
+    """Trainings that differ by chance alone, by 4 points; results/bench/null_seeds.json has 500 worlds, of none too."""
+    found = null.run_claims(table, 0.1, worlds)["false_and_upper_limit"]
     assert found and all(binom.sf(count - 1, worlds, 0.05) > 1e-4 for count, _ in found.values()), found
+
+
+def test_claims_on_ranks_are_not_accepted_without_an_effect():
+    """Of 8 studies at most 2 (1 % of tests at 6 % would be above); chosen and scored on the same questions 60 to 73 %
+    were, by split halves 26 to 30 %, as the best of three trainings is better than one."""
+    table = null.TablePlanned.of("unreasonable_friedman")
+    false = Counter(name for seed in range(8) for name in null.page_of(table, seed=seed, spread=0.2).claims)
+    assert max(false.values(), default=0) <= 2, false
 
 
 def test_sentences_about_one_or_two_trainings_name_their_scope():

@@ -314,11 +314,3 @@ def test_the_interval_of_a_share_is_wilsons_where_answers_are_single():
         theirs = proportion_confint(right, n, method="wilson")
         assert share_interval(share, n, share * (1 - share) / n) == pytest.approx(theirs, abs=1e-5)
     assert share_interval(0.5, 4, 0.0)[0] < 0.4 < 0.6 < share_interval(0.5, 4, 0.0)[1]  # means of no spread
-
-
-def test_claims_on_ranks_are_not_accepted_without_an_effect():
-    """Of 8 worlds at most 2 (1 % of tests at 6 % would be above); chosen and scored on the same questions 60 to 73 %
-    were, by split halves 26 to 30 %, as the best of three trainings is better than one. 300 worlds are in
-    simulations/simulate_statistics.py."""
-    found = simulate.ranks(worlds=8, spread=0.3)
-    assert len(found) == 7 and max(found.values()) <= 2 / 8, found

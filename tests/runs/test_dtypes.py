@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -130,9 +130,7 @@ score: {{eval: mgsm_2shot}}
 """
 
 
-def test_a_table_of_several_dtypes_is_refused_before_anything_is_made(
-    call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
+def test_a_table_of_several_dtypes_is_refused_before_anything_is_made(call: Call, tmp_path: Path) -> None:
     base = model(tmp_path / "base", "BF16")
 
     def ask(stage: str, more: str = "") -> SimpleNamespace:

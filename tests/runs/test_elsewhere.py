@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from as_torch import as_torch
+from fixture_types import Make
 from small_models import stacked
 
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
-
-Make = Callable[..., Path]
 
 
 @pytest.fixture

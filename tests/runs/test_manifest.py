@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline.errors import PipelineError
@@ -43,9 +42,7 @@ def test_a_manifest_that_is_none_is_refused(malformed: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["status", "plan table=sandbox", "clean"])
-def test_commands_that_list_runs_name_it_and_go_on(
-    stage: str, malformed: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
+def test_commands_that_list_runs_name_it_and_go_on(stage: str, malformed: Path, tmp_path: Path, call: Call) -> None:
     finished = make_once(a_run(tmp_path), writes())
     told = call(*f"stage={stage}".split(), f"runs_dir={tmp_path}")
     assert told.status == 0 and told.err.count(f"skipped: {malformed}/manifest.json is ") == 1

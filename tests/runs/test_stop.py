@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline.launch import in_process
@@ -86,7 +86,7 @@ def test_the_first_ctrl_c_lets_work_end_and_the_second_stops_at_once(
     ("stage", "number"), zip(["data", "merge", "eval", "table"], [signal.SIGINT, *STOPPING], strict=True)
 )
 def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
-    number: signal.Signals, stage: str, interruptible: None, call: Callable[..., SimpleNamespace], tmp_path: Path,
+    number: signal.Signals, stage: str, interruptible: None, call: Call, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, base: Path, world: Path, math_expert: Path, language_expert: Path,
 ) -> None:  # fmt: skip
     words = {

@@ -159,9 +159,8 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
 
     def dies(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         tracker.log({"loss": 1.0}, step=1)
-        for pid in children(os.getpid()):
-            if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
+        for pid in tracking.service_pids():
+            os.kill(pid, signal.SIGKILL)
         for step in range(2, 8):
             tracker.log({"loss": 1.0}, step=step)
             time.sleep(0.1)
@@ -173,8 +172,8 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
     told = capfd.readouterr().err
     assert told.count("warning: W&B failed (") == 1 and "Traceback" not in told
     after = a_run(tmp_path, tracking=Tracking(mode="offline"), seed=1)
-    (file,) = make_once(after, lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
-    assert any(record.WhichOneof("record_type") == "exit" for record in records(file))
+    found, _ = offline_log(make_once(after, lambda *_: {}))
+    assert of_kind("exit", found)
 
 
 def stop_service() -> None:
@@ -259,11 +258,6 @@ def test_a_server_that_does_not_answer_costs_the_deadline_once(
     assert told.count("warning: ") == 1 and "later runs of this process are offline (wandb sync uploads them)" in told
 
 
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(word) for path in tasks for word in path.read_text().split()]
-
-
 def records(file: Path) -> Iterator[Any]:
     """The records of a .wandb file: a header of 7 bytes, then LevelDB log blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
@@ -284,8 +278,29 @@ def records(file: Path) -> Iterator[Any]:
             yield record
 
 
+def of_kind(kind: str, found: list[Any]) -> list[Any]:
+    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+
+
 def items(entries: Any) -> dict[str, Any]:
     return {entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in entries}
+
+
+def offline_log(folder: Path) -> tuple[list[Any], Any]:
+    """The records of an offline log, and the run that they are of."""
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
+        found = list(records(file))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            break
+        time.sleep(0.1)
+    (opened,) = of_kind("run", found)
+    return found, opened
+
+
+def artifacts_in(folder: Path) -> dict[str, Any]:
+    found, _ = offline_log(folder)
+    return {artifact.name: artifact for artifact in of_kind("artifact", found)}
 
 
 def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
@@ -297,37 +312,18 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
         return {}
 
     folder = make_once(a_run(tmp_path, group="sandbox", tracking=Tracking(mode="offline")), stage)
-    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
-        found = list(records(file))
-        if any(record.WhichOneof("record_type") == "exit" for record in found):
-            break
-        time.sleep(0.1)
-    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    found, opened = offline_log(folder)
     run = a_run(tmp_path)
     assert (opened.run_id, opened.display_name) == (f"{run.hash[:32]}-1", run.name)
     assert (opened.run_group, opened.job_type, opened.project) == ("sandbox", "data", Tracking().project)
     assert items(opened.config.update)["seed"] == 0
-    history = [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    history = [items(record.item) for record in of_kind("history", found)]
     assert [row["train/loss"] for row in history if "train/loss" in row] == [1.5, 0.75]
     assert any("plan" in "".join(row) for row in history)
-    told = [items(record.summary.update) for record in found if record.WhichOneof("record_type") == "summary"]
+    told = [items(record.update) for record in of_kind("summary", found)]
     assert any(row.get("score") == 0.25 for row in told)
-    assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
+    assert [record.exit_code for record in of_kind("exit", found)] == [0]
     assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
-
-
-def offline_log(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The run of an offline log, and its artifacts by name."""
-    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    for _ in range(200):  # where the machine is busy, W&B's process still writes when the stage has stopped waiting
-        found = list(records(file))
-        if any(record.WhichOneof("record_type") == "exit" for record in found):
-            break
-        time.sleep(0.1)
-    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
-    artifacts = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
-    return opened, {one.name: one for one in artifacts}
 
 
 NO_TENSORS = "\x02" + 7 * "\0" + "{}"  # a safetensors file
@@ -361,7 +357,7 @@ def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) ->
     """W&B 0.31 deletes each file of an artifact of an offline log, taking it for a temporary one of its own."""
     runs = a_chain(tmp_path, weights=True)
     for run in runs:
-        for artifact in offline_log(run.folder)[1].values():
+        for artifact in artifacts_in(run.folder).values():
             for entry in artifact.manifest.contents:
                 Path(entry.local_path).unlink()
     for run in runs:
@@ -375,11 +371,11 @@ def test_weights_are_an_artifact_on_request(tmp_path: Path) -> None:
     for weights in (False, True):
         data, expert, evaluation = a_chain(tmp_path / str(weights), weights=weights)
         name = f"{expert.name.replace('+', '-')}-weights"
-        found = {run.label: offline_log(run.folder) for run in (data, expert, evaluation)}
-        assert [list(artifacts) for _, artifacts in found.values()] == [[], [name] * weights, []]
-        opened = found[evaluation.label][0]
+        found = [artifacts_in(run.folder) for run in (data, expert, evaluation)]
+        assert [list(artifacts) for artifacts in found] == [[], [name] * weights, []]
+        _, opened = offline_log(evaluation.folder)
         assert items(opened.config.update)["parents"] == {"model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}}
-    logged = found[expert.label][1][name]
+    logged = found[1][name]
     assert logged.type == "weights"
     files = {entry.path: Path(entry.local_path) for entry in logged.manifest.contents}
     assert set(files) == {"model.safetensors", "config.json"} and files["model.safetensors"].read_text() == NO_TENSORS
@@ -396,10 +392,10 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     logs = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len({log.stem for log in logs}) == 1  # the same run, written again
     found = list(records(logs[0]))
-    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    (opened,) = of_kind("run", found)
     assert (opened.display_name, opened.run_group, opened.job_type) == ("table-t", "t", "table")
     assert items(opened.config.update)["parents"] == {evaluation.name: f"{evaluation.hash[:32]}-1"}
-    rows = [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    rows = [items(record.item) for record in of_kind("history", found)]
     shown = {key.partition("/")[0]: key for row in rows for key in row if not key.startswith("_")}
     assert set(shown) == {"cells", "claims", "bars"}
     media = [path for path in logs[0].parent.rglob("*.html") if "bars" in path.name]

@@ -6,25 +6,17 @@ probability), the others are simulated. The tests of tests/report hold small ver
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import sys
-from collections import Counter
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.config.compose import compose
-from pipeline.report.claims import SHOWN
 from pipeline.report.expression import reduce_sides
-from pipeline.report.placed_claims import claims_of
-from pipeline.report.verdicts import judge_claims
 from pipeline.stats.contrast import contrast
 from pipeline.stats.statistics import PairedScore, half_weights, halved_means, resampled_means, share_interval
-from pipeline.tables.plan import ScoreRef, TablePlan
-from pipeline.tables.planned_runs import Planning
 
 RATES = (0.0, 0.02, 0.5, 0.98, 1.0)
 
@@ -103,46 +95,6 @@ def cells() -> None:
         print(f"  covered {one.covered_by_maximum:.1%}; split-half {one.split_half:+.1f} points, {one.covered:.1%}")
 
 
-class NoEffect:
-    """Answers of a world where treatments do not differ: a model's logit is that of its base and language, and what its
-    own training makes of it, `spread` wide, whatever the treatment."""
-
-    def __init__(self, plan: TablePlan, world: int, spread: float, n: int = 250) -> None:
-        self.plan, self.world, self.spread, self.n = plan, world, spread, n
-        self.hard = np.random.default_rng([world, 1]).normal(0, 1.5, n)
-        self.kept: dict[ScoreRef, dict[int, float]] = {}
-
-    def draw(self, *names: str) -> np.random.Generator:
-        return np.random.default_rng([self.world, *hashlib.sha256(" ".join(names).encode()).digest()])
-
-    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
-        if score not in self.kept:
-            base = str(self.plan.specs[score.model].at.get("model"))
-            level = self.draw(base, score.language).normal(0, 0.5) + self.draw(score.model).normal(0, self.spread)
-            share = 1 / (1 + np.exp(-(self.hard + level)))
-            right = self.draw(score.model, score.language, "answers").random(self.n) < share
-            self.kept[score] = dict(enumerate(right.astype(float)))
-        return self.kept[score]
-
-
-def ranks(worlds: int = 300, spread: float = 0.1, table: str = "unreasonable_friedman") -> dict[str, float]:
-    """How often each shipped claim about a table is accepted where treatments do not differ."""
-    plan = Planning.of(compose(["stage=plan", f"table={table}"])).plan  # type: ignore[arg-type]
-    found: Counter[str] = Counter({claim.id: 0 for claim in claims_of(table)})
-    for world in range(worlds):
-        answers: Any = NoEffect(plan, world, spread)
-        found.update(one.id for one in judge_claims(plan, answers) if one.verdict == SHOWN)
-    return {name: count / worlds for name, count in found.items()}
-
-
-def all_ranks() -> None:
-    for spread in (0.0, 0.1, 0.3):
-        for name, share in ranks(spread=spread).items():
-            print(
-                f"{name}, trainings {spread} apart: accepted in {share:.1%} of 300 worlds without an effect", flush=True
-            )
-
-
 def told(title: str, found: list[tuple[int, float, float, float, float]]) -> None:
     alike = [line for line in found if line[1] == line[2]]
     worst, most = min(found, key=lambda line: line[3]), max(alike, key=lambda line: line[4])
@@ -156,7 +108,6 @@ KINDS = {
     "paired": lambda: told("two models, n = 2 to 30, exact", paired()),
     "seeds": lambda: told("contrast over three seeds", seeds()),
     "cells": cells,
-    "ranks": all_ranks,
     "means": lambda: told("means of three seeds", seeds(axis=False)),
 }
 

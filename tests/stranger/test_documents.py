@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from fixture_types import Call
 from reader import PAGES, ROOT, Shell, blocks, commands, planned, words_of, write_files
 from small_world.files import World, pack
 
@@ -63,7 +63,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for path in (copy / "recipe").glob("sandbox_*.yaml"):
         change(
             f"recipe/{path.name}",
-            lambda recipe: recipe.update(batch_size=32, micro_batch_size=16, steps=12, warmup_steps=2),
+            lambda recipe: recipe.update(batch_size=32, micro_batch_size=32, steps=12, warmup_steps=2),
         )
     change("tables/sandbox.yaml", few)
     change("launcher/local.yaml", lambda launcher: launcher.update(workers=1))
@@ -103,7 +103,7 @@ def plans() -> set[tuple[str, ...]]:
 
 
 @pytest.fixture
-def variables(kept: dict[str, str], smaller: Path, call: Callable[..., SimpleNamespace]) -> dict[str, str]:
+def variables(kept: dict[str, str], smaller: Path, call: Call) -> dict[str, str]:
     """README's, once its commands have run."""
     if not kept:
         type_all(README, Shell(call, kept), smaller)
@@ -125,7 +125,7 @@ def test_readme(smaller: Path, variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
-def test_a_page(page: Path, smaller: Path, variables: dict[str, str], call: Callable[..., SimpleNamespace]) -> None:
+def test_a_page(page: Path, smaller: Path, variables: dict[str, str], call: Call) -> None:
     shell = Shell(call, {} if page.name == ALONE else dict(variables))
     type_all(page, shell, smaller)
 
@@ -137,12 +137,7 @@ def test_a_page(page: Path, smaller: Path, variables: dict[str, str], call: Call
     ("page", "command"), PLANNED, ids=lambda one: one.name if isinstance(one, Path) else one[19:60]
 )
 def test_what_needs_more_than_this_machine_is_planned(
-    page: Path,
-    command: str,
-    smaller: Path,
-    variables: dict[str, str],
-    plans: set[tuple[str, ...]],
-    call: Callable[..., SimpleNamespace],
+    page: Path, command: str, smaller: Path, variables: dict[str, str], plans: set[tuple[str, ...]], call: Call
 ) -> None:
     """A run is composed and built, down to its hash; of a table the plan is printed. RUN is an expert of README."""
     write_files(page, smaller)

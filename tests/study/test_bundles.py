@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call, Make
 
 from pipeline.config.compose import compose
 from pipeline.evaluate import stage
@@ -33,7 +32,7 @@ def rows(folder: Path, side: str = "rows") -> list[dict[str, Any]]:
 
 
 def test_one_run_for_the_user_of_scoring_runs(
-    make_run: Callable[..., Path], world: Path, swap: Path, scored: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Make, world: Path, swap: Path, scored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`scored` is eval=sandbox in en and qac: four tasks, FLORES between the two: 2 + 2 + 2 + 1 scoring runs."""
     manifest = read_manifest(scored)
@@ -59,7 +58,7 @@ def test_one_run_for_the_user_of_scoring_runs(
     assert again == parents["belebele_0shot.qac"]
 
 
-def test_a_table_and_a_bundle_share_their_scores(make_run: Callable[..., Path], world: Path, tmp_path: Path) -> None:
+def test_a_table_and_a_bundle_share_their_scores(make_run: Make, world: Path, tmp_path: Path) -> None:
     table = tmp_path / "mine.yaml"
     words = f"{{data_root: {world}, eval.max_gen_toks_of: {{qac: 5}}, eval.max_gen_toks: 4, eval.limit: 3}}"
     table.write_text(
@@ -90,9 +89,7 @@ def test_what_decides_a_scoring_run() -> None:
     assert one.hash == built("eval=mgsm_2shot", "languages=[te]", "+eval.max_gen_toks_of={te:1024}").hash
 
 
-def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(
-    make_run: Callable[..., Path], world: Path
-) -> None:
+def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(make_run: Make, world: Path) -> None:
     sampled = {"temperature": 0.7, "top_p": 1.0, "answers": 2, "sample_seed": 0}
     words = ["stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "languages=[en]", *ASKED]
     for tasks in ("[belebele,mgsm]", "[mgsm,belebele]"):  # the first part is greedy, then sampled
@@ -108,7 +105,7 @@ def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(
         assert {row["task"] for row in rows(folder)} == {"mgsm", "belebele"}
 
 
-def test_many_evaluations_by_m(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:
+def test_many_evaluations_by_m(call: Call, world: Path, tmp_path: Path) -> None:
     words = ["-m", "stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "eval=mgsm_0shot"]
     words += ["languages=[en,qac],[qac]", *ASKED, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     told = call(*words)

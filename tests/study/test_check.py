@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 
 from pipeline.commands import check, check_lines
 from pipeline.config.compose import compose
@@ -26,7 +26,6 @@ from pipeline.models.shape import SHAPES
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import build_single
 
-Call = Callable[..., SimpleNamespace]
 SMALL = ["model=small_bpe", "sft.seq_length=48", "sft.batch_size=4", "sft.precision=fp32", "threads=1"]
 TWO = ["hardware=cpu", "sft.processes=2", *SMALL]
 

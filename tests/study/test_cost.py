@@ -10,12 +10,11 @@ import torch
 
 from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
-from pipeline.estimate.flops import GPUS, MGSM, ROW, QuestionSet, question_sets, scoring_seconds
+from pipeline.estimate.flops import GPUS, QuestionSet, question_sets, scoring_seconds
 from pipeline.estimate.gpu_budget import written_bytes
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
 from pipeline.train.memory import (
-    Trained,
     full_model,
     layer_bytes,
     one_side,
@@ -31,9 +30,6 @@ PARTITIONS = {
     "Z": Partition("Z", 8, 4, inverse=True),
 }  # fmt: skip
 TEN = "en de fr zh ru es ja bn sw te".split()
-INSTRUCT = ["llama3.1_8b_instruct", "qwen2.5_7b_instruct", "aya_expanse_8b", "falcon3_7b_instruct"]
-
-
 # ---------------------------------------------------------------------------------------------------- shapes
 
 
@@ -243,37 +239,6 @@ def test_disk_of_a_training() -> None:
     needs = written_bytes(recipe(**options), whole, whole, snapshots=8, points=2)
     assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole
     assert 18 * needs["snapshots"] == pytest.approx(4.6e12, rel=0.1)
-
-
-# ---------------------------------------------------------------------------------------------------- the studies
-
-
-def hours(shape: Shape, trained: Trained, rows: int, tokens: float, batch: int, gpu: flops.Gpu, **knobs: Any) -> float:
-    return flops.training_seconds(shape, trained, rows, tokens, recipe(batch_size=batch, **knobs), gpu) / 3600
-
-
-@pytest.mark.parametrize(("data", "expected"), [("math", 0.97), ("sw", 0.62), ("bn", 1.27), ("te", 1.79)])
-def test_a_full_training_of_unreasonable(data: str, expected: float) -> None:
-    """Mean of the four models, 78,000 rows, batches of 32."""
-    each = [hours(SHAPES[model], full_model(SHAPES[model]), 78000, ROW[data], 32, H100) for model in INSTRUCT]
-    assert sum(each) / 4 == pytest.approx(expected, rel=0.1)
-
-
-def uniform(language: str | None = None) -> dict[str, tuple[float, float, float]]:
-    """One count of tokens for all languages, as the hand count has it: the mean of the ten, or one language's."""
-    found = MGSM[language] if language else tuple(sum(MGSM[one][place] for one in TEN) / 10 for place in range(3))
-    return dict.fromkeys(MGSM, found)  # type: ignore[arg-type]
-
-
-def test_scores_of_mgsm_take_as_long_as_by_hand() -> None:
-    """On an H100 in fp32, Llama, 32 rows of which 30 are in use: 866 steps for 250 answers of 104 tokens, of 14 ms of
-    small kernels and 13.4 ms in which 30 GB of weights and 3.6 GB of keys and values are read at three quarters of
-    3.35 TB/s, 23.5 s; 408 of one row that goes on to 512, of 26 ms, 10.6 s; 37,000 tokens filled in at 48 TFLOP/s,
-    11.4 s. 612 scores of layer_swapping take 7.7 h, 848 of unreasonable, 9.9 h."""
-    eight = sum(scoring_seconds(LLAMA_8B, question_sets("mgsm", 8, "en", uniform()), H100))
-    assert eight * 612 / 3600 == pytest.approx(7.74, rel=0.02)
-    each = [sum(scoring_seconds(SHAPES[model], question_sets("mgsm", 2, "en", uniform()), H100)) for model in INSTRUCT]
-    assert sum(each) / 4 * 848 / 3600 == pytest.approx(9.9, rel=0.02)
 
 
 # ---------------------------------------------------------------------------------------------------- scoring

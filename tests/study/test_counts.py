@@ -78,10 +78,6 @@ def test_layer_swapping_scores(configurations: int, expected: int) -> None:
     assert sum(name == "chosen" for name in found.values()) == 3 * 81
 
 
-def test_the_shipped_grid_is_of_27_configurations() -> None:
-    assert len(mgsm(map(plan_of, LAYER_SWAPPING))) == 1_548
-
-
 def test_unreasonable_trains_57_models_a_base() -> None:
     """A model's: math full, LoRA, three partitions of each, and Z (table 2): 1 + 1 + 3 + 3 + 1 = 9. A language's the
     same but Z: 8, three times 24. Mixed full and LoRA: 2 x 3 = 6. Simultaneous, three partitions of each: 6 x 3 = 18.

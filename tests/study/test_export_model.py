@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import huggingface_hub
 import pytest
 import torch
 from as_torch import as_torch
+from fixture_types import Call, Make
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +22,6 @@ from pipeline.commands import export_model as module
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 from pipeline.runs.manifest import read_manifest
 
-Call = Callable[..., SimpleNamespace]
 NEVER = ("manifest.json", "log.jsonl", "wandb", "snapshots", "trainer")
 
 
@@ -35,7 +34,7 @@ def logits(folder: Path, text: str = "2 + 3 = ?") -> torch.Tensor:
 
 
 @pytest.fixture
-def export(call: Call, runs_dir: Path, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+def export(call: Call, runs_dir: Path, tmp_path: Path) -> Call:
     def command(checkpoint: Any, *more: str, to: Any = None) -> SimpleNamespace:
         words = [f"checkpoint={checkpoint}", f"export.to={to or tmp_path / 'out'}", f"runs_dir={runs_dir}", *more]
         return call("stage=export", *words)
@@ -56,9 +55,7 @@ def nothing_of_here(folder: Path, runs_dir: Path) -> None:
 # ------------------------------------------------------------------------------------------------ what is written
 
 
-def test_a_merge_to_take_away(
-    export: Callable[..., SimpleNamespace], swap: Path, scored: Path, runs_dir: Path, tmp_path: Path
-) -> None:
+def test_a_merge_to_take_away(export: Call, swap: Path, scored: Path, runs_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = export(swap)
     assert told.status == 0 and told.out.strip() == str(out), told.err
@@ -94,11 +91,7 @@ def test_a_merge_to_take_away(
 
 
 def test_scores_of_the_same_task_say_how_they_differ(
-    export: Callable[..., SimpleNamespace],
-    make_run: Callable[..., Path],
-    world: Path,
-    math_expert: Path,
-    tmp_path: Path,
+    export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path
 ) -> None:
     asked = ["stage=eval", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=20", "eval.max_gen_toks=12"]
     ways = {2: ["eval=mgsm_direct_2shot"], 0: ["eval=mgsm_direct_0shot"]}
@@ -119,7 +112,7 @@ def test_scores_of_the_same_task_say_how_they_differ(
     assert all(" to " in line for line in lines) and "with 95 % intervals" in card.text
 
 
-def test_a_cast_says_what_it_costs(export: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path) -> None:
+def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = export(math_expert, "export.dtype=bfloat16")
     assert told.status == 0, told.err
@@ -138,9 +131,8 @@ def test_a_cast_says_what_it_costs(export: Callable[..., SimpleNamespace], math_
 
 
 def test_an_adapter_is_added_to_its_base(
-    export: Callable[..., SimpleNamespace], make_run: Callable[..., Path], world: Path, base: Path, tmp_path: Path,
-    runs_dir: Path,
-) -> None:  # fmt: skip
+    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path, runs_dir: Path
+) -> None:
     from peft import PeftModel
     from tiny_words import FEW
 
@@ -173,7 +165,7 @@ def complete(source: Path, target: Path) -> Path:
 
 
 def test_paths_that_libraries_keep_stay_here(
-    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
+    export: Call, models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
 ) -> None:
     told = export(complete(models["qwen2"][1], tmp_path / "ada"))
     assert told.status == 0 and "licence unknown" in told.err, told.err
@@ -201,7 +193,7 @@ def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: pyte
 
 
 def test_experts_of_the_hub_are_named_by_their_ids(
-    hub_experts: dict[str, Path], make_run: Callable[..., Path], call: Call, tmp_path: Path
+    hub_experts: dict[str, Path], make_run: Make, call: Call, tmp_path: Path
 ) -> None:
     words = ["merge=soup", "merge.experts=[hub:org/math,hub:org/language]", f"runs_dir={tmp_path}/runs"]
     merged = make_run("stage=merge", *words)
@@ -219,7 +211,7 @@ def test_experts_of_the_hub_are_named_by_their_ids(
 
 
 def test_a_snapshot_and_a_selection_are_their_trainings(
-    export: Callable[..., SimpleNamespace], make_run: Callable[..., Path], world: Path, base: Path, tmp_path: Path
+    export: Call, make_run: Make, world: Path, base: Path, tmp_path: Path
 ) -> None:
     from tiny_words import FEW
 
@@ -250,9 +242,7 @@ def test_a_snapshot_and_a_selection_are_their_trainings(
         ("run", "is inside the run"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(
-    made: str, sentence: str, export: Callable[..., SimpleNamespace], swap: Path, tmp_path: Path
-) -> None:
+def test_a_place_that_cannot_be_is_refused(made: str, sentence: str, export: Call, swap: Path, tmp_path: Path) -> None:
     place = {"nowhere": tmp_path / "a/b", "run": swap / "out"}.get(made, tmp_path / "out")
     if made == "full":
         place.mkdir()
@@ -266,7 +256,7 @@ def test_a_place_that_cannot_be_is_refused(
 
 
 def test_exporting_again_succeeds_and_changes_no_weights(
-    export: Callable[..., SimpleNamespace], swap: Path, math_expert: Path, tmp_path: Path
+    export: Call, swap: Path, math_expert: Path, tmp_path: Path
 ) -> None:
     """Also after the card got scores; another model is not written over it."""
     assert export(swap).status == 0
@@ -288,9 +278,7 @@ def test_the_hub_needs_a_token(call: Call, tmp_path: Path, monkeypatch: pytest.M
     assert "export.to=hub:me/name needs a token of the Hub: log in (hf auth" in told.err
 
 
-def test_what_float16_cannot_hold(
-    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path
-) -> None:
+def test_what_float16_cannot_hold(export: Call, models: dict[str, list[Path]], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     source = complete(models["llama"][1], tmp_path / "source")
@@ -302,9 +290,7 @@ def test_what_float16_cannot_hold(
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
-def test_a_run_that_was_changed_is_not_exported(
-    export: Callable[..., SimpleNamespace], swap: Path, runs_dir: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_was_changed_is_not_exported(export: Call, swap: Path, runs_dir: Path, tmp_path: Path) -> None:
     copy = tmp_path / swap.name
     shutil.copytree(swap, copy)
     (copy / "tokenizer_config.json").write_text("{}")
@@ -313,7 +299,7 @@ def test_a_run_that_was_changed_is_not_exported(
 
 
 def test_nothing_half_written_looks_finished(
-    export: Callable[..., SimpleNamespace], swap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Call, swap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[set[str]] = []
 
@@ -381,7 +367,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 @pytest.mark.parametrize("files", [None, [".gitattributes"]])
 def test_a_model_goes_to_the_hub_as_one_commit(
-    files: list[str] | None, fake: FakeHub, export: Callable[..., SimpleNamespace], swap: Path, runs_dir: Path
+    files: list[str] | None, fake: FakeHub, export: Call, swap: Path, runs_dir: Path
 ) -> None:
     fake.files = files
     told = export(swap, "export.dtype=bfloat16", "export.private=false", to="hub:org/model")
@@ -408,9 +394,8 @@ def test_a_model_goes_to_the_hub_as_one_commit(
     ],
 )
 def test_the_hub_refuses_before_anything_is_read(
-    what: str, place: str, sentence: str, fake: FakeHub, export: Callable[..., SimpleNamespace], swap: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    what: str, place: str, sentence: str, fake: FakeHub, export: Call, swap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.files = {"held": ["config.json", "README.md"], "public": [".gitattributes"]}.get(what)
     fake.private = what == "held"
     if what == "whoami":

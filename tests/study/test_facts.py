@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixture_types import Make
 
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
@@ -44,7 +44,7 @@ def test_validation_losses_before_the_first_step_and_after_the_last(
 
 
 def test_a_training_takes_the_memory_of_what_evaluations_kept(
-    make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Make, world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
     real = resident.release_models

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
+from fixture_types import Call
 from tiny_words import FEW
 
 from pipeline.commands import table as module
@@ -52,10 +51,7 @@ def table(base: Path, world: Path, tmp_path: Path) -> list[str]:
 
 
 def test_what_is_ranked_is_freed_as_the_table_goes_on(
-    table: list[str],
-    call: Callable[..., SimpleNamespace],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    table: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     there: list[int] = []  # snapshots on the disk whenever a selection was made
@@ -88,7 +84,7 @@ def test_what_is_ranked_is_freed_as_the_table_goes_on(
 
 
 def test_nothing_is_freed_unless_asked_for(
-    table: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = call("stage=table", "table=./freeing.yaml", "table.free_snapshots=false", *table)

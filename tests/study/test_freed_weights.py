@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fixture_types import Call
 from small_runs import a_run, writes
 from tiny_words import FEW
 
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once
-
-Call = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fixture_types import Call
 from tiny_words import FEW, last_of
 
 from pipeline.config.compose import compose
@@ -18,8 +17,6 @@ from pipeline.launch import launchers
 from pipeline.launch.in_process import refuse_without_gpus
 from pipeline.launch.plan_file import Task
 from pipeline.stages.rows import build
-
-Call = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
@@ -27,9 +26,7 @@ columns: {math: {run: math, eval: mgsm_0shot, in: en, data_root: world}}
 """
 
 
-def test_a_table_file_beside_the_command(
-    call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     refused = call("stage=plan", "table=mine.yaml")
     assert refused.status == 1 and "table=mine.yaml is not a file: give one, or one of" in refused.err
@@ -43,9 +40,7 @@ def failing(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     raise PipelineError("no row")
 
 
-def test_status_of_a_table_and_without_failures_that_were_repaired(
-    call: Callable[..., SimpleNamespace], tmp_path: Path
-) -> None:
+def test_status_of_a_table_and_without_failures_that_were_repaired(call: Call, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     first, second, other = a_run(runs), a_run(runs, seed=1), a_run(runs, label="data-y", seed=2)
     for run in (first, other):

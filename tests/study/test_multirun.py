@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 
 from pipeline.config.compose import compose
 from pipeline.config.overrides import sweep_jobs
@@ -27,7 +27,7 @@ from pipeline.launch import in_process
     ],
 )
 def test_folders_are_printed_and_the_worst_status_returned(
-    errors: dict[int, BaseException], status: int, printed: int, call: Callable[..., SimpleNamespace], tmp_path: Path,
+    errors: dict[int, BaseException], status: int, printed: int, call: Call, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def stage(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
@@ -43,14 +43,14 @@ def test_folders_are_printed_and_the_worst_status_returned(
     assert len(folders) == printed and all(Path(folder).is_dir() for folder in folders)
 
 
-def test_a_wrong_one_stops_all_before_the_first(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_a_wrong_one_stops_all_before_the_first(call: Call, tmp_path: Path) -> None:
     told = call("-m", "stage=data", "expert=math", "seed=0,-1", f"runs_dir={tmp_path}")
     assert told.status == 1 and told.err == "error: seed must be at least 0 and at most 4294967295, got -1\n"
     assert not list(tmp_path.iterdir())
 
 
 def test_evaluations_and_keys_of_every_take_several_values(
-    call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-m eval=a,b, a task of the harness among them, and -m stage=plan every.KEY=a,b."""
     composed: list[Any] = []

@@ -7,10 +7,10 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from tiny_words import FEW
 
 from pipeline.commands.plan import show_plan
@@ -203,7 +203,7 @@ def test_fewer_rows_than_the_steps_need_are_refused_by_the_plan(mine: Command) -
 @pytest.mark.parametrize("name", ["own.jsonl", "own.json", "own.csv", "own.tsv"])
 @pytest.mark.parametrize("template", ["plain", "chat"])
 def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
-    name: str, template: str, mine: Command, tmp_path: Path, call: Callable[..., SimpleNamespace]
+    name: str, template: str, mine: Command, tmp_path: Path, call: Call
 ) -> None:
     """Of files of each form that holds text. No GPU hour is spent on a table whose last training has no row."""
     rows = [{"q": f"Mia has {n} cups and {n} more. How many cups has she in all?", "a": f"{n + n}"} for n in range(12)]

@@ -11,14 +11,13 @@ import shlex
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fixture_types import Call
 from made_up_runs import finish
 from safetensors.torch import save_file
 
@@ -82,9 +81,6 @@ def home(finished: Path, tmp_path: Path) -> Path:
 
 def words(home: Path) -> list[str]:
     return [f"table={home / 't.yaml'}", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
-
-
-Call = Callable[..., SimpleNamespace]
 
 
 def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from as_torch import as_torch
+from fixture_types import Call
 from tiny_words import FEW
 
 from pipeline.config.compose import compose
@@ -142,7 +142,7 @@ def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: lis
 
 
 def test_the_best_snapshot_by_its_scores(
-    trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Callable[..., SimpleNamespace]
+    trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Call
 ) -> None:
     words = [*BELEBELE, f"data_root={world}", *runs_of_ours, "select.guards=[{task:belebele}]", "select.guard_slack=1"]
     told = call("stage=select", names(trainings), *words)
@@ -176,9 +176,7 @@ def test_the_best_snapshot_by_its_scores(
     assert {path: path.stat().st_mtime_ns for path in folder.parent.glob("*/manifest.json")} == before
 
 
-def test_the_lowest_validation_loss(
-    trainings: list[Path], runs_of_ours: list[str], call: Callable[..., SimpleNamespace]
-) -> None:
+def test_the_lowest_validation_loss(trainings: list[Path], runs_of_ours: list[str], call: Call) -> None:
     losses = {}
     for path in trainings:
         logged = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
@@ -235,7 +233,7 @@ def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_pa
 
 
 def test_losses_of_other_sets_are_not_compared(
-    trainings: list[Path], runs_of_ours: list[str], base: Path, world: Path, call: Callable[..., SimpleNamespace]
+    trainings: list[Path], runs_of_ours: list[str], base: Path, world: Path, call: Call
 ) -> None:
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *runs_of_ours]
     other = make_single_run(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
@@ -253,7 +251,7 @@ def test_losses_of_other_sets_are_not_compared(
 
 
 def test_clean_tells_first_and_then_frees_what_nothing_needs(
-    trainings: list[Path], runs_of_ours: list[str], world: Path, call: Callable[..., SimpleNamespace]
+    trainings: list[Path], runs_of_ours: list[str], world: Path, call: Call
 ) -> None:
     runs_dir = trainings[0].parent
     words = [*BELEBELE, "select.guards=[{task:belebele}]", "select.guard_slack=1", f"data_root={world}"]
@@ -300,7 +298,7 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
     )
 
 
-def test_work_that_is_held_or_can_go_on_is_left(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_work_that_is_held_or_can_go_on_is_left(call: Call, tmp_path: Path) -> None:
     held, resumable = tmp_path / ".work" / ("c" * 64), tmp_path / ".work" / ("d" * 64)
     (resumable / "12ab/resume/step-7").mkdir(parents=True), (held / "34cd").mkdir(parents=True)
     (resumable / "12ab/resume.json").write_text(json.dumps({"step": 7, "files": {}}))
@@ -327,7 +325,7 @@ def snapshots_of(folder: Path) -> Any:
     return json.loads((folder / "manifest.json").read_text())["facts"]["snapshots"]
 
 
-def test_what_is_in_use_is_left_and_the_rest_is_freed(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_what_is_in_use_is_left_and_the_rest_is_freed(call: Call, tmp_path: Path) -> None:
     first, held, last = (finished_with_a_snapshot(tmp_path, letter) for letter in "abc")
     (tmp_path / ".work").mkdir()
     with hold_lease(tmp_path / ".work" / ("b" * 64), "held"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from fixture_types import Call, Make
 
 from pipeline.__main__ import main
 from pipeline.benchmarks import primary_metric
@@ -63,7 +62,7 @@ def test_an_evaluation_with_answers(scored: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
-    make_run: Callable[..., Path], world: Path, swap: Path, scored: Path, capfd: pytest.CaptureFixture[str]
+    make_run: Make, world: Path, swap: Path, scored: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
     assert make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked) == scored
@@ -71,7 +70,7 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
     assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
 
 
-def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: Path) -> None:
     """Of a run that failed: the state, its reason once, thirty lines of its log, and where that is."""
     work, logs = tmp_path / "runs/.work" / ("a" * 64), tmp_path / "runs/.logs"
     work.mkdir(parents=True)

@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call
 from small_runs import a_run, writes
 
 from pipeline import api
@@ -76,6 +76,12 @@ def plan(tmp_path: Path) -> list[Run]:
 
 
 LAUNCHER = Launcher(name="slurm")
+
+
+def submit(targets: list[Run], told: str = "") -> None:
+    """Submit what is not finished, which says how much that is."""
+    with pytest.raises(Held, match=told):
+        slurm.execute(LAUNCHER, None, targets)
 
 
 def folder_of(tmp_path: Path, targets: list[Run]) -> Path:
@@ -155,12 +161,19 @@ def test_a_dry_run_from_python_names_its_own_command_and_leaves_the_report_as_it
     assert not list((tmp_path / "my runs").glob("reports/*"))
 
 
+def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, tools: Path, tmp_path: Path) -> dict[str, str]:
+    """The options of a job's submission, by name."""
+    script = tmp_path / "x.sh"
+    slurm.submit_script(launcher, tmp_path, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x")
+    return dict(word.partition("=")[::2] for word in calls(tools)[-1])
+
+
 def test_memory_is_asked_for_each_gpu_of_a_job(tools: Path, tmp_path: Path) -> None:
     """--mem-per-gpu of jobs with GPUs; launcher.memory comes first, and a data run asks for none."""
     for gpus, memory, asked in ((4, None, "--mem-per-gpu=48G"), (4, "9G", "--mem=9G"), (0, None, "")):
         launcher = Launcher(name="slurm", memory=memory, memory_per_gpu="48G")
-        slurm.submit_script(launcher, tmp_path, tmp_path / "x.sh", "#!/bin/bash\n", Resources(gpus, None, 60), [], "x")
-        assert " ".join(word for word in calls(tools)[-1] if word.startswith("--mem")) == asked
+        given = asked_of_sbatch(launcher, gpus, None, tools, tmp_path)
+        assert " ".join(f"{name}={value}" for name, value in given.items() if name.startswith("--mem")) == asked
 
 
 def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Path) -> None:
@@ -171,32 +184,20 @@ def test_cores_and_partition_follow_the_gpus_of_a_job(tools: Path, tmp_path: Pat
         (0, None, {}, ["cpu", None]), (0, None, {"cpu_partition": None}, ["gpu", None]), (0, 3, {}, ["cpu", "3"]),
         (1, None, {"cpus_per_gpu": None}, ["gpu", None]),
     ):  # fmt: skip
-        slurm.submit_script(
-            replace(launcher, **knobs),
-            tmp_path,
-            tmp_path / "x.sh",
-            "#!/bin/bash\n",
-            Resources(gpus, threads, 60),
-            [],
-            "x",
-        )
-        given = dict(word.partition("=")[::2] for word in calls(tools)[-1])
+        given = asked_of_sbatch(replace(launcher, **knobs), gpus, threads, tools, tmp_path)
         assert [given.get("--partition"), given.get("--cpus-per-task")] == asked
 
 
 def test_while_jobs_are_in_the_queue_nothing_is_submitted(tools: Path, tmp_path: Path) -> None:
     targets, folder = plan(tmp_path), folder_of(tmp_path, plan(tmp_path))
-    with pytest.raises(Held):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets)
     in_queue(tools, folder, "1_0", "1_1")
-    with pytest.raises(Held, match=rf"^2 jobs of {folder.name} in the queue, as they were submitted \("):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, rf"^2 jobs of {folder.name} in the queue, as they were submitted \(")
     assert len(calls(tools)) == 2
     in_queue(tools, folder)
     for run in order_runs(targets)[:3]:
         make_once(run, writes())
-    with pytest.raises(Held, match="^4 runs submitted as 1 array;"):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, "^4 runs submitted as 1 array;")
     for run in order_runs(targets):
         make_once(run, writes())
     assert slurm.execute(LAUNCHER, None, targets) == {}
@@ -204,11 +205,9 @@ def test_while_jobs_are_in_the_queue_nothing_is_submitted(tools: Path, tmp_path:
 
 def test_runs_that_another_plan_has_in_the_queue_are_waited_for(tools: Path, tmp_path: Path) -> None:
     targets = plan(tmp_path)
-    with pytest.raises(Held):
-        slurm.execute(LAUNCHER, None, targets[2:])
+    submit(targets[2:])
     in_queue(tools, folder_of(tmp_path, targets[2:]), "1_0", "1_1")
-    with pytest.raises(Held, match="^7 runs submitted"):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, "^7 runs submitted")
     assert option(calls(tools)[1], "--dependency") == "afterany:1"
 
 
@@ -217,8 +216,7 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
 ) -> None:
     targets = plan(tmp_path)
     (tools / "tasks").write_text("1")  # 3 workers -> 1
-    with pytest.raises(Held, match="^7 runs submitted as 2 arrays;"):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, "^7 runs submitted as 2 arrays;")
     assert [option(one, "--array") for one in calls(tools)] == ["0-2", "0-0", "0-0"]
     (tools / "tasks").unlink()
     (tools / "most").write_text("3")  # one more
@@ -247,8 +245,7 @@ def test_a_command_that_does_not_respond_is_75_after_three_attempts(
     targets = plan(tmp_path)
     monkeypatch.setattr(slurm_commands, "SECONDS", 0.3)
     hangs(tools, "squeue")
-    with pytest.raises(Held, match=r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm"):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm")
     assert not (tmp_path / "runs/.slurm/submitting").exists()  # its lock
 
 
@@ -261,11 +258,9 @@ def test_a_submission_that_did_not_respond_and_took_effect_is_not_made_again(
     hangs(tools, "sbatch", f"echo ${{@: -1}} > {tools}/script")
     seen = f'for n in 0 1 2; do echo "pipeline:77_$n|$(cat {tools}/script)"; done'
     (tools / "squeue").write_text(f"{tool}\n[ ! -f {tools}/script ] || {{ {seen}; }}\n")
-    with pytest.raises(Held, match="^3 runs submitted as 1 array"):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, "^3 runs submitted as 1 array")
     assert len(calls(tools)) == 1 and (folder_of(tmp_path, targets) / "0-0gpu.job").read_text() == "77"
-    with pytest.raises(Held, match="^3 jobs of "):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, "^3 jobs of ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -325,8 +320,7 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     done = slurm.execute(LAUNCHER, again, targets)  # gone once more
     assert done[failed.name] == "no room" and "ended before it came to this run, twice: job " in done[lost.name]
     monkeypatch.delenv("PIPELINE_CONTINUES")
-    with pytest.raises(Held, match="^3 runs submitted"):  # a user's own command starts anew
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets, "^3 runs submitted")  # a user's own command starts anew
 
 
 def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: Path, tmp_path: Path) -> None:
@@ -403,12 +397,9 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, to
         ("", False),
     ],
 )
-def test_a_job_that_was_cancelled_did_not_fail(
-    log: str, failed: bool, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
+def test_a_job_that_was_cancelled_did_not_fail(log: str, failed: bool, tools: Path, tmp_path: Path, call: Call) -> None:
     targets = plan(tmp_path)
-    with pytest.raises(Held):
-        slurm.execute(LAUNCHER, None, targets)
+    submit(targets)
     (tmp_path / "runs/.logs/slurm-1_0.log").write_text(log)
     told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
     one = next(one for one in told if one["run"] == targets[1].name)
@@ -584,7 +575,7 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
 # ---------------------------------------------------------------------------------------------------- status
 
 
-def test_status_tells_of_each_run(tmp_path: Path, call: Callable[..., SimpleNamespace]) -> None:
+def test_status_tells_of_each_run(tmp_path: Path, call: Call) -> None:
     runs_dir = tmp_path / "runs"
     done, failing, waits = (a_run(runs_dir, label=label, seed=1) for label in ("done", "failing", "waits"))
     failing, waits = a_run(runs_dir, label="failing", seed=2), a_run(runs_dir, label="waits", seed=3)
@@ -629,9 +620,7 @@ def test_status_tells_of_each_run(tmp_path: Path, call: Callable[..., SimpleName
 
 
 @pytest.mark.parametrize("text", ["", '{"name": "x"', '{"name": "x"}'])
-def test_a_plan_that_cannot_be_read_is_an_error(
-    text: str, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
+def test_a_plan_that_cannot_be_read_is_an_error(text: str, tools: Path, tmp_path: Path, call: Call) -> None:
     (tmp_path / "runs/.plans").mkdir(parents=True)
     (tmp_path / "runs/.plans/mine.jsonl").write_text(f"{text}\n")
     told = call("stage=status", f"runs_dir={tmp_path}/runs").err

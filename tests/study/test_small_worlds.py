@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
+from fixture_types import Call, Make
 from small_world.files import World, write
 
 from pipeline.config.compose import compose
@@ -16,9 +15,6 @@ from pipeline.data.rows import read_jsonl
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
-
-Make = Callable[..., Path]
-Call = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(scope="module")

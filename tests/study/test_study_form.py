@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
+from fixture_types import Call
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
@@ -18,7 +17,6 @@ from pipeline.stages.steps import training_rows
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.study import expand_study
 
-Call = Callable[..., SimpleNamespace]
 STUDY = {
     "base": "./base",
     "experts": {"math": "./math", "sw": {"run": "./sw", "side": "language"}},

@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixture_types import Call, Make
 from tiny_words import FEW
 
 from pipeline.commands.sweep import evaluation_at, parse_shard
@@ -37,9 +37,7 @@ def experts(math_expert: Path, language_expert: Path) -> list[str]:
 
 
 @pytest.fixture
-def expert(
-    make_run: Callable[..., Path], world: Path, base: Path, math_expert: Path, language_expert: Path
-) -> Callable[[str], Path]:
+def expert(make_run: Make, world: Path, base: Path, math_expert: Path, language_expert: Path) -> Callable[[str], Path]:
     """MATH and LANGUAGE, and LORA_MATH and LORA_LANGUAGE, which are adapters on the same base."""
 
     def named(name: str) -> Path:
@@ -57,7 +55,7 @@ def answers(folder: Path) -> dict[str, str]:
 
 
 def test_a_merge_in_memory_scores_as_the_written_one(
-    make_run: Callable[..., Path], world: Path, experts: list[str], scored: Path
+    make_run: Make, world: Path, experts: list[str], scored: Path
 ) -> None:
     """`scored` is the evaluation of the same swap, written to disk by stage=merge."""
     found = make_run("stage=eval", *experts, "merge.top_layers=1", *ASKED, f"data_root={world}", "redo=true")
@@ -74,12 +72,7 @@ def test_a_merge_in_memory_scores_as_the_written_one(
 
 
 def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
-    make_run: Callable[..., Path],
-    call: Callable[..., SimpleNamespace],
-    runs_dir: Path,
-    world: Path,
-    experts: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    make_run: Make, call: Call, runs_dir: Path, world: Path, experts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipeline.merge import live
 
@@ -163,7 +156,7 @@ EVALUATED = ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=3", "language
     ids=["layer swap", "soup as bfloat16", "ties", "adapters"],
 )
 def test_a_merge_in_memory_and_the_written_one_are_scored_once(
-    make_run: Callable[..., Path],
+    make_run: Make,
     world: Path,
     expert: Callable[[str], Path],
     requests: list[int],
@@ -181,7 +174,7 @@ def test_a_merge_in_memory_and_the_written_one_are_scored_once(
 
 
 def test_other_weights_in_memory_are_scored(
-    make_run: Callable[..., Path], world: Path, expert: Callable[[str], Path], requests: list[int]
+    make_run: Make, world: Path, expert: Callable[[str], Path], requests: list[int]
 ) -> None:
     """Another point is scored; the same weights by another recipe, after the written one, are not."""
     experts = [f"merge.math={expert('MATH')}", f"merge.language={expert('LANGUAGE')}"]
@@ -236,7 +229,7 @@ def test_a_point_is_the_evaluation_that_the_command_line_composes(tmp_path: Path
 def test_sweeps_that_are_refused_before_anything_is_scored(
     words: list[str],
     expected: str,
-    call: Callable[..., SimpleNamespace],
+    call: Call,
     runs_dir: Path,
     experts: list[str],
     world: Path,

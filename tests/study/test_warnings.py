@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
+from fixture_types import Call
 from tiny_words import FEW
 
 from pipeline.data.rows import read_jsonl
 
 
 def test_warnings_of_trainings_end_a_table_and_stand_on_its_page(
-    world: Path, base: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
+    world: Path, base: Path, tmp_path: Path, call: Call
 ) -> None:
     every = {"data_root": str(world), "model": "trained", "model.path": str(base), "threads": 1}
     table = {

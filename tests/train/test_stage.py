@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from fixture_types import Make
 from safetensors.torch import load_file
 from tiny_words import FEW
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -44,7 +44,7 @@ def start(world: Path, base: Path) -> list[str]:
     return ["model=trained", f"model.path={base}", f"data_root={world}", *FEW, "sft.learning_rate=1e-3"]
 
 
-def test_simultaneous_expert(make_run: Callable[..., Path], start: list[str], base: Path) -> None:
+def test_simultaneous_expert(make_run: Make, start: list[str], base: Path) -> None:
     words = ["stage=sft", *start, "expert=math_qac", "sft=simultaneous", *B, "sft.steps=4", "data.validation=8"]
     expert = make_run(*words, "sft.micro_batch_size=2")
     assert layers_moved(base, expert) == {str(layer) for layer in range(14)}  # all layers, nothing outside
@@ -58,18 +58,13 @@ def test_simultaneous_expert(make_run: Callable[..., Path], start: list[str], ba
 
 
 @pytest.mark.parametrize("way", ["simultaneous_lora", "mixed"])
-def test_continual_pretraining_takes_the_same_ways(make_run: Callable[..., Path], start: list[str], way: str) -> None:
+def test_continual_pretraining_takes_the_same_ways(make_run: Make, start: list[str], way: str) -> None:
     """Rows are packed, as cpt does by default."""
     cut = B if way.startswith("simultaneous") else []
     expert = make_run("stage=cpt", *start, "expert=math_qac", f"sft={way}", *cut, "sft.seq_length=64")
     told = facts(expert)
     assert told["steps"] == 2 and told["dataset_tokens"] > 0
     assert (expert / "adapter_model.safetensors").is_file() == way.endswith("lora")
-
-
-def test_no_response_left_after_truncation(make_run: Callable[..., Path], start: list[str]) -> None:
-    with pytest.raises(PipelineError, match="sft.seq_length=8 leaves no row with a loss"):
-        make_run("stage=sft", *start, "expert=math", "sft.seq_length=8")
 
 
 def test_rows_that_do_not_say_their_side() -> None:
@@ -81,9 +76,7 @@ def test_rows_that_do_not_say_their_side() -> None:
         datasets_of(rows, tiny.recipe(), ["math", "language"])
 
 
-def test_the_validation_loss_before_the_first_step(
-    make_run: Callable[..., Path], start: list[str], base: Path, world: Path
-) -> None:
+def test_the_validation_loss_before_the_first_step(make_run: Make, start: list[str], base: Path, world: Path) -> None:
     """That of the base: cross-entropy over the completions' tokens, by plain transformers."""
     words = ["expert=math", "data.size=20", "data.validation=4", "sft.template=plain", "sft.precision=fp32"]
     trained = make_run("stage=sft", *start, *words, "sft.validate_at_start=true")
@@ -123,7 +116,7 @@ def test_what_does_not_fit_is_refused_before_the_base_is_loaded(
 
 
 def test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas(
-    make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Make, world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")

@@ -187,21 +187,3 @@ def test_naming_the_default_targets_has_the_hash_of_the_default() -> None:
     lora, named, fewer = (tiny.recipe(adapter="lora", **more) for more in (
         {}, {"lora_targets": list(LLAMA_MATRICES)}, {"lora_targets": ["q_proj"]}))  # fmt: skip
     assert identity(lora) == identity(named) != identity(fewer)
-
-
-def test_an_adapter_on_gpt2_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
-    """Conv1D is stored transposed, which adapter_config.json must say."""
-    from peft import PeftModel
-
-    model, _ = choose_parameters(small_decoders.network("gpt2", 0), tiny.recipe(adapter="lora", lora_rank=2), None)
-    assert model.peft_config["default"].fan_in_fan_out is True
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    ids = torch.arange(3, 27).reshape(2, 12)
-    with torch.no_grad():
-        apart = model.eval()(input_ids=ids).logits
-        model.save_pretrained(tmp_path)
-        loaded = PeftModel.from_pretrained(small_decoders.network("gpt2", 0), tmp_path)
-        merged = loaded.merge_and_unload().eval()(input_ids=ids).logits
-    torch.testing.assert_close(merged, apart, atol=1e-4, rtol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +40,9 @@ def stage(recipe: Sft) -> TrainStage:
     return TrainStage(stage="sft", model=Model(name="m"), expert=Expert(name="e", side="math"), data=Data(), sft=recipe)
 
 
-def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
+def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2, tokenizer: Any = None) -> Trainer:
     args = trainer_arguments(stage(recipe), "text" in rows[0], False, tmp_path)
-    tokenizer = sandbox_tokenizer()
-    sets = datasets_of(rows, recipe, ["all"])
+    tokenizer, sets = tokenizer or sandbox_tokenizer(), datasets_of(rows, recipe, ["all"])
     made = Trainer(
         model=tiny(), args=args, train_dataset=sets, processing_class=tokenizer, sft=recipe, parts={"all": []}
     )
@@ -171,11 +171,6 @@ def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 
 
-def test_batch_size_must_be_a_multiple(tmp_path: Path):
-    with pytest.raises(PipelineError, match="sft.batch_size=5 is not a multiple of sft.micro_batch_size=2"):
-        trainer_arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
-
-
 def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
     rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 7 * n % 10))} for n in range(20)]
     ours = sandbox_tokenizer()
@@ -249,15 +244,20 @@ def test_rows_of_a_micro_batch_that_is_left_open():
 OPEN = {(32, 1): 4, (8, 1): 4, (6, 1): 3, (7, 1): 1, (2, 1): 2, (8, 4): 2, (4, 4): 1, (24, 2): 4, (10, 1): 2}
 
 
+def rates_of(made: Trainer, steps: int) -> list[float]:
+    """The learning rates of the steps."""
+    made.create_optimizer_and_scheduler(steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(made.lr_scheduler.get_last_lr()[0])
+        made.optimizer.step(), made.lr_scheduler.step()
+    return rates
+
+
 def test_schedules(tmp_path: Path):
     recipe = sft(schedule="wsd", decay_share=0.5, learning_rate=1.0, batch_size=2)
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
-    made.create_optimizer_and_scheduler(4)
-    rates = []
-    for _ in range(4):
-        rates.append(made.lr_scheduler.get_last_lr()[0])
-        made.optimizer.step(), made.lr_scheduler.step()
-    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5])
+    assert rates_of(made, 4) == pytest.approx([1.0, 1.0, 1.0, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -273,11 +273,7 @@ def test_a_warmup_that_never_ends_is_told(
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
     told = capsys.readouterr().err
     assert ("warning: sft.warmup_steps" in told) == (share is not None)
-    made.create_optimizer_and_scheduler(4)
-    rates = []
-    for _ in range(4):
-        rates.append(made.lr_scheduler.get_last_lr()[0])
-        made.optimizer.step(), made.lr_scheduler.step()
+    rates = rates_of(made, 4)
     assert (max(rates) < 1.0) == (share is not None)
     if share is not None:
         assert f"sft.warmup_steps={warmup} of 4 steps: the rate is {share}% of" in told
@@ -302,9 +298,7 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     long = {"prompt": "Mia " * 80, "completion": "3"}
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
-    args = trainer_arguments(stage(recipe), False, False, tmp_path)
-    sets = datasets_of(rows, recipe, ["all"])
-    made = Trainer(model=tiny(), args=args, train_dataset=sets, processing_class=ours, sft=recipe, parts={"all": []})
+    made = trainer(tmp_path, rows, recipe, tokenizer=ours)
     assert check_rows(rows, ours, recipe) == (2, [2])
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
     learnt = [token for token in made.train_dataset["labels"][0] if token != -100]

@@ -34,6 +34,7 @@ REFUSED = {
     "expert=math sft.side=language": "sft.side=language is read by sft=partial alone",
     f"expert=math sft=partial_lora {C} partition.outside=math": "partition.outside=math: adapters sit on attention and",
     "expert=math sft=partial partition=B": "takes the first 8 and the last 4 layers, but the model has 8",
+    "expert=math sft.seq_length=9000": "sft.seq_length=9000 is above the 1024 positions of model=sandbox: give",
     "expert=math sft.batch_size=6 sft.micro_batch_size=4": "is not a multiple of sft.micro_batch_size=4",
     "expert=math sft.batch_size=6 sft.processes=4": "sft.micro_batch_size=1 x sft.processes=4: give",
     "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": "sft.processes=3: give sft.batch_size=36",
