@@ -17,7 +17,6 @@ import yaml
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import readable_yaml
-from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import Contrast
 from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
 from pipeline.stats.statistics import LEVEL
@@ -193,11 +192,6 @@ def _names(value: Any) -> tuple[str, ...]:
 def format_points(value: float, sign: str = "") -> str:
     """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
     return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
-
-
-def claims_csv(verdicts: Sequence[Verdict]) -> str:
-    """Text of claims.csv: one line per claim, in the order of the files."""
-    return lines_csv([verdict.line for verdict in verdicts], 5)
 
 
 # ---------------------------------------------------------------------------------------------------- verdicts

@@ -38,14 +38,13 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     table, plan = planning.plan.table, planning.plan
     targets = planning.targets()
     runs = order_runs(targets)
-    names = {run.hash: run.name for run in runs}
     stored = StoredAnswers(planning, failed)
     first = {name: first_failure(name, failed) for name in failed}
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
-    run_results, missing = describe_runs(runs, names, failed, reasons)
+    run_results, missing = describe_runs(runs, failed, reasons)
     typical = typical_runs(run_results).get("eval", RunResult("", "eval", Path()))
     return Results(
         table=table.name, title=table.title, note=table.note,
@@ -68,9 +67,8 @@ def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> 
     plan = stored.table.plan
     cells = {place: describe_cell(stored, cell) for place, cell in plan.cells.items()}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    return mark_best(
-        plan, stored, [cell_result(stored, plan.cells[place], one) for place, one in cells.items()]
-    ), parquet
+    results = [cell_result(stored, plan.cells[place], described) for place, described in cells.items()]
+    return mark_best(plan, stored, results), parquet
 
 
 def command_of(config: TableStage) -> str:
@@ -98,15 +96,15 @@ def describe_overlaps(runs: Iterable[Run]) -> list[str]:
 
 
 def describe_runs(
-    runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
+    runs: Sequence[Run], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], dict[str, str]]:
     """(all runs as their manifests record them, run -> why it was not tried yet)."""
     results, missing = [], {}
     for run in runs:
-        name, manifest = names[run.hash], read_manifest(run.folder)
+        name, manifest = run.name, read_manifest(run.folder)
         if manifest is not None:
             stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
-            results.append(finished_result(run, name, manifest, without_private(stale)))
+            results.append(finished_result(run, manifest, without_private(stale)))
             continue
         reason = failed.get(name, "deleted after what needs it was finished")
         if run.hash in reasons and name not in failed:
@@ -117,7 +115,7 @@ def describe_runs(
     return list(marked), missing
 
 
-def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
+def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
     """A finished run as the report reads it. stale: why it has to be recomputed; empty if it is valid."""
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
@@ -130,7 +128,7 @@ def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunR
         if key != "stage"
     }
     return RunResult(
-        name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
+        name=run.name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
         model=parents.get("checkpoint") or merge or parents.get("model", ""),
         merge=merge_text(run), parents=parents, config=config,
         seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,

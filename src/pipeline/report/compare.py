@@ -14,12 +14,13 @@ from pipeline.stats.statistics import LEVEL
 MOST_SENTENCES = 4  # on significant differences
 
 Line = Mapping[str, Any]  # of contrasts.csv
+PAIR = ("left", "right", "place")  # of a line: what it compares
 
 
 def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[Line]:
     """The lines with p_holm, p after Holm's correction over all that have one, and `primary`. primary: left, right and
     place of the primary comparison."""
-    is_first = [[line["left"], line["right"], line["place"]] == list(primary) for line in lines]
+    is_first = [is_primary(line, primary) for line in lines]
     tested = {at: p for at, line in enumerate(lines) if (p := p_of_chosen(line)) is not None}
     ps, firsts = list(tested.values()), [is_first[at] for at in tested]
     if primary and ps and not any(firsts):  # a missing primary comparison keeps its half of the error rate
@@ -27,6 +28,10 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     corrected = holm(ps, [max(1, len(ps) - 1) if first else 1 for first in firsts])
     p_holm = dict(zip(tested, corrected, strict=False))
     return [{**line, "p_holm": p_holm.get(at), "primary": is_first[at]} for at, line in enumerate(lines)]
+
+
+def is_primary(line: Line, primary: Sequence[str]) -> bool:
+    return [line[name] for name in PAIR] == [*primary]
 
 
 def is_significant(line: Line) -> bool:
@@ -148,5 +153,6 @@ def detectable_text(lines: Sequence[Line], unit: str) -> str:
     return f"{interval_text(values)} {unit}" if values else ""
 
 
-def interval_text(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys((f"{min(values):.0f}", f"{max(values):.0f}")))
+def interval_text(values: Collection[float], form: str = ".0f") -> str:
+    """The least and the largest of some numbers, once where they read the same: "2 to 3"."""
+    return " to ".join(dict.fromkeys(format(end, form) for end in (min(values), max(values))))

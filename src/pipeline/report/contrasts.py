@@ -13,7 +13,7 @@ from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.evaluate.metrics import mean
 from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
-from pipeline.report.compare import Line, correct_contrasts, holm_level
+from pipeline.report.compare import PAIR, Line, correct_contrasts, holm_level, interval_text, is_primary
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
@@ -47,8 +47,8 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     text = f"{found.name} ({'primary' if first == primary else 'first'})"
     if others:
         level = holm_level(len(compared), False, bool(primary))
-        ends = dict.fromkeys(f"{100 * planned_difference(end(others), level, seeds, SPREAD):.1f}" for end in (max, min))
-        text += f" and {len(compared) - 1} more (Holm's correction; {' to '.join(ends)} points are detectable)"
+        ends = interval_text([100 * planned_difference(count, level, seeds, SPREAD) for count in others], ".1f")
+        text += f" and {len(compared) - 1} more (Holm's correction; {ends} points are detectable)"
     return found, text
 
 
@@ -63,8 +63,7 @@ class DetectableClaim(NamedTuple):
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
-        ends = dict.fromkeys(f"{end:+.1f}" for end in self.published or ())
-        beside = f", published {' to '.join(ends)}" if ends else ""
+        beside = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
         return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{beside}"
 
     def is_small(self) -> bool:
@@ -143,7 +142,7 @@ def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Dete
 
 # ---------------------------------------------------------------------------------------------------- measured
 
-MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
+MEASURED = (*PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p",
             "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
             "trainings", "lower_is_better")  # fmt: skip
 
@@ -220,7 +219,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
             continue
         comparison = compare_cells(plan, cells, metric, answers)
         (task,) = tasks_of(plan, cells)
-        line: dict[str, Any] = dict.fromkeys(MEASURED) | dict(zip(("left", "right", "place"), pair, strict=True)) | {
+        line: dict[str, Any] = dict.fromkeys(MEASURED) | dict(zip(PAIR, pair, strict=True)) | {
             "over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points",
             "lower_is_better": bool(task) and answers.less_is_better(str(task), metric), "chosen_of": chosen_of,
         }  # fmt: skip
@@ -235,7 +234,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
             line |= {"left_value": 100 * left, "right_value": 100 * right}
             measured.append((line, [(metric, axis) for axis in comparison.varied_axes], contrast))
     ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
-    firsts = [[line["left"], line["right"], line["place"]] == [*primary] for line, _, _ in measured]
+    firsts = [is_primary(line, primary) for line, _, _ in measured]
     count = len(measured) + (bool(primary) and not any(firsts))  # a missing primary comparison keeps its half
     for (line, axes, contrast), is_first in zip(measured, firsts, strict=True):
         contrast = contrast.with_least_between([ratios[axis] for axis in axes])

@@ -4,7 +4,7 @@ and, but for the table of answers, without JavaScript."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.report.marks import Marks, browsed
-from pipeline.report.render.cells import cell_difference, cell_lines, choice_lines, group_reasons, legend
+from pipeline.report.render.cells import by_message, cell_difference, cell_lines, choice_lines, group_reasons, legend
 from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
 from pipeline.tables.schema import TRAININGS
@@ -99,8 +99,8 @@ def lines_of(cell: CellResult) -> list[Line]:
     lines, places = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
     for _, score, row in sorted(sources, key=lambda source: places.index(source.row.where)):
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
-        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
-        lines.append((axes, score.run, value or score.run))
+        value = None if row.value is None else percent_factor(row.metric) * row.value
+        lines.append((axes, score.run, cell.decimal(value) or score.run))
     scored = {source.score.run for source in sources}
     axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
     others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
@@ -179,14 +179,3 @@ def answer_data(
         if number < 2 or size <= most_bytes:
             return data
         number = max(1, min(number - 1, int(number * most_bytes / size)))
-
-
-# ---------------------------------------------------------------------------------------------------- texts
-
-
-def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Each distinct message, with the names of its runs; messages: (message, run name)."""
-    runs_of: dict[str, list[str]] = {}
-    for message, name in messages:
-        runs_of.setdefault(message, []).append(name)
-    return list(runs_of.items())

@@ -91,6 +91,10 @@ class CellResult:
         """The number by the papers' method, which is compared with the published one."""
         return self.value if self.maximum is None else self.maximum
 
+    def decimal(self, value: float | None) -> str:
+        """A number of the cell's own scale, with the decimals that it shows."""
+        return "" if value is None else f"{value:.{self.digits}f}"
+
 
 class ScoreBehind(NamedTuple):
     """A score behind a cell's number, with the evaluation that it is from."""

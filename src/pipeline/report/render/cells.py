@@ -1,15 +1,13 @@
-"""The table's cells as text: cells.csv, cells.md and choices.json, with the published numbers."""
+"""The table's cells as text, with the published numbers: lines of cells.csv, cells.md and summary.txt."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from pipeline.report.compare import p_text
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.render.sheets import lines_csv
 from pipeline.report.templates import render
 from pipeline.text import align_columns
 
@@ -38,24 +36,10 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def cells_csv(results: Results) -> str:
-    return lines_csv(cell_lines(results))
-
-
-def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Text of contrasts.csv: a line per comparison and row or column."""
-    return lines_csv(lines, 5)
-
-
 def cell_difference(cell: CellResult) -> float | None:
     return (
         None if cell.as_published is None or cell.published is None else round(cell.as_published - cell.published, 10)
     )
-
-
-def choices_json(results: Results) -> str:
-    """Text of choices.json: the winner of each choice, the mean of each candidate and the runs that scored it."""
-    return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
 
 
 def cell_text(cell: CellResult | None, interval: bool = False) -> str:
@@ -63,11 +47,10 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     is reduced from if more than one, a best configuration's maximum, the published number."""
     if cell is None:
         return ""
-    parts = [MISSING if cell.value is None else f"{cell.value:.{cell.digits}f}"]
-    if interval and cell.low is not None:
-        parts += [f"({cell.low:.{cell.digits}f} to {cell.high:.{cell.digits}f})"]
+    parts = [cell.decimal(cell.value) or MISSING]
+    parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"] if interval and cell.low is not None else []
     parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
-    parts += [f"max {cell.maximum:.{cell.digits}f}"] if cell.maximum is not None else []
+    parts += [f"max {cell.decimal(cell.maximum)}"] if cell.maximum is not None else []
     parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
     return " ".join(parts)
 
@@ -89,14 +72,20 @@ def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
 
 def group_reasons(results: Results, name: str) -> list[str]:
     """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
-    places: dict[str, list[str]] = {}
-    for cell in results.cells:
-        if reason := getattr(cell, name):
-            places.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
-    suffixes = {
-        reason: f" and {len(concerned) - 1} more" if len(concerned) > 1 else "" for reason, concerned in places.items()
-    }
-    return [f"{concerned[0]}{suffixes[reason]}: {reason}" for reason, concerned in places.items()]
+    cells = by_message((getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells)
+    return [f"{first_and_more(places)}: {reason}" for reason, places in cells if reason]
+
+
+def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
+    """Each distinct message, with the names of the runs or cells that have it; messages: (message, name)."""
+    names_of: dict[str, list[str]] = {}
+    for message, name in messages:
+        names_of.setdefault(message or "", []).append(name)
+    return list(names_of.items())
+
+
+def first_and_more(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:

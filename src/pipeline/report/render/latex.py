@@ -33,10 +33,10 @@ def cell_latex(cell: CellResult | None) -> str:
     r"""\textbf{45.2} {\scriptsize [41.0, 49.3]} \textcolor{gray}{44.8}"""
     if cell is None:
         return ""
-    number = "--" if cell.value is None else f"{cell.value:.{cell.digits}f}"
+    number = cell.decimal(cell.value) or "--"
     parts = [rf"\textbf{{{number}}}" if cell.best else number]
-    if cell.low is not None and cell.high is not None:
-        parts += [rf"{{\scriptsize [{cell.low:.{cell.digits}f}, {cell.high:.{cell.digits}f}]}}"]
-    parts += [rf"{{\scriptsize max {cell.maximum:.{cell.digits}f}}}"] if cell.maximum is not None else []
+    if cell.low is not None:
+        parts += [rf"{{\scriptsize [{cell.decimal(cell.low)}, {cell.decimal(cell.high)}]}}"]
+    parts += [rf"{{\scriptsize max {cell.decimal(cell.maximum)}}}"] if cell.maximum is not None else []
     parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"] if cell.published is not None else []
     return " ".join(parts)

@@ -15,6 +15,7 @@ COLUMNS = (
     "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
     "stale unlike"
 ).split()
+PLACES = ("row", "column", "role", "seed")  # of the table's cells that show a run
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, or are the same for all rows
 OWN_COLUMNS = ("eval.name", "eval.tasks", "eval.split", "eval.dtype")
 
@@ -29,9 +30,9 @@ def tidy_rows(results: Results) -> str:
     places: dict[str, dict[str, dict[Any, None]]] = {}
     for cell in results.cells:
         for score in cell.scores:
-            served = {**score.at, "row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
-            for key in {"row", "column", "role", "seed"} & served.keys():
-                places.setdefault(score.run, {}).setdefault(key, {})[served[key]] = None
+            place = {"row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
+            for key, value in {**score.at, **place}.items():
+                places.setdefault(score.run, {}).setdefault(key, {})[value] = None
     lines: list[list[Any]] = []
     runs = {run.name: run for run in results.runs}
     scored = [runs[name].config for name in results.evaluations]
@@ -41,14 +42,11 @@ def tidy_rows(results: Results) -> str:
         run = runs[name]
         knobs = {key: value for key, value in run.config.items() if key in vary or not key.startswith(NOT_KNOBS)}
         about_run = {
-            "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
-            "dtype": evaluation.settings.get("dtype"),
+            **{key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items() if key in PLACES},
+            **vars(run), **run.machine, **run.versions, "lm_eval": run.versions.get("lm-eval"),
+            "table": results.table, "run": name, "split": run.config.get("eval.split", "test"),
+            "dtype": evaluation.settings.get("dtype"), "unlike": "; ".join(run.unlike),
             "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
-            "weights_root": run.weights_root, **run.machine, "torch": run.versions.get("torch"),
-            "transformers": run.versions.get("transformers"), "lm_eval": run.versions.get("lm-eval"),
-            "attempt": run.attempt, "started": run.started, "seconds": run.seconds, "stale": run.stale,
-            "unlike": "; ".join(run.unlike),
-            **{key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()},
         }  # fmt: skip
         for row in sorted(evaluation.rows, key=sort_key):
             line = about_run | in_percent(row)
