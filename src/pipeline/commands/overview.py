@@ -52,7 +52,8 @@ class Overview:
         fix = marked("FIX", self.fix, max(2, room - len(self.know)))
         know = marked("KNOW", self.know, max(2, room - len(fix)))
         lines = [*wrapped(self.title, 1), *wrapped(self.total, 2), *fix, *know, *self.table, *details]
-        return [*lines[: LINES - 1], f"Next: {self.next}"]
+        first = f"fix {'it' if len(self.fix) == 1 else 'these'}, then run " if self.fix else ""
+        return [*lines[: LINES - 1], f"Next: {first}{self.next}"]
 
 
 def wrapped(text: str, most: int, first: str = "") -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
@@ -21,10 +22,11 @@ from pipeline.commands.overview import (
 )
 from pipeline.config.overrides import chosen_options, typed_in
 from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
+from pipeline.data.sources import is_blank, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
-from pipeline.estimate.training_rows import cut_lines
+from pipeline.estimate.training_rows import COUNTED, cut_lines, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
@@ -38,6 +40,7 @@ from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.stages.lengths import read_rows
 from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
@@ -126,7 +129,13 @@ def plan_text(
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [*missing_inputs(runs), *overview.know, *cut_lines(remaining), *template_lines(runs)]
+    know = [
+        *missing_inputs(runs),
+        *overview.know,
+        *blank_lines(remaining),
+        *cut_lines(remaining),
+        *template_lines(runs),
+    ]
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
         overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
@@ -218,6 +227,22 @@ def missing_inputs(runs: Sequence[Run]) -> list[str]:
     missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
     lines = [f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"]
     return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+
+
+def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for each file of one's own of which a template drops rows, as a column that it names is blank there."""
+    files = {file: (name, source) for run in runs if run.config.stage == "data"
+             for name, source, file in source_files(run) if source.prompt}  # fmt: skip
+    for file, (name, source) in files.items():
+        columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
+        rows = [row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source)]
+        blank = [[column for column in columns if is_blank(row.get(column))] for row in rows]
+        if dropped := list(filter(None, blank)):
+            names = list(dict.fromkeys(chain.from_iterable(dropped)))
+            yield (
+                f"{file.name}: {len(dropped):,} of {len(rows):,} rows are dropped, as their column "
+                f"{' or '.join(names)} is blank: write {{{names[0]}?}} to keep them"
+            )
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
