@@ -21,12 +21,14 @@ from pipeline.report.private import without_private
 from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lineage import another_base
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
 from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
+from pipeline.tables.study import is_adapter_of_elsewhere
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
@@ -55,7 +57,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
         machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
-        computed={"Contamination": describe_overlaps(runs)},
+        computed={"Contamination": describe_overlaps(runs)}, other_bases=describe_other_bases(runs),
         contrasts=measure_pairs(plan, stored, compared_pairs(plan, measured)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
         choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
@@ -78,6 +80,20 @@ def command_of(config: TableStage) -> str:
     words += [f"data_root={config.data_root}"] if config.data_root else []
     words += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
     return shlex.join(["python", "-m", "pipeline", *words])
+
+
+def describe_other_bases(runs: Iterable[Run]) -> list[str]:
+    """Each adapter of elsewhere that was scored or merged on another base than the one that it names."""
+    pairs = {
+        (parent.name, parent.folder, base.name, str(base.folder) if base.folder.is_dir() else base.name)
+        for run in runs if (base := run.parents.get("base")) is not None
+        for parent in run.parents.values()
+        if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder)
+    }  # fmt: skip
+    return [
+        without_private(f"{name} is an adapter of {named}; here it was merged with and scored on {base}.")
+        for name, adapter, base, place in sorted(pairs) if (named := another_base(adapter, place))
+    ]  # fmt: skip
 
 
 def describe_overlaps(runs: Iterable[Run]) -> list[str]:

@@ -17,7 +17,15 @@ from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.report.marks import Marks, browsed
-from pipeline.report.render.cells import by_message, cell_difference, cell_lines, choice_lines, group_reasons, legend
+from pipeline.report.render.cells import (
+    BOLD,
+    by_message,
+    cell_difference,
+    cell_lines,
+    choice_lines,
+    group_reasons,
+    legend,
+)
 from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
 from pipeline.tables.schema import TRAININGS
@@ -61,7 +69,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
         "page.html.j2", results=results, headline=headline, notes=notes,
         legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results.cells, PAPER)
         + [UNLIKE] * any(run.stale or run.unlike for run in results.runs),
-        lines_of=lines_of, difference_of=cell_difference,
+        bold=BOLD, lines_of=lines_of, difference_of=cell_difference,
         choices=choice_lines(results),
         reasons={title: group_reasons(results, name)
                  for title, name in (("Suspect published numbers.", "suspect"), ("Missing.", "missing"))},

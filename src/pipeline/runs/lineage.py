@@ -140,3 +140,11 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
     return read_json(folder / ADAPTER_CONFIG)
+
+
+def another_base(adapter: Path, base: str) -> str:
+    """The base that an adapter names, where it is not `base`, a folder or a name on the Hub: a copy of it in 4 bits, or
+    another model; else empty."""
+    named = str(adapter_settings(adapter).get("base_model_name_or_path") or "")
+    is_same = Path(named).resolve() == Path(base).resolve() or named == base.removeprefix("hub:")
+    return "" if is_same else named

@@ -114,7 +114,8 @@ class Results:
 
     `seconds`: total of all finished runs behind the table; `failed`: run -> why it failed; `missing`: run -> why
     it was never started.
-    `computed`: title -> sentences on how the numbers were computed.
+    `computed`: title -> sentences on how the numbers were computed; `other_bases`: sentences on adapters that were
+    scored on another base than the one that they name.
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
@@ -137,6 +138,7 @@ class Results:
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
     computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    other_bases: Sequence[str] = ()
     sampled: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()

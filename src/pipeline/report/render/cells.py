@@ -16,6 +16,11 @@ WIDTH, MOST_COMPARED = 120, 8
 NAMED_AT_MOST = 30  # runs listed by name
 COUNTS = "×: the number of values that a cell is reduced from."
 INTERVAL = "Round brackets: the 95 % interval over draws of problems."
+BOLD = (
+    "Bold: significantly better than each other model of its column (or row), with p Holm-corrected over these "
+    "models alone; p of the comparisons are corrected over all comparisons, so that these can differ from bold."
+)
+HOLM = "p (Holm): corrected over all comparisons of the table."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
@@ -106,8 +111,10 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
     has_interval = max(map(len, table)) <= WIDTH and any(cell.low is not None for cell in results.cells)
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
-    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + results.merged
-    parts = [[results.title, *headline], table, comparison_lines(results.contrasts), notes]
+    comparisons = comparison_lines(results.contrasts)
+    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + [HOLM] * bool(comparisons)
+    notes += [*results.merged, *results.other_bases]
+    parts = [[results.title, *headline], table, comparisons, notes]
     parts += [[*missing_lines(results), *marks]]
     return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.render.cells import BOLD
 from pipeline.text import one_line
 
 HEAD = r"""% {title}
 % Needs \usepackage{{booktabs}} and \usepackage{{xcolor}}, and for names beyond Latin script LuaLaTeX or XeLaTeX with a
-% font that has it. Bold: significantly better than every other model with a number in its column (its row, where
-% models are columns), after Holm's correction; small: 95 % interval; max: of a best configuration, chosen and scored
-% on the same questions; grey: the published number.
+% font that has it. {bold}
+% Small: 95 % interval; max: of a best configuration, chosen and scored on the same questions; grey: published.
 """
 
 
@@ -25,8 +25,8 @@ def cells_latex(results: Results) -> str:
     styled = frame.style.format_index(escape="latex", axis="index").format_index(escape="latex", axis="columns")
     tabular = styled.to_latex(hrules=True, column_format="l" + "r" * len(columns))
     tabular = re.sub(r"^(?=[*\[])", "{}", tabular, flags=re.MULTILINE)  # \\ before it would take it for its option
-    merged = "".join(f"% {one_line(text)}\n" for text in results.merged)
-    return HEAD.format(title=one_line(results.title)) + merged + tabular
+    notes = "".join(f"% {one_line(text)}\n" for text in [*results.merged, *results.other_bases])
+    return HEAD.format(title=one_line(results.title), bold=BOLD) + notes + tabular
 
 
 def cell_latex(cell: CellResult | None) -> str:
