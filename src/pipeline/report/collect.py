@@ -67,19 +67,19 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
 def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> tuple[list[CellResult], bytes]:
     """(the cells of a table, answers.parquet); the answers, which are read once, go to `stored`."""
     plan = stored.table.plan
-    cells = {place: describe_cell(stored, cell) for place, cell in plan.cells.items()}
+    cells = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    results = [cell_result(stored, plan.cells[place], described) for place, described in cells.items()]
+    results = [cell_result(stored, plan.cells[key], described) for key, described in cells.items()]
     return mark_best(plan, stored, results), parquet
 
 
 def command_of(config: TableStage) -> str:
     """The command that computes a table, for a shell: its folders of options and all overrides that decide results."""
-    words = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
-    words += [f"every.{key}={'null' if value is None else value}" for key, value in config.every.items()]
-    words += [f"data_root={config.data_root}"] if config.data_root else []
-    words += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
-    return shlex.join(["python", "-m", "pipeline", *words])
+    overrides = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
+    overrides += [f"every.{key}={'null' if value is None else value}" for key, value in config.every.items()]
+    overrides += [f"data_root={config.data_root}"] if config.data_root else []
+    overrides += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
+    return shlex.join(["python", "-m", "pipeline", *overrides])
 
 
 def describe_other_bases(runs: Iterable[Run]) -> list[str]:
@@ -91,8 +91,8 @@ def describe_other_bases(runs: Iterable[Run]) -> list[str]:
         if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder)
     }  # fmt: skip
     return [
-        without_private(f"{name} is an adapter of {named}; here it was merged with and scored on {base}.")
-        for name, adapter, base, place in sorted(pairs) if (named := another_base(adapter, place))
+        without_private(f"{name} is an adapter of {named_base}; here it was merged with and scored on {base}.")
+        for name, adapter, base, address in sorted(pairs) if (named_base := another_base(adapter, address))
     ]  # fmt: skip
 
 
@@ -183,9 +183,9 @@ def typical_runs(runs: Iterable[RunResult]) -> dict[str, RunResult]:
 def differences(run: RunResult, typical: RunResult) -> list[str]:
     """A run's differences from most runs of its stage: device, threads, versions. A training set is made without a
     device, which is recorded where torch was loaded for something else."""
-    own, usual = ({**one.versions, **one.machine} for one in (run, typical))
-    names = own.keys() & usual.keys() if run.stage == "data" else own.keys() | usual.keys()
+    settings, usual_settings = ({**run_result.versions, **run_result.machine} for run_result in (run, typical))
+    names = settings.keys() & usual_settings.keys() if run.stage == "data" else settings.keys() | usual_settings.keys()
     return [
-        f"{name} {own.get(name, 'unknown')}, most {usual.get(name, 'unknown')}"
-        for name in sorted(names) if own.get(name) != usual.get(name)
+        f"{name} {settings.get(name, 'unknown')}, most {usual_settings.get(name, 'unknown')}"
+        for name in sorted(names) if settings.get(name) != usual_settings.get(name)
     ]  # fmt: skip

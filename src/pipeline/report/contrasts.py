@@ -42,14 +42,16 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     left, right, place = first
     level = holm_level(len(compared), first == primary, bool(primary))
     trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
-    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
-    others = [count for pair, count in counts.items() if pair != first and count]
-    text = f"{found.name} ({'primary' if first == primary else 'first'})"
-    if others:
+    detectable = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
+    counts_of_others = [count for pair, count in counts.items() if pair != first and count]
+    text = f"{detectable.name} ({'primary' if first == primary else 'first'})"
+    if counts_of_others:
         level = holm_level(len(compared), False, bool(primary))
-        ends = interval_text([100 * planned_difference(count, level, seeds, SPREAD) for count in others], ".1f")
+        ends = interval_text(
+            [100 * planned_difference(count, level, seeds, SPREAD) for count in counts_of_others], ".1f"
+        )
         text += f" and {len(compared) - 1} more (Holm's correction; {ends} points are detectable)"
-    return found, text
+    return detectable, text
 
 
 class DetectableClaim(NamedTuple):
@@ -63,8 +65,8 @@ class DetectableClaim(NamedTuple):
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
-        beside = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
-        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{beside}"
+        published = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
+        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{published}"
 
     def is_small(self) -> bool:
         """Whether a published difference is smaller than what can be detected."""
@@ -73,7 +75,7 @@ class DetectableClaim(NamedTuple):
 
 def detectable_claims(planning: Planning) -> list[DetectableClaim]:
     """The claims about a table that its plan has the cells of, and that are decided by differences, or by nothing."""
-    found = []
+    detectable = []
     for claim in claims_of(planning.plan.table.name):
         try:
             placed = PlacedClaim.of(claim, planning.plan)
@@ -81,13 +83,13 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
             continue  # in a smaller table of the same name: its verdict reports why
         sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
         if placed.untestable:
-            found.append(DetectableClaim(claim.id, None))
+            detectable.append(DetectableClaim(claim.id, None))
         elif claim.test == "difference" and claim.metric != FACT and sizes:
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
             ends = (min(differences), max(differences)) if differences else None
-            found.append(DetectableClaim(claim.id, 100 * planned_difference(min(sizes), LEVEL, 0, 0.0), ends))
-    return found
+            detectable.append(DetectableClaim(claim.id, 100 * planned_difference(min(sizes), LEVEL, 0, 0.0), ends))
+    return detectable
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
@@ -168,8 +170,8 @@ def control_pairs(plan: TablePlan) -> dict[Pair, int]:
 
 def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
     """Each pair of rows (or columns) in every column (or row) that has both."""
-    places = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
-    pairs = [(*sides, place) for sides, across in zip(compared, places, strict=True) for place in across]
+    across_of = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
+    pairs = [(*sides, place) for sides, across in zip(compared, across_of, strict=True) for place in across]
     return {pair: 1 for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))}
 
 

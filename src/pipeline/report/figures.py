@@ -52,13 +52,13 @@ def scores(report: str | Path | Lines) -> Figure:
     report: its folder, or the lines of its cells.csv, of which `best` and `chance` are drawn, too."""
     lines = [line for line in _read(report, "cells.csv") if line["value"] is not None]
 
-    def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:
+    def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         value, published = line["value"], line["published"]
-        axes.barh(place, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
-        axes.annotate(f"{value:.1f}", (max(value, 0, line["high"] or 0), place), (4, 0),
+        axes.barh(height, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
+        axes.annotate(f"{value:.1f}", (max(value, 0, line["high"] or 0), height), (4, 0),
                       textcoords="offset points", va="center", fontsize=7)  # fmt: skip
         if published is not None:
-            axes.plot(published, place, "D", color=COLOURS["muted"], ms=4)
+            axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
         if chance := line.get("chance"):
             axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
@@ -76,12 +76,12 @@ def contrasts(report: str | Path | Lines) -> Figure:
         raise PipelineError("contrasts.csv has no p_holm, as an earlier version wrote it: run stage=report again")
     lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
 
-    def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:
+    def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         axes.axvline(0, color=COLOURS["line"], lw=1)
         if detectable := line["could_see"]:
-            axes.barh(place, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
+            axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
         inside = COLOURS["accent"] if is_significant(line) else "none"
-        axes.plot(line["difference"], place, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
+        axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
         axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
     return _by_panel(lines, "place", "pair", draw)
@@ -112,7 +112,7 @@ def _panels(count: int, height: float, width: float) -> tuple[Figure, list[Axes]
     across = min(ACROSS, count)
     down = math.ceil(count / across)
     figure = Figure(figsize=(1.5 + width * across, height * down), layout="constrained")
-    return figure, [figure.add_subplot(down, across, at + 1) for at in range(count)]
+    return figure, [figure.add_subplot(down, across, index + 1) for index in range(count)]
 
 
 def _by_panel(
@@ -126,10 +126,10 @@ def _by_panel(
         figure, all_axes = _panels(len(panels), 0.9 + ROW * len(rows), 2.4)
         for panel, axes in zip(panels, all_axes, strict=True):
             for line in (line for line in lines if line[across] == panel):
-                place = rows.index(line[down])
-                draw(axes, line, place)
+                height = rows.index(line[down])
+                draw(axes, line, height)
                 if line["low"] is not None:
-                    axes.plot([line["low"], line["high"]], [place, place], color=COLOURS["ink"], lw=1.2)
+                    axes.plot([line["low"], line["high"]], [height, height], color=COLOURS["ink"], lw=1.2)
             axes.set_title(panel)
             axes.set_xlim(*limits or (None, None))
             axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])

@@ -51,20 +51,20 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
     text = "Scores by row: the numbers are in the table above"
     chart = draw_svg(lambda: figures.scores(lines), "scores", text) if lines and is_small else ""
-    places = [*results.primary[2:], *(line["column"] for line in lines)]
-    place = next((name for name in places if name in results.columns), "")
-    of_place = [line for line in lines if line["column"] == place]
-    first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {place}") if of_place and is_small else ""
+    columns = [*results.primary[2:], *(line["column"] for line in lines)]
+    column = next((name for name in columns if name in results.columns), "")
+    of_place = [line for line in lines if line["column"] == column]
+    first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
     detectable = measured_detectable(results.contrasts, [run.label for run in results.trainings])
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
-    answered = any(place in answers and answers[place].n for place in shown.values())
+    answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
     differences = by_message(
         (reason, run.name)
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    words = [verdict.verdict for verdict in results.verdicts]
+    verdicts = [verdict.verdict for verdict in results.verdicts]
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
         legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results.cells, PAPER)
@@ -78,7 +78,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
         limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
-        counts=", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
+        counts=", ".join(f"{verdicts.count(word)} {word}" for word in VERDICTS if word in verdicts),
         run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
         chart=chart, first=first, detectable=detectable, lines=lines, maps=maps,
         answered=answered, bundle=data_tables() if answered else {},
@@ -104,15 +104,15 @@ def lines_of(cell: CellResult) -> list[Line]:
     """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
     unfinished ones and trainings."""
     sources = score_rows_of([cell])
-    lines, places = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
-    for _, score, row in sorted(sources, key=lambda source: places.index(source.row.where)):
+    lines, languages = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
+    for _, score, row in sorted(sources, key=lambda source: languages.index(source.row.where)):
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
         value = None if row.value is None else percent_factor(row.metric) * row.value
         lines.append((axes, score.run, cell.decimal(value) or score.run))
     scored = {source.score.run for source in sources}
     axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
-    others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
-    return lines + [(axes_of.get(run, ""), run, run) for run in others]
+    unscored = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
+    return lines + [(axes_of.get(run, ""), run, run) for run in unscored]
 
 
 def runs_table(results: Results) -> dict[str, Any]:

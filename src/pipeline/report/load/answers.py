@@ -182,14 +182,14 @@ def passage_of(prompt: str) -> str:
     return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
-def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
+def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
     """Number of answers mostly in letters of another script than their language's, if more than half are; else 0.
 
     Detects another script only; English instead of Swahili goes unnoticed.
     """
     if kind_of(task) in (None, "program", "choice", "text") or not responses:
         return 0
-    scripts = language(answer_language(task, place)).scripts
+    scripts = language(answer_language(task, where)).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
     strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))

@@ -158,15 +158,16 @@ class Results:
     def merged(self) -> list[str]:
         """What the merges of the table do, each after the row (or column) that has it."""
         of_run = {run.name: run.merge for run in self.runs}
-        places: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
+        texts_by_side: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
         for cell in self.cells:
-            for side, names in places.items():
+            for side, names in texts_by_side.items():
                 texts = names.setdefault(getattr(cell, side), {})
                 texts.update(dict.fromkeys(text for name in cell.runs if (text := of_run.get(name))))
-        shorter = min(places.values(), key=lambda names: sum(map(len, names.values())))
-        more = {name: len(texts) - MOST_MERGES for name, texts in shorter.items()}
+        shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
+        omitted = {name: len(texts) - MOST_MERGES for name, texts in shorter.items()}
         return [
-            f"{name}: {'; '.join(list(texts)[:MOST_MERGES])}" + (f" and {more[name]} more" if more[name] > 0 else "")
+            f"{name}: {'; '.join(list(texts)[:MOST_MERGES])}"
+            + (f" and {omitted[name]} more" if omitted[name] > 0 else "")
             for name, texts in shorter.items() if texts
         ]  # fmt: skip
 

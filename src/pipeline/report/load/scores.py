@@ -38,8 +38,8 @@ def notes_of(results: Results) -> list[str]:
         how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
         counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
     listed = [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
-    more = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
-    notes = [*results.other_bases, *(["; ".join([*listed[:MOST_NOTES], *more]) + "."] if listed else [])]
+    omitted = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
+    notes = [*results.other_bases, *(["; ".join([*listed[:MOST_NOTES], *omitted]) + "."] if listed else [])]
     notes += ["In percent; BLEU, chrF++, perplexities and bits on their own scale."] if listed else []
     if listed and not results.sampled:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")

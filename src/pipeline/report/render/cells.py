@@ -78,7 +78,7 @@ def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
 def group_reasons(results: Results, name: str) -> list[str]:
     """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
     cells = by_message((getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells)
-    return [f"{first_and_more(places)}: {reason}" for reason, places in cells if reason]
+    return [f"{first_and_more(names)}: {reason}" for reason, names in cells if reason]
 
 
 def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
@@ -131,9 +131,9 @@ def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     if not rows:
         return []
-    more = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
+    omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
     heads = ("difference", "in", "points", "95 % interval", "p", "p (Holm)")
-    return [*align_columns([heads, *rows], range(2, 6)), *more]
+    return [*align_columns([heads, *rows], range(2, 6)), *omitted]
 
 
 def missing_lines(results: Results) -> list[str]:
@@ -143,6 +143,6 @@ def missing_lines(results: Results) -> list[str]:
 def choice_lines(results: Results) -> list[str]:
     """Each choice with its winner."""
     winners = {key: choice["chosen"] for key, choice in results.choices.items()}
-    texts = {key: " ".join(map(str, chosen.values())) for key, chosen in winners.items() if chosen}
+    texts = {key: " ".join(map(str, winner.values())) for key, winner in winners.items() if winner}
     return [f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
             for key, choice in results.choices.items()]  # fmt: skip
