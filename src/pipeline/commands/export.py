@@ -31,8 +31,8 @@ def export(config: ExportStage) -> str:
     if config.export.to is None:
         suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
         suffix = suffixes.get(config.export.format, "d")
-        place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
-        raise PipelineError(f"stage=export needs export.to: give export.to={place}")
+        address = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
+        raise PipelineError(f"stage=export needs export.to: give export.to={address}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")

@@ -62,8 +62,8 @@ def show_plan(config: PlanStage) -> str:
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
         options = chosen_options(config.command)
-        chosen = " ".join(f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options)
-        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (f" ({chosen})" if chosen else "")
+        option_text = " ".join(f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options)
+        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (f" ({option_text})" if option_text else "")
         reasons, typed = reasons_unfinished(runs), typed_in(config.command)
         problems = evaluation_problems(runs, reasons, config.plan.prompts)
         command = ["python", "-m", "pipeline", *config.command]
@@ -73,8 +73,8 @@ def show_plan(config: PlanStage) -> str:
     check_claims(planning)
     (_, runs, reasons), waiting = planning.graph(), planning.waiting_evaluations()
     deleted = missing_snapshots(runs, reasons)
-    table, found, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
-    compared = [found[1]] if found else []
+    table, detectable, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
+    compared = [detectable[1]] if detectable else []
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     compared += [f"{pluralize(published, 'cell')} with a published number"] if published else []
     untestable = sum(claim.points is None for claim in claims)
@@ -82,7 +82,7 @@ def show_plan(config: PlanStage) -> str:
     small = [claim.id for claim in claims if claim.is_small()]
     know = [f"{len(small)} of {len(claims)} claims: the published difference is below the detectable one ({small[0]})"
             ] if small else []  # fmt: skip
-    know += [found[0].advice()] if found else []
+    know += [detectable[0].advice()] if detectable else []
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     know += [f"{missing:,} of {len(scores):,} scores cannot be planned, and are not included"] if missing else []
@@ -94,24 +94,24 @@ def show_plan(config: PlanStage) -> str:
          *not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)],
         know,
     )  # fmt: skip
-    overview.details += align_columns(found[0].rows(), range(1, 9)) if found else []
-    more = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
-    more += describe_every_keys(planning, runs) if config.plan.keys else []
-    return plan_text(config, runs, reasons, overview, more, table.free_snapshots, waiting, typed=table.every)
+    overview.details += align_columns(detectable[0].rows(), range(1, 9)) if detectable else []
+    appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
+    appendix += describe_every_keys(planning, runs) if config.plan.keys else []
+    return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every)
 
 
 def next_command(config: PlanStage) -> str:
     """The command that computes the table that was planned, with the same words."""
-    words = [f"{key}={'null' if value is None else value}" for key, value in config.given.items()
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in config.given.items()
              if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
-    return shlex.join(["python", "-m", "pipeline", "stage=table", *words])
+    return shlex.join(["python", "-m", "pipeline", "stage=table", *overrides])
 
 
 def plan_text(
-    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, more: Sequence[str] = (),
+    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, appendix: Sequence[str] = (),
     free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = (),
 ) -> str:  # fmt: skip
-    """The overview of a plan of runs, completed by what they cost; then, as asked, its runs, notes and `more`.
+    """The overview of a plan of runs, completed by what they cost; then, as asked, its runs, notes and `appendix`.
 
     reasons: why runs are to compute; typed: keys that no hardware= would change.
 
@@ -148,7 +148,7 @@ def plan_text(
     if config.plan.lines:
         lines += ["", *know, *([""] if know else []), *show_runs(runs, history, reasons, config.plan.lines)]
     if config.plan.lines or config.plan.keys:
-        lines += more
+        lines += appendix
     text = "\n".join(lines)
     if fix:
         raise PipelineError("\nerror: ".join(fix), output=text)
@@ -196,7 +196,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
 
 def free_bytes(folder: Path) -> int:
     """What is free where a folder is, or will be."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    return shutil.disk_usage(next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())).free
 
 
 def size_text(size: float) -> str:
