@@ -84,12 +84,12 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     """The folder of a finished run, found by its hash, so that a label may change; else the folder where it will be."""
     listing = scan_folders(runs_dir)
-    if place := listing.places.get((label, run_hash)):
-        return place
-    place = folder_of(run_hash, runs_dir) or runs_dir / folder_name(label, run_hash)
+    if folder := listing.places.get((label, run_hash)):
+        return folder
+    folder = folder_of(run_hash, runs_dir) or runs_dir / folder_name(label, run_hash)
     if listing.settled:  # else it is listed again next time
-        listing.places[label, run_hash] = place
-    return place
+        listing.places[label, run_hash] = folder
+    return folder
 
 
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:

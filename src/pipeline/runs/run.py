@@ -56,8 +56,8 @@ class External:
     @classmethod
     def of_files(cls, folder: Path, files: Iterable[Path], name: str = "") -> External:
         """Files below a folder, identified by their content."""
-        found = tuple(sorted(files))
-        return cls(name or folder.name, content_hash([*found], folder), folder, files=found)
+        paths = tuple(sorted(files))
+        return cls(name or folder.name, content_hash([*paths], folder), folder, files=paths)
 
     @property
     def has_changed(self) -> bool:
@@ -86,8 +86,8 @@ class Folder:
     @property
     def has_changed(self) -> bool:
         """As of External; an added file counts, too, where models are read by its name."""
-        named = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
-        if any(path.is_file() for path in named.difference(self.files)):
+        deciding = {self.folder / name for name in DECIDING if name.endswith(IDENTIFYING_SUFFIXES)}
+        if any(path.is_file() for path in deciding.difference(self.files)):
             return True
         all_here = all(path.is_file() for path in self.files)
         return all_here and folder_digest(self.folder, self.files, self.runs_dir) != self.hash
@@ -211,5 +211,5 @@ def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
     return {
-        key: value for name, inner in nested.items() for key, value in flatten_dict(inner, f"{prefix}{name}.").items()
+        key: value for name, part in nested.items() for key, value in flatten_dict(part, f"{prefix}{name}.").items()
     }

@@ -112,13 +112,13 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
     """The sources whose hub is a folder, a copy of a repository, or whose url is a file, identified by content."""
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
-        place = Path(source.url or source.hub or "")
-        if (source.url or source.hub) and place.exists():
-            folder = place if place.is_dir() else place.parent
-            named = list(folder.glob(source.files)) if source.files and folder == place else []
-            found = named or (folder.rglob("*") if folder == place else [place])
-            visible = (path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
-            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), place.name)
+        address = Path(source.url or source.hub or "")
+        if (source.url or source.hub) and address.exists():
+            folder = address if address.is_dir() else address.parent
+            matching = list(folder.glob(source.files)) if source.files and folder == address else []
+            files = matching or (folder.rglob("*") if folder == address else [address])
+            visible = (path for path in files if not any(part[0] == "." for part in path.relative_to(folder).parts))
+            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), address.name)
     return parents
 
 

@@ -66,10 +66,10 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
             "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
         )
     if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
-        named = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
-        whole = {role: parent for role, parent in named.items() if has_full_weights(parent)}
+        models = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
+        whole_models = {role: parent for role, parent in models.items() if has_full_weights(parent)}
         check_headers(
-            tuple((role, parent.folder, is_external(parent)) for role, parent in whole.items()),
+            tuple((role, parent.folder, is_external(parent)) for role, parent in whole_models.items()),
             merge.vocabulary,
             merge.merges_vocabularies,
         )
@@ -102,9 +102,9 @@ def check_adapter(role: str, adapter: Path, base: Path) -> None:
     from pipeline.merge.adapters import open_adapter
     from pipeline.merge.compatibility import key_of, refuse_another_base
 
-    own = base_folder(adapter) if read_manifest(adapter) else base
-    if own.is_dir():
-        refuse_another_base(open_adapter(adapter, own), base, key_of(role))
+    own_base = base_folder(adapter) if read_manifest(adapter) else base
+    if own_base.is_dir():
+        refuse_another_base(open_adapter(adapter, own_base), base, key_of(role))
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:

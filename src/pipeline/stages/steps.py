@@ -55,8 +55,8 @@ def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict
     """Rows of the sets on which a training takes turns, as `training_rows` counts them: side -> rows, or all -> rows
     of its one set."""
     alternating = sft.method == "simultaneous"
-    sets = {own.config.expert.side: own for own in parent_runs(data.parents)} if alternating else {"all": data}
-    return {side: training_rows(own, expected) for side, own in sets.items()}
+    sets = {part.config.expert.side: part for part in parent_runs(data.parents)} if alternating else {"all": data}
+    return {side: training_rows(part, expected) for side, part in sets.items()}
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:
