@@ -42,11 +42,16 @@ _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round
 def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
     """Tokens of a training's first rows as it will render them, sorted: of its data run's file, or of the files that
     this will read; () where neither is here."""
-    sft, data, tokenizer = run.config.sft, run.parents["data"], tokenizer_of(run)
-    kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer, sft.template, sft.loss_on, sft.separator, rows)
+    kind = (*rendered_by(run), rows)
     if kind not in _lengths:
-        _lengths[kind] = tuple(sorted(tokens_of(known_rows(run, rows)[0], sft, tokenizer)))
+        _lengths[kind] = tuple(sorted(tokens_of(known_rows(run, rows)[0], run.config.sft, tokenizer_of(run))))
     return _lengths[kind]
+
+
+def rendered_by(run: Run[TrainStage]) -> tuple[Hashable, ...]:
+    """What decides the tokens of a training's rows."""
+    sft, data = run.config.sft, run.parents["data"]
+    return data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.template, sft.loss_on, sft.separator
 
 
 def tokens_of(rows: Sequence[Example], sft: Sft, tokenizer: Path | None) -> list[float]:
@@ -81,9 +86,7 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
     by_set: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
-            sft, data = run.config.sft, run.parents["data"]
-            kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
-                    sft.loss_on, sft.separator)  # fmt: skip
+            kind = (*rendered_by(run), run.config.sft.seq_length)
             if kind not in by_set:
                 _counted[kind] = _counted.get(kind) or count_cut(run)
                 by_set[kind] = run, _counted[kind]
