@@ -64,10 +64,10 @@ def test_prompts_of_few_further_tokens_are_grouped_as_tries() -> None:
     question without exemplars is one trie."""
     shots = list(range(100))
     prompts = [[*shots, *range(q * 50, q * 50 + 40), 901, end] for q in range(20, 25) for end in range(8)]
-    assert prefix.group_prompts([prompt[100:] for prompt in prompts], most=200) == [(0, list(range(40)))]
-    assert prefix.group_prompts(prompts, most=200) == [(100, list(range(40)))]
+    assert prefix.group_prompts([prompt[100:] for prompt in prompts], token_limit=200) == [(0, list(range(40)))]
+    assert prefix.group_prompts(prompts, token_limit=200) == [(100, list(range(40)))]
     subjects = [[subject, *shots, question, end] for subject in range(3) for question in range(30) for end in range(2)]
-    assert [shared for shared, _ in prefix.group_prompts(subjects, most=120)] == [101] * 3
+    assert [shared for shared, _ in prefix.group_prompts(subjects, token_limit=120)] == [101] * 3
 
 
 # ------------------------------------------------------------------------------------------------- the model class

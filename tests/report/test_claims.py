@@ -14,7 +14,6 @@ from pipeline.report.claims import (
     Claim,
     Ranked,
     Unit,
-    claims_csv,
     correct_verdicts,
     judge_alike,
     judge_difference,
@@ -27,6 +26,7 @@ from pipeline.report.claims import (
     read_claims,
     word_of,
 )
+from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import Alike, compare_correlations, friedman
 
@@ -220,7 +220,7 @@ def test_claims_csv_has_a_line_a_claim():
         judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.25),
         not_made(claim(id="two", text='With "quotes", commas and more'), "run x is not made yet"),
     ]
-    shown, open_ = csv.DictReader(io.StringIO(claims_csv(verdicts)))
+    shown, open_ = csv.DictReader(io.StringIO(lines_csv([verdict.line for verdict in verdicts], 5)))
     assert [shown["sentence"], open_["sentence"]] == ["shown", "not made: run x is not made yet"]
     assert (shown["difference"], shown["n"], open_["difference"]) == ("16.0", "250", "")
     assert open_["text"] == 'With "quotes", commas and more'

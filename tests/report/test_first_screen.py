@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up_report import line_of, made_up
+from made_up_report import line_of, made_up, results_of
+from small_runs import a_run
 from test_page import Page
 
 from pipeline.report import figures
-from pipeline.report.collect import differences
+from pipeline.report.collect import describe_other_bases, differences
 from pipeline.report.compare import correct_contrasts, headline_sentences
-from pipeline.report.load.contents import RunResult
+from pipeline.report.load.contents import CellResult, RunResult
+from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.stored import first_failure
 from pipeline.report.write import write_report
+from pipeline.runs.run import External
 
 SWAP = "layers 0-3 and 29 of 30 of the language expert"
 
@@ -96,3 +100,33 @@ def test_a_training_set_is_not_unlike_for_want_of_a_device() -> None:
 def test_a_failure_is_that_of_the_first_run() -> None:
     failed = {"math": "no room", "swap": "its parent math failed", "eval": "its parent swap failed", "x": "a sign"}
     assert [first_failure(name, failed) for name in ("eval", "swap", "math", "x", "y")] == ["math"] * 3 + ["x", "y"]
+
+
+def test_an_adapter_of_another_base_is_named_with_both(tmp_path: Path) -> None:
+    """On the page, in Markdown, LaTeX and the terminal; not one that names the base by its folder or its name."""
+    named = {"math": "unsloth/llama-4bit", "sw": str(tmp_path / "llama"), "te": "org/llama"}
+    (tmp_path / "llama").mkdir()
+    for name, base in named.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    bases = {"te": External("org/llama", "0", tmp_path / "cache")}
+    runs = [
+        a_run(tmp_path, {"checkpoint": External(name, "1", tmp_path / name),
+                         "base": bases.get(name, External("llama", "2", tmp_path / "llama"))})
+        for name in named
+    ]  # fmt: skip
+    sentences = describe_other_bases([*runs, *runs])
+    told = "math is an adapter of unsloth/llama-4bit; here it was merged with and scored on llama."
+    assert sentences == [told]
+    results = results_of([CellResult("math", "mgsm", 1.0)], other_bases=sentences)
+    page = write_report(results, tmp_path / "report")
+    texts = [page.with_name(name).read_text(encoding="utf-8") for name in ("index.html", "cells.md", "summary.txt")]
+    assert all(told in text for text in [*texts, cells_latex(results)])
+
+
+def test_bold_and_comparisons_say_over_what_their_p_are_corrected(tmp_path: Path) -> None:
+    results = results_of([CellResult("swap", "mgsm", 1.0)], contrasts=[line_of("swap", "base", "mgsm", 4.0, 0.01)])
+    page = write_report(results, tmp_path)
+    assert BOLD in page.read_text(encoding="utf-8") and f"% font that has it. {BOLD}" in cells_latex(results)
+    assert "over the models of their place alone" in page.read_text(encoding="utf-8")
+    assert HOLM in page.with_name("summary.txt").read_text(encoding="utf-8").splitlines()

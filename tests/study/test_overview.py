@@ -58,6 +58,7 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     text, refused = planned(*words, free=3e12)
     fix = next(line for line in text.splitlines() if line.startswith("FIX"))
     assert "trainings write 4.34 TB to runs_dir=" in fix and "1 thing to fix, " in text
+    assert text.splitlines()[-1].startswith("Next: fix it, then run python -m pipeline stage=table ")
     assert refused.endswith(
         "where 3.00 TB are free: free_snapshots=true needs 1.22 TB, or give a runs_dir with more room"
     )

@@ -55,8 +55,8 @@ def tensor_changes(
     dots, conflicts = np.zeros((2, number, number))
     for start, stop, origin, vectors in vector_pieces(experts, base, name):
         size += squared_norm(origin)
-        for total, vector in zip(sums, vectors, strict=True):
-            add_to_rows(total, np.abs(vector), start, stop, axis, shape)
+        for sums_of_expert, vector in zip(sums, vectors, strict=True):
+            add_to_rows(sums_of_expert, np.abs(vector), start, stop, axis, shape)
         flat = np.reshape(vectors, (number, -1)).astype(np.float64)
         signs = np.sign(flat)
         same += (signs == 0).sum(axis=1)
@@ -68,15 +68,15 @@ def tensor_changes(
     above = means > np.reshape(limits, (-1, 1))
     relative = norms / (math.sqrt(size) or math.nan)
     measures = means.sum(axis=1) / max(1, count), above.sum(axis=1) / max(1, count), norms, relative, same / entries
-    product = np.outer(norms, norms)
+    norm_products = np.outer(norms, norms)
     pairs = {
         (a, b): {
-            "cosine": float(dots[a, b] / (product[a, b] or math.nan)),
+            "cosine": float(dots[a, b] / (norm_products[a, b] or math.nan)),
             "sign_conflicts": float(conflicts[a, b] / entries),
         }
         for a, b in itertools.combinations(range(number), 2)
     }
-    return [Change(*map(float, row)) for row in np.transpose(measures)], pairs
+    return [Change(*map(float, values)) for values in np.transpose(measures)], pairs
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:

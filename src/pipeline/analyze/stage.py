@@ -46,21 +46,21 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
 
         def measure(name: str) -> tuple[list[Change], Pairs]:
-            found = tensor_changes(list(experts.values()), base, name, limits, config.analyze.axis)
+            changes = tensor_changes(list(experts.values()), base, name, limits, config.analyze.axis)
             bar.update(base.info(name).nbytes)
-            return found
+            return changes
 
         results = dict(zip(names, in_threads(measure, names, config.threads), strict=True))
-    site_keys = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
+    key_of_row = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
         {"expert": label, **site_key, **vars(results[name][0][index])}
         for index, label in enumerate(labels)
-        for name, site_key in site_keys.items()
+        for name, place in key_of_row.items()
     ]
     pairs = [
         {"first": labels[a], "second": labels[b], **site_key, **results[name][1][a, b]}
         for a, b in itertools.combinations(range(len(labels)), 2)
-        for name, site_key in site_keys.items()
+        for name, place in key_of_row.items()
     ]
     for name, table in (("delta", rows), ("pairs", pairs)):
         if table:
@@ -96,10 +96,10 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
 def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise PipelineError unless experts share dtype and optimizer: rounding noise makes one scale misleading."""
     first, *further = facts.values()
-    for further_expert, key in itertools.product(further, ("dtype", "optimizer")):
-        if first[key] != further_expert[key]:
+    for expert, key in itertools.product(further, ("dtype", "optimizer")):
+        if first[key] != expert[key]:
             raise PipelineError(
-                f"{first['name']} has {key} {first[key]}, {further_expert['name']} has {further_expert[key]}: "
+                f"{first['name']} has {key} {first[key]}, {expert['name']} has {expert[key]}: "
                 "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
             )
 

@@ -35,8 +35,8 @@ def find_benchmark(task: str) -> Benchmark | None:
     column of stage=compare: only its name has a space."""
     if " " in task:
         return None
-    own = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
-    return own or _of_package(task) or harness_benchmark(task)
+    benchmark = BENCHMARKS.get(task) or next((item for item in BENCHMARKS.values() if task in item.variants), None)
+    return benchmark or _of_package(task) or harness_benchmark(task)
 
 
 @cache
@@ -50,15 +50,15 @@ def _of_package(task: str) -> Benchmark | None:
     if not names:
         return None
     extension = extensions(ENTRY_POINTS)[max(names, key=len)]
-    place, found = f"benchmark {extension.name} of package {extension.package}", extension.load()
-    if not isinstance(found, Benchmark) or found.name != extension.name:
-        raise PipelineError(f"{place}: {extension.entry.value} is not a Benchmark with name={extension.name!r}")
-    if task not in found.tasks:
+    origin, record = f"benchmark {extension.name} of package {extension.package}", extension.load()
+    if not isinstance(record, Benchmark) or record.name != extension.name:
+        raise PipelineError(f"{origin}: {extension.entry.value} is not a Benchmark with name={extension.name!r}")
+    if task not in record.tasks:
         return None
     functions: dict[str, Any] = {
-        name: guarded(getattr(found, name), f"{place}: {name}()") for name in ("define", "texts", "sources")
+        name: guarded(getattr(record, name), f"{origin}: {name}()") for name in ("define", "texts", "sources")
     }
-    return replace(found, package=extension.package, **functions)
+    return replace(record, package=extension.package, **functions)
 
 
 def benchmark_of(task: str) -> Benchmark:
@@ -68,8 +68,8 @@ def benchmark_of(task: str) -> Benchmark:
     if tag := explain_tag(task):
         raise PipelineError(tag)
     tasks = [name for item in BENCHMARKS.values() for name in item.tasks] + list(extensions(ENTRY_POINTS))
-    known = harness_index()
-    near = close_matches(task, [*tasks, *known.tasks, *known.groups])
+    index = harness_index()
+    near = close_matches(task, [*tasks, *index.tasks, *index.groups])
     hint = f"did you mean {near[0]}? " if near else ""
     raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}, and those of the harness")
 

@@ -33,7 +33,7 @@ TYPES = {"text": str, "number": int, "list": list}
 
 
 def read_benchmark(file: Path) -> Benchmark:
-    fields: Row = {key: tuple(one) if isinstance(one, list) else one for key, one in load_plain(file).items()}
+    fields: Row = {key: tuple(value) if isinstance(value, list) else value for key, value in load_plain(file).items()}
     data = fields.pop("data")
 
     def texts(row: Row) -> list[str]:
@@ -61,31 +61,31 @@ def define(name: str, data: Row, ask: Ask) -> list[Definition]:
     Raises:
         PipelineError: data is missing or broken, or there are fewer exemplars than asked for.
     """
-    shown, spoken, own = data["exemplars"], ask.language, own_task_file(name)
+    shown, spoken, own_file = data["exemplars"], ask.language, own_task_file(name)
     if ask.num_fewshot and not shown:
         raise PipelineError(f"{name} is asked without exemplars: num_fewshot=0, not {ask.num_fewshot}")
     if data.get("runs_code") and not ask.run_code:
         raise Missing(
             f"{name} runs the programs that a model writes: allow it with eval.run_code=true, or leave {name} out"
         )
-    files = {split: named.get(ask.split, "").format(task=ask.task) for split, named in data["files"].items()}
+    files = {split: paths_of.get(ask.split, "").format(task=ask.task) for split, paths_of in data["files"].items()}
     if not files["test"]:
         raise PipelineError(f"{ask.task} has no development items: leave eval.split={ask.split} out")
     hint = data.get("made_by", "").format(data_root=ask.data_root or "DATA_ROOT", code=spoken.code)
     path = data.get("path", f"{name}/{spoken.code}/{{split}}.jsonl")
-    places = {split: path.format(split=file) for split, file in files.items()}
+    path_of_split = {split: path.format(split=file) for split, file in files.items()}
     if not ask.data_root and spoken.code not in data.get("hub_languages", [spoken.code] if "hub" in data else []):
         problem = f"{ask.task} in {spoken.name} is not on the Hub"
-        raise Missing(f"{problem}: set data_root to a folder with {places['test']}{hint}")
+        raise Missing(f"{problem}: set data_root to a folder with {path_of_split['test']}{hint}")
     stock = [str(stock_file(ask, *(path.format(**codes(spoken)) for path in data["stock"])))] if "stock" in data else []
-    body: Row = {"include": [*stock, *([str(own)] if own.is_file() else []), *by_text(ask)]}
-    if own.is_file() and "generation_kwargs" in load_plain(own):
-        body |= generation_kwargs(ask, own)
+    body: Row = {"include": [*stock, *([str(own_file)] if own_file.is_file() else []), *by_text(ask)]}
+    if own_file.is_file() and "generation_kwargs" in load_plain(own_file):
+        body |= generation_kwargs(ask, own_file)
     if ask.data_root:
         if not ask.num_fewshot:  # a file of exemplars need not be there
-            places = {"test": places["test"]}
+            path_of_split = {"test": path_of_split["test"]}
             body |= {"training_split": None, "fewshot_split": None} if shown not in (None, "scored") else {}
-        paths = {split: ask.data_root / place for split, place in places.items()}
+        paths = {split: ask.data_root / relative for split, relative in path_of_split.items()}
         try:
             order = sorted(paths, key=lambda split: split != "test")
             rows = {split: read_rows(paths[split], data, ask.data_root) for split in order}

@@ -63,28 +63,28 @@ def harness_benchmark(task: str) -> Benchmark | None:
 
 @cache
 def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
-    known = harness_index()
+    index = harness_index()
     if task in FAMILIES:
         english = task_of_family(task, "en", "eng_Latn")
-        example = english if english in known.tasks or english in known.groups else FAMILIES[task].format(code="sw")
+        example = english if english in index.tasks or english in index.groups else FAMILIES[task].format(code="sw")
         pattern = FAMILIES[task].format(code="{code}", three="*", script="*").rstrip("*")
-        found = harness_benchmark(example)
-        return found and replace(
-            found, name=task, title=TITLES[task], one_set=False, built_from=(f"harness/{pattern}*/*.jsonl",)
+        benchmark = harness_benchmark(example)
+        return benchmark and replace(
+            benchmark, name=task, title=TITLES[task], one_set=False, built_from=(f"harness/{pattern}*/*.jsonl",)
         )
-    if task not in known.tasks and task not in known.groups:
+    if task not in index.tasks and task not in index.groups:
         return None
     parts = members(task)
     if not parts:
         raise PipelineError(f"the group {task} has no tasks: leave it out")
-    body = merge_includes(known.tasks[parts[0]])
+    body = merge_includes(index.tasks[parts[0]])
     kind, metric = KINDS[body.get("output_type", "generate_until")]
-    names = [one["metric"] if isinstance(one["metric"], str) else "" for one in body.get("metric_list") or []]
+    names = [entry["metric"] if isinstance(entry["metric"], str) else "" for entry in body.get("metric_list") or []]
     metric = metric if metric in names or not names else names[0]
-    said = [one.get("higher_is_better") for one in body.get("metric_list") or [] if one["metric"] == metric]
-    lower = metric in LOWER if said in ([], [None]) else said[0] is False
-    filters = [one["name"] for one in body.get("filter_list") or []]
-    if task in known.groups and (aggregates := group_metrics(task)):
+    directions = [entry.get("higher_is_better") for entry in body.get("metric_list") or [] if entry["metric"] == metric]
+    lower = metric in LOWER if directions in ([], [None]) else directions[0] is False
+    filters = [entry["name"] for entry in body.get("filter_list") or []]
+    if task in index.groups and (aggregates := group_metrics(task)):
         metric = aggregates[0]["metric"]
         filters = [*(aggregates[0].get("filter_list") or []), *filters]
     files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
@@ -105,24 +105,26 @@ def group_metrics(group: str) -> list[Row]:
     """The metrics that the harness aggregates over the tasks of a group: `metric`, `filter_list` (None: all) and
     `weight_by_size`."""
     listed = merge_includes(harness_index().groups[group]).get("aggregate_metric_list") or []
-    found = []
-    for one in [listed] if isinstance(listed, dict) else listed:
-        filters = one.get("filter_list")
-        found.append({"weight_by_size": True, **one, "filter_list": [filters] if isinstance(filters, str) else filters})
-    return found
+    metrics = []
+    for entry in [listed] if isinstance(listed, dict) else listed:
+        filters = entry.get("filter_list")
+        metrics.append(
+            {"weight_by_size": True, **entry, "filter_list": [filters] if isinstance(filters, str) else filters}
+        )
+    return metrics
 
 
 def define(ask: Ask) -> list[Definition]:
     """The task's file with the number of exemplars asked for, and with rows of data_root where it is given; of a group
     a file for each of its tasks."""
-    task, known = ask.task, harness_index()
+    task, index = ask.task, harness_index()
     if task in FAMILIES:
         task = task_of_family(task, ask.language.code, ask.language.flores)
-        if task not in known.tasks and task not in known.groups:
+        if task not in index.tasks and task not in index.groups:
             raise Missing(missing_language(ask.task, ask.language))
     if ask.split != "test":
         raise PipelineError(f"eval.split={ask.split}: {task} scores the harness' split: leave it out")
-    if task in known.tasks:
+    if task in index.tasks:
         return [write_task(ask, task_body(ask, task, task))]
     check_group(task)
     return [write_task(ask, task_body(ask, part, task), group=task, part=part) for part in members(task)]
@@ -143,8 +145,8 @@ def check_group(group: str) -> None:
     if len({body.get("output_type", "generate_until") for body in bodies}) > 1:
         raise PipelineError(f"the group {group} has tasks of several kinds: {remedy}")
     for part, body in zip(parts, bodies, strict=True):
-        names = [one["metric"] for one in body.get("metric_list") or []]
-        if names and "process_results" not in body and (lost := {one["metric"] for one in metrics} - {*names}):
+        names = [entry["metric"] for entry in body.get("metric_list") or []]
+        if names and "process_results" not in body and (lost := {entry["metric"] for entry in metrics} - {*names}):
             raise PipelineError(f"the group {group} aggregates {lost.pop()}, which {part} has not: {remedy}")
 
 
@@ -170,7 +172,9 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     if not scored_split(stock):
         raise PipelineError(f"{task} has no test data: set test_split or validation_split in {file.name}")
     included = included_folder(task)
-    own_rows = included and data_files(stock) and not any(one.is_dir() for one in row_folders(ask, task, folder))
+    own_rows = (
+        included and data_files(stock) and not any(row_folder.is_dir() for row_folder in row_folders(ask, task, folder))
+    )
     local = ask.data_root is not None and not own_rows
     if included:
         if not ask.run_code and (unsafe := python_in(file)):
@@ -196,8 +200,8 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
 
 def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
     """Raise PipelineError for a user-defined task or group whose file includes one that no hash knows."""
-    known = harness_index()
-    for name, file in ((task, known.tasks[task]), (group, known.groups.get(group))):
+    index = harness_index()
+    for name, file in ((task, index.tasks[task]), (group, index.groups.get(group))):
         if file and (outside := included_outside(file, folder)):
             raise PipelineError(
                 f"{name} includes {outside}, outside of eval.include_path={folder}, whose content identifies a run: "
@@ -207,8 +211,8 @@ def refuse_includes_outside(task: str, group: str, folder: Path) -> None:
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError for local rows of a user-defined task that no hash knows: those outside its folder."""
-    named = data_files(stock)
-    for value in named.values() if isinstance(named, dict) else [named]:
+    named_files = data_files(stock)
+    for value in named_files.values() if isinstance(named_files, dict) else [named_files]:
         for file in [value] if isinstance(value, str) else value:
             if "://" not in file and folder not in Path(file).resolve().parents:
                 raise PipelineError(
@@ -233,9 +237,9 @@ def scored_rows(task: str, data_root: Path | None) -> Path | None:
     if task not in harness_index().tasks:
         return None
     stock = merge_includes(harness_index().tasks[task])
-    named = data_files(stock)
-    own = named.get(scored_split(stock)) if isinstance(named, dict) else named
-    files = [Path(own)] if isinstance(own, str) and own else []
+    named_files = data_files(stock)
+    own_files = named_files.get(scored_split(stock)) if isinstance(named_files, dict) else named_files
+    files = [Path(own_files)] if isinstance(own_files, str) and own_files else []
     files += [data_root / "harness" / task / f"{scored_split(stock)}.jsonl"] if data_root else []
     return next((file for file in reversed(files) if file.is_file() and file.suffix == ".jsonl"), None)
 
@@ -252,13 +256,15 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
         Missing: there is no file of the split that is scored, or of that of the exemplars.
     """
     folders = row_folders(ask, task, group)
-    folder = next((one for one in folders if one.is_dir()), folders[0])
-    named = {key: stock[key] for key in SPLITS if stock.get(key)}
-    files = {split: file for split in named.values() if (file := folder / f"{split}.jsonl").is_file()}
-    needed = [scored_split(stock)]
+    folder = next((row_folder for row_folder in folders if row_folder.is_dir()), folders[0])
+    named_splits = {key: stock[key] for key in SPLITS if stock.get(key)}
+    files = {split: file for split in named_splits.values() if (file := folder / f"{split}.jsonl").is_file()}
+    needed_splits = [scored_split(stock)]
     if ask.num_fewshot and not (stock.get("fewshot_config") or {}).get("samples"):
-        needed.append(next(named[key] for key in ("fewshot_split", "training_split", *SPLITS) if key in named))
-    if absent := [split for split in needed if split not in files]:
+        needed_splits.append(
+            next(named_splits[key] for key in ("fewshot_split", "training_split", *SPLITS) if key in named_splits)
+        )
+    if absent := [split for split in needed_splits if split not in files]:
         raise Missing(
             f"{task}: {folder / absent[0]}.jsonl is missing: write the rows of its split there, give {task} a "
             "data_root of its own (null: the Hub), or leave it out"
@@ -266,5 +272,5 @@ def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
     rows_of(files[scored_split(stock)], {})  # or an error
     body: Row = {"include": [str(harness_index().tasks[task])]}
     read_from(body, **files)
-    body |= {key: None for key, split in named.items() if split not in files}
+    body |= {key: None for key, split in named_splits.items() if split not in files}
     return body | ({"custom_dataset": None} if "custom_dataset" in stock else {})

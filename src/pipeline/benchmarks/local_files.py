@@ -59,25 +59,25 @@ def rows_of(
     there, and `options` of these values."""
     rows, optional = [], optional or {}
     for number, line in lines_of(file, data_root):
-        place = f"{file}, line {number}"
+        where = f"{file}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PipelineError(
-                f"{place} is not JSON ({error.msg}): write one JSON object a line, in UTF-8 without a byte order mark"
+                f"{where} is not JSON ({error.msg}): write one JSON object a line, in UTF-8 without a byte order mark"
             ) from error
         if not isinstance(row, dict):
-            raise PipelineError(f"{place} is a {type(row).__name__}, not a row: the Hub's columns are needed")
+            raise PipelineError(f"{where} is a {type(row).__name__}, not a row: the Hub's columns are needed")
         for column, kind in (columns | optional).items():
             if column not in row and column not in optional:
-                raise PipelineError(f"{place} has no column {column!r}: the Hub's columns are needed")
+                raise PipelineError(f"{where} has no column {column!r}: the Hub's columns are needed")
             if column in row and (not isinstance(row[column], kind) or isinstance(row[column], bool)):
                 want = "null" if kind is type(None) else f"of type {kind.__name__}"
-                raise PipelineError(f"{place}: {column} must be {want}, got {row[column]!r}")
+                raise PipelineError(f"{where}: {column} must be {want}, got {row[column]!r}")
         for column, values in (options or {}).items():
             if row.get(column) not in values:
                 got = repr(row[column]) if column in row else "no such column"
-                raise PipelineError(f"{place}: {column} must be one of {', '.join(map(str, values))}, got {got}")
+                raise PipelineError(f"{where}: {column} must be one of {', '.join(map(str, values))}, got {got}")
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")

@@ -72,8 +72,8 @@ def prompt_words(exemplars: Sequence[Row]) -> tuple[str, str]:
     `Jibu la Hatua kwa Hatua:`); English's where they do not all begin alike, or are fewer than two."""
     beginnings = []
     for column, english in (("question", QUESTION), ("answer", STEPS)):
-        words = {match[1] if (match := _WORDS.match(str(row.get(column, "")))) else "" for row in exemplars}
-        beginnings.append(words.pop() if len(words) == 1 and len(exemplars) > 1 else "")
+        first_words = {match[1] if (match := _WORDS.match(str(row.get(column, "")))) else "" for row in exemplars}
+        beginnings.append(first_words.pop() if len(first_words) == 1 and len(exemplars) > 1 else "")
         beginnings[-1] = beginnings[-1] or english
     return beginnings[0], beginnings[1]
 
@@ -127,8 +127,8 @@ def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
 
 
 def hub_sets(spoken: Language) -> list[Source]:
-    known = has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml")
-    return [on_hub("juletxara/mgsm", spoken.code)] if known else []
+    is_known = has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml")
+    return [on_hub("juletxara/mgsm", spoken.code)] if is_known else []
 
 
 BENCHMARK = Benchmark(

@@ -49,8 +49,8 @@ def check(config: CheckStage) -> str:
         PipelineError: a key that the check does not read, or lines that are wrong (with the text).
         Held: launcher=slurm: the job is in the queue.
     """
-    runs_dir, words = Path(config.runs_dir), read_words(config)
-    plan = Checking(config, words, runs_dir / ".check")
+    runs_dir, overrides = Path(config.runs_dir), read_words(config)
+    plan = Checking(config, overrides, runs_dir / ".check")
     check_writable(runs_dir)
     free = shutil.disk_usage(runs_dir).free
     if free < (needed := plan.disk()):
@@ -60,12 +60,12 @@ def check(config: CheckStage) -> str:
         )
     say(f"stage=check of model={plan.model.name}: {needed / 1e9:.1f} GB of disk")
     if config.launcher.name == "slurm":
-        submit(config, plan, words)
+        submit(config, plan, overrides)
     with hold_lease(plan.folder / "lease", "stage=check"):
         begun = time.perf_counter()
         lines = plan.run()
         record = {
-            "command": ["stage=check", *words], "lines": [asdict(line) for line in lines],
+            "command": ["stage=check", *overrides], "lines": [asdict(line) for line in lines],
             "minutes": round((time.perf_counter() - begun) / 60, 1),
             "driver": driver_version(), "versions": package_versions(),
             "machine": machine_facts(), "environment": recorded_environment(), "git": git_state(),
@@ -83,17 +83,19 @@ def check(config: CheckStage) -> str:
 
 def read_words(config: CheckStage) -> list[str]:
     """The command's words for its trainings and its evaluation. Raises PipelineError for one that is not read."""
-    words = (config.command or [])[len(EXAMPLE) :]
-    for word in words:
-        key = word.lstrip("+").partition("=")[0]
+    overrides = (config.command or [])[len(EXAMPLE) :]
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0]
         if key.partition(".")[0] not in READ:
-            raise PipelineError(f"stage=check does not read {word}: leave it out; it reads {', '.join(READ)}, check")
+            raise PipelineError(
+                f"stage=check does not read {override}: leave it out; it reads {', '.join(READ)}, check"
+            )
         if key in SET:
-            raise PipelineError(f"stage=check sets {key} itself, got {word}: leave it out; give {SET[key]}")
-    return words
+            raise PipelineError(f"stage=check sets {key} itself, got {override}: leave it out; give {SET[key]}")
+    return overrides
 
 
-def submit(config: CheckStage, plan: Checking, words: list[str]) -> None:
+def submit(config: CheckStage, plan: Checking, overrides: list[str]) -> None:
     """Submit the same command as one job, with the GPUs of its largest training. Raises Held, with the job."""
     launcher, threads, processes = config.launcher, plan.threads, plan.sft.processes
     script = (Path(config.runs_dir) / (DRY_RUN if launcher.dry_run else FOLDER) / "check.sh").resolve()
@@ -102,11 +104,11 @@ def submit(config: CheckStage, plan: Checking, words: list[str]) -> None:
         if launcher.dry_run:
             shutil.rmtree(script.parent, ignore_errors=True)
         script.parent.mkdir(parents=True, exist_ok=True)
-        own = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
+        shared = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
         gpus = processes if launcher.gpus is None else min(processes, launcher.gpus)
         resources = Resources(gpus, threads * processes if threads else None, 60)
         folders = [f"--config-dir={path}" for path in added_conf()]
-        text = script_of(launcher, ["-m", "pipeline", *own, *words, *folders], "")
+        text = script_of(launcher, ["-m", "pipeline", *shared, *overrides, *folders], "")
         job = submit_script(launcher, Path(config.runs_dir), script, text, resources, ["--job-name", "check"], "%j")
     if launcher.dry_run:
         show_dry_run(script.parent)

@@ -21,13 +21,13 @@ def write_rows(folder: Path, rows: int, length: int) -> None:
     """Rows of made-up words for a math and a language expert, each at least `length` tokens of any tokenizer, and
     questions as MGSM's, with two exemplars: each file's readers find their columns in rows of one kind."""
     generator = random.Random(0)
-    words = ["".join(generator.choices("aeioklmnprst", k=5)) for _ in range(400)]
+    vocabulary = ["".join(generator.choices("aeioklmnprst", k=5)) for _ in range(400)]
     sizes = {"orca_math/train": (2 * rows, length), "aya/train": (2 * rows, length)}
     sizes |= {"mgsm/en/test": (QUESTIONS, 9), "mgsm/en/train": (2, 9)}
     for name, (count, longest) in sizes.items():
         lines = []
         for number in range(count):
-            question, answer = (" ".join(generator.choices(words, k=k)) for k in (4, longest))
+            question, answer = (" ".join(generator.choices(vocabulary, k=k)) for k in (4, longest))
             worked = None if name == "mgsm/en/test" else f"Step-by-Step Answer: {answer}. The answer is {number}."
             row = {"question": f"Question: {question}?", "answer": worked, "answer_number": number}
             row |= {"inputs": question, "targets": answer, "language": "qac", "language_code": "qac"}
@@ -90,8 +90,8 @@ def write_base(folder: Path, fields: dict[str, Any], data: Path) -> None:
     rows: list[Any] = [{"prompt": row["question"], "completion": row["answer"]} for row in map(json.loads, lines)]
     tokenizer = make_bpe(rows, 512)
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    named = {key: value for key, value in fields.items() if key != "model_type"}
-    config = AutoConfig.for_model(fields["model_type"], **{**named, **ids})
+    settings = {key: value for key, value in fields.items() if key != "model_type"}
+    config = AutoConfig.for_model(fields["model_type"], **{**settings, **ids})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.to_empty(device="cpu")

@@ -69,14 +69,14 @@ class Checking:
         PipelineError: a word of any of the commands is wrong.
     """
 
-    def __init__(self, config: CheckStage, words: Sequence[str], folder: Path) -> None:
-        self.typed = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    def __init__(self, config: CheckStage, overrides: Sequence[str], folder: Path) -> None:
+        self.typed = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
         self.folder, self.data, self.base = folder, folder / "data", folder / "base"
         self.methods = list(config.check.methods)
         self.ranks: list[dict[str, Any]] = []  # facts of each process's device
         self.made: dict[str, Manifest] = {}  # method -> its finished run
         self.kept: dict[str, Path] = {}  # math, language: the first expert of this side; merge: what was made of them
-        plain = [word for word in words if not word.startswith(("eval.", "partition"))]
+        plain = [override for override in overrides if not override.startswith(("eval.", "partition"))]
         composed = compose([*EXAMPLE, *plain])
         assert isinstance(composed, TrainStage)
         self.recipe = chosen_options([*EXAMPLE, *plain]).get("recipe", "default")
@@ -94,22 +94,22 @@ class Checking:
         """The words of a method's training. Methods of one set take the math and the language rows in turn."""
         kind, alone = method.partition("_")[0], [name for name in self.methods if name.partition("_")[0] in ALONE]
         joint = method not in alone
-        words = {
+        keys = {
             "stage": "sft", "sft": method, "expert": "math_qac" if joint else ("math", "qac")[alone.index(method) % 2],
             "data.size": (1 + joint) * STEPS * self.sft.batch_size, "sft.steps": STEPS, "sft.warmup_steps": 0,
             "model": self.local or self.base, "recipe": self.recipe, **self.everywhere(),
             **({"partition": "B", "partition.scale_to_depth": "true"} if kind in PARTED else {}),
         }  # fmt: skip
         for key, value in self.typed.items():
-            others = key.startswith("eval.") or (key.startswith("partition") and kind not in PARTED)
-            words |= {} if others or OF_THE_BASE.fullmatch(key) else {key: value}
-        return words_of(words | changed)
+            is_unread = key.startswith("eval.") or (key.startswith("partition") and kind not in PARTED)
+            keys |= {} if is_unread or OF_THE_BASE.fullmatch(key) else {key: value}
+        return words_of(keys | changed)
 
     def evaluation(self, checkpoint: Path) -> list[str]:
-        words = {"stage": "eval", "eval": "mgsm_2shot", "languages": "[en]", "checkpoint": checkpoint}
-        words |= {"eval.limit": QUESTIONS, "eval.max_gen_toks": ANSWER, **self.everywhere()}
+        keys = {"stage": "eval", "eval": "mgsm_2shot", "languages": "[en]", "checkpoint": checkpoint}
+        keys |= {"eval.limit": QUESTIONS, "eval.max_gen_toks": ANSWER, **self.everywhere()}
         read = {key: value for key, value in self.typed.items() if key.startswith(("eval.", "threads", "seed"))}
-        return words_of(words | read)
+        return words_of(keys | read)
 
     def everywhere(self) -> dict[str, Any]:
         return {"data_root": self.data, "runs_dir": self.folder / "runs", "tracking.mode": "disabled"}
@@ -121,7 +121,7 @@ class Checking:
             trained = trained_parameters(self.shape, every, recipe.adapter_rank)
             files.append(written_bytes(recipe, count, trained, snapshots=0, points=2))
         base = 0 if self.local else WIDTH["bfloat16"] * count
-        return base + 3 * max(each["weights"] for each in files) + files[0]["resume points"]
+        return base + 3 * max(sizes["weights"] for sizes in files) + files[0]["resume points"]
 
     def machine(self) -> Gpu:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
@@ -162,8 +162,8 @@ class Checking:
 
     def clear(self) -> None:
         """Delete everything but the logs; a check that was killed leaves its weights to the next one."""
-        for place in ("runs", "again", "base", "data"):
-            shutil.rmtree(self.folder / place, ignore_errors=True)
+        for folder in ("runs", "again", "base", "data"):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def command(self, name: str, words: Sequence[str], **how: Any) -> str | None:
         """As run_command, for a line."""
@@ -178,9 +178,9 @@ class Checking:
 
     def check_devices(self) -> Found:
         write_rows(self.data, STEPS * self.sft.batch_size, self.sft.seq_length)
-        words = [word for word in self.training(self.methods[0]) if not word.startswith("model")]
+        overrides = [override for override in self.training(self.methods[0]) if not override.startswith("model")]
         code = ("-c", "from pipeline.commands.check_processes import probe_main; probe_main()")
-        facts = json.loads(str(self.command("devices", [*words, "model=small_bpe"], code=code)))
+        facts = json.loads(str(self.command("devices", [*overrides, "model=small_bpe"], code=code)))
         self.ranks, self.on_gpu, hardware = facts["ranks"], bool(facts["cuda"]), self.typed.get("hardware")
         if hardware and "plan.gpu" in read_hardware(hardware) and not self.on_gpu:
             raise Wrong(
@@ -242,23 +242,23 @@ class Checking:
         are those of another training, with deterministic kernels: the first one is timed without."""
         method, again = self.methods[0], self.folder / "again"
         fixed = {"runs_dir": again, "deterministic": str(self.on_gpu).lower()}
-        whole = self.made_by("resume", self.training(method, **fixed))[1] if self.on_gpu else self.made[method]
-        words = {resume: self.training(method, **fixed, **{"sft.resume_minutes": resume}) for resume in (0, "null")}
+        uninterrupted = self.made_by("resume", self.training(method, **fixed))[1] if self.on_gpu else self.made[method]
+        overrides = {resume: self.training(method, **fixed, **{"sft.resume_minutes": resume}) for resume in (0, "null")}
         for _ in range(TRIES):
             shutil.rmtree(again, ignore_errors=True)
-            if self.command("resume", words[0], until=lambda: any(again.glob(".work/*/*/resume.json"))) is None:
-                _, resumed = self.made_by("resume", words["null"])
+            if self.command("resume", overrides[0], until=lambda: any(again.glob(".work/*/*/resume.json"))) is None:
+                _, resumed = self.made_by("resume", overrides["null"])
                 shutil.rmtree(again, ignore_errors=True)
-                return same_bits(whole, resumed)
+                return same_bits(uninterrupted, resumed)
         raise LeftOut(f"{TRIES} times the training ended before it could be killed")
 
     def check_merge(self) -> Found:
         if not {"math", "language"} <= self.kept.keys():
             raise LeftOut("it needs a math and a language expert: two of full, partial and lora in check.methods")
-        words = {"stage": "merge", "merge": "layer_swap", "merge.bottom_layers": 1, "merge.top_layers": 1}
-        words |= {f"merge.{side}": folder for side, folder in self.kept.items()} | self.everywhere()
-        del words["data_root"]
-        self.kept["merge"], manifest = self.made_by("merge", words_of(words))
+        keys = {"stage": "merge", "merge": "layer_swap", "merge.bottom_layers": 1, "merge.top_layers": 1}
+        keys |= {f"merge.{side}": folder for side, folder in self.kept.items()} | self.everywhere()
+        del keys["data_root"]
+        self.kept["merge"], manifest = self.made_by("merge", words_of(keys))
         size = size_of(self.kept["merge"])
         text = f"layer swap, {size / 1e9:.2f} GB in {manifest.seconds:.1f} s"
         return text, {"bytes": size, **seconds_of(manifest)}
@@ -271,8 +271,8 @@ class Checking:
         return text, {"questions_a_second": round(QUESTIONS / seconds, 3), **seconds_of(manifest)}
 
 
-def words_of(words: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={value}" for key, value in words.items()]
+def words_of(keys: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in keys.items()]
 
 
 def size_of(folder: Path) -> int:
@@ -293,7 +293,7 @@ def check_sum(facts: dict[str, Any]) -> None:
                 f"{facts['backend']}, not {expected}: they do not reach one another correctly; NCCL_DEBUG=INFO prints "
                 "how they try"
             )
-        sharing = [str(other["rank"]) for other in ranks if other["uuid"] == rank["uuid"]]
+        sharing = [str(rank_beside["rank"]) for rank_beside in ranks if rank_beside["uuid"] == rank["uuid"]]
         if facts["cuda"] and len(sharing) > 1:
             raise Wrong(f"processes {' and '.join(sharing)} are on one GPU: give each its own, or lower sft.processes")
 

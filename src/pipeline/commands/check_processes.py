@@ -29,13 +29,13 @@ class Wrong(PipelineError):
 
 
 def run_command(
-    log: Path, words: Sequence[str], limit: float, code: Sequence[str] = ("-m", "pipeline"),
+    log: Path, overrides: Sequence[str], limit: float, code: Sequence[str] = ("-m", "pipeline"),
     until: Callable[[], bool] = lambda: False,
 ) -> str | None:  # fmt: skip
     """Standard output of a command, in a process group of its own that is killed where it takes more than `limit`
     seconds; None where it was killed as soon as `until` was true. Raises Wrong for one that fails, or is late."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *code, *words, *(f"--config-dir={path}" for path in added_conf())]
+    command = [sys.executable, *code, *overrides, *(f"--config-dir={path}" for path in added_conf())]
     environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     end, output = time.monotonic() + limit, log.with_suffix(".out")
     with open(log, "w") as errors, open(output, "w") as printed:
@@ -50,11 +50,11 @@ def run_command(
     if status is None and time.monotonic() < end:
         return None if until() else ""  # where it had ended just before
     lines = last_lines(log)
-    said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
+    message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
     if status is None:
-        raise Wrong(f"no end within {limit:.0f} s, last printed: {said}")
+        raise Wrong(f"no end within {limit:.0f} s, last printed: {message}")
     if status:
-        raise Wrong(said or f"exit status {status}")
+        raise Wrong(message or f"exit status {status}")
     return output.read_text()
 
 

@@ -13,9 +13,10 @@ from pipeline.progress import say
 from pipeline.report.collect import gather_results
 from pipeline.report.load.archive import check_archive, unpack, write_archive
 from pipeline.report.load.contents import Results
-from pipeline.report.render.cells import cells_csv
+from pipeline.report.render.cells import cell_lines
 from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.report.render.latex import cells_latex
+from pipeline.report.render.sheets import lines_csv
 from pipeline.report.report_state import Reported
 from pipeline.report.write import write_report
 from pipeline.runs.find import find_run
@@ -30,8 +31,8 @@ def export(config: ExportStage) -> str:
     if config.export.to is None:
         suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
         suffix = suffixes.get(config.export.format, "d")
-        place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
-        raise PipelineError(f"stage=export needs export.to: give export.to={place}")
+        address = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
+        raise PipelineError(f"stage=export needs export.to: give export.to={address}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
@@ -99,7 +100,7 @@ def cells_text(results: Results, form: str) -> str:
     if form == "latex":
         return cells_latex(results)
     if form == "csv":
-        return cells_csv(results)
+        return lines_csv(cell_lines(results))
     with tempfile.TemporaryDirectory() as folder:  # its headline depends on all answers
         return write_report(results, Path(folder)).with_name("cells.md").read_text(encoding="utf-8")
 

@@ -52,34 +52,35 @@ class Overview:
         fix = marked("FIX", self.fix, max(2, room - len(self.know)))
         know = marked("KNOW", self.know, max(2, room - len(fix)))
         lines = [*wrapped(self.title, 1), *wrapped(self.total, 2), *fix, *know, *self.table, *details]
-        return [*lines[: LINES - 1], f"Next: {'fix the above, then ' if self.fix else ''}{self.next}"]
+        first = f"fix {'it' if len(self.fix) == 1 else 'these'}, then run " if self.fix else ""
+        return [*lines[: LINES - 1], f"Next: {first}{self.next}"]
 
 
-def wrapped(text: str, most: int, first: str = "") -> list[str]:
-    """A text in at most `most` lines; what is cut ends with an ellipsis."""
+def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
+    """A text in at most `line_limit` lines; what is cut ends with an ellipsis."""
     return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=" " * (len(first) or 2), max_lines=most, placeholder=" …",
-        break_on_hyphens=False,
+        text, WIDTH, initial_indent=first, subsequent_indent=" " * (len(first) or 2), max_lines=line_limit,
+        placeholder=" …", break_on_hyphens=False,
     )  # fmt: skip
 
 
-def marked(word: str, texts: Sequence[str], most: int) -> list[str]:
-    """Texts with a word before the first, in at most `most` lines: two lines each where these fit, the first ones
-    first; the last line counts those left out."""
-    shown = texts if len(texts) <= most else texts[: most - 1]
+def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
+    """Texts with a label before the first, in at most `line_limit` lines: two lines each where these fit, the first
+    texts first; the last line counts those left out."""
+    shown = texts if len(texts) <= line_limit else texts[: line_limit - 1]
     lines: list[str] = []
-    for place, text in enumerate(shown):
-        later = len(shown) - place - 1 + (len(texts) > len(shown))
-        room = 2 if len(lines) + 2 + later <= most else 1
-        lines += wrapped(text, room, " " * 6 if place else f"{word:<5} ")
-    left = len(texts) - len(shown)
-    return [*lines, f"{'' if lines else word:<5} and {left} more: plan.lines=1 prints them"] if left else lines
+    for index, text in enumerate(shown):
+        later = len(shown) - index - 1 + (len(texts) > len(shown))
+        room = 2 if len(lines) + 2 + later <= line_limit else 1
+        lines += wrapped(text, room, " " * 6 if index else f"{label:<5} ")
+    omitted = len(texts) - len(shown)
+    return [*lines, f"{'' if lines else label:<5} and {omitted} more: plan.lines=1 prints them"] if omitted else lines
 
 
 def span(values: Iterable[float], text: Callable[[float], str]) -> str:
     """The least and the largest value, "2 to 5", or both in one."""
-    known = list(values)
-    ends = dict.fromkeys(text(end(known)) for end in (min, max)) if known else {"?": None}
+    numbers = list(values)
+    ends = dict.fromkeys(text(end(numbers)) for end in (min, max)) if numbers else {"?": None}
     return " to ".join(ends)
 
 
@@ -89,8 +90,8 @@ def span(values: Iterable[float], text: Callable[[float], str]) -> str:
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of merges in memory.
     Selections, and averages of several scores, take no time of their own."""
-    chosen = [run for run in runs if isinstance(run.config, SelectStage)]
-    inputs = [member for run in chosen for member in parent_runs(run.parents)]
+    selections = [run for run in runs if isinstance(run.config, SelectStage)]
+    inputs = [member for run in selections for member in parent_runs(run.parents)]
     choosing = {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
     kinds: dict[str, list[Run]] = {}
     for run in runs:
@@ -113,11 +114,21 @@ def kinds_table(
     of_gpus, of_machine = ("GPUs each", "time each", "GPU-hours", "GB a GPU"), ("time each", "in all", "GB")
     rows: list[tuple[str, ...]] = [("", "runs", "done", *(of_gpus if bill else of_machine))]
     for kind, members in by_kind(runs).items():
-        left = [run for run in members if run.hash in unfinished]
+        unfinished_members = [run for run in members if run.hash in unfinished]
         further = later.pop(kind, [])
         count = f"{len(members):,}" + (f" + {len(further):,}" if further else "")
-        rows.append((kind, count, f"{len(members) - len(left):,}", *takes([*left, *further], costs, bill, history)))
-    rows += [(kind, f"0 + {len(more):,}", "0", *takes(more, costs, bill, history)) for kind, more in later.items()]
+        rows.append(
+            (
+                kind,
+                count,
+                f"{len(members) - len(unfinished_members):,}",
+                *takes([*unfinished_members, *further], costs, bill, history),
+            )
+        )
+    rows += [
+        (kind, f"0 + {len(later_runs):,}", "0", *takes(later_runs, costs, bill, history))
+        for kind, later_runs in later.items()
+    ]
     return align_columns(rows, right=range(1, len(rows[0])))
 
 
@@ -129,9 +140,9 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
         seconds = [history.predict(run) for run in runs]
         if any(history.needs_gpu(run, value) for run, value in zip(runs, seconds, strict=True)):
             return "needs a GPU", "?", memory_text(memory_here(run) for run in runs)
-        known = [value for value in seconds if value is not None]
-        total = format_duration(sum(known)) if len(known) == len(runs) else "?"
-        return span(known, format_duration), total, memory_text(memory_here(run) for run in runs)
+        known_seconds = [value for value in seconds if value is not None]
+        total = format_duration(sum(known_seconds)) if len(known_seconds) == len(runs) else "?"
+        return span(known_seconds, format_duration), total, memory_text(memory_here(run) for run in runs)
     known_costs = [costs[run.hash] for run in runs if run.hash in costs]
     if not known_costs:
         if cpu_work(runs[0]):
@@ -153,8 +164,8 @@ def cpu_work(run: Run) -> bool:
 
 def memory_text(sizes: Iterable[float | None]) -> str:
     """The largest of some sizes, in GB."""
-    known = [size for size in sizes if size is not None]
-    largest = max(known, default=None)
+    known_sizes = [size for size in sizes if size is not None]
+    largest = max(known_sizes, default=None)
     return "" if largest is None else f"{largest / 1e9:.{0 if largest >= 10e9 else 1}f}"
 
 
@@ -185,14 +196,14 @@ def training_details(runs: Sequence[Run]) -> list[str]:
 
 def merge_details(runs: Sequence[Run]) -> list[str]:
     """A line: what the merges do, in the layers of their model."""
-    told: dict[str, dict[str, None]] = {}
+    texts_of: dict[str, dict[str, None]] = {}
     for run in runs:
         if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
             text = merge.described(run.config.partition, layers_of(run.parents) or known_layers(run))
-            told.setdefault(merge.method, {})[text] = None
+            texts_of.setdefault(merge.method, {})[text] = None
     parts = [
         f"{method}: {'; '.join(list(texts)[:TOLD])}" + (f" and {len(texts) - TOLD} more" if len(texts) > TOLD else "")
-        for method, texts in told.items()
+        for method, texts in texts_of.items()
     ]
     return [f"merges: {'. '.join(parts)}"] if parts else []
 
@@ -212,7 +223,9 @@ def score_details(runs: Sequence[Run]) -> list[str]:
     for run in scores:
         config, task = run.config.eval, run.config.eval.tasks[0]
         sizes.setdefault(f"{task.task} {task.num_fewshot}-shot", []).extend(
-            count_questions(run, one, language) for one in config.tasks for language in run.config.languages
+            count_questions(run, asked_task, language)
+            for asked_task in config.tasks
+            for language in run.config.languages
         )
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
     uncounted = {name for name in sizes if all(count % ASSUMED_QUESTIONS == 0 for count in sizes[name])}

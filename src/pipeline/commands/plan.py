@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
@@ -23,11 +23,11 @@ from pipeline.commands.overview import (
 )
 from pipeline.config.overrides import chosen_options, typed_in
 from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
-from pipeline.data.sources import is_blank, source_columns
+from pipeline.data.sources import is_blank, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
-from pipeline.estimate.training_rows import COUNTED, behind_data, cut_lines, source_files
+from pipeline.estimate.training_rows import COUNTED, cut_lines, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
@@ -63,8 +63,8 @@ def show_plan(config: PlanStage) -> str:
     if config.command is not None:
         runs = order_runs([build_single(config.command)])
         options = chosen_options(config.command)
-        chosen = " ".join(f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options)
-        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (f" ({chosen})" if chosen else "")
+        option_text = " ".join(f"{key}={options[key]}" for key in ("recipe", "mixture") if key in options)
+        title = f"stage={runs[-1].config.stage}: {runs[-1].label}" + (f" ({option_text})" if option_text else "")
         reasons, typed = reasons_unfinished(runs), typed_in(config.command)
         problems = evaluation_problems(runs, reasons, config.plan.prompts)
         command = ["python", "-m", "pipeline", *config.command]
@@ -74,8 +74,8 @@ def show_plan(config: PlanStage) -> str:
     check_claims(planning)
     (_, runs, reasons), waiting = planning.graph(), planning.waiting_evaluations()
     deleted = missing_snapshots(runs, reasons)
-    table, found, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
-    compared = [found[1]] if found else []
+    table, detectable, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
+    compared = [detectable[1]] if detectable else []
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     compared += [f"{pluralize(published, 'cell')} with a published number"] if published else []
     untestable = sum(claim.points is None for claim in claims)
@@ -83,7 +83,7 @@ def show_plan(config: PlanStage) -> str:
     small = [claim.id for claim in claims if claim.is_small()]
     know = [f"{len(small)} of {len(claims)} claims: the published difference is below the detectable one ({small[0]})"
             ] if small else []  # fmt: skip
-    know += [found[0].advice()] if found else []
+    know += [detectable[0].advice()] if detectable else []
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     know += [f"{missing:,} of {len(scores):,} scores cannot be planned, and are not included"] if missing else []
@@ -95,24 +95,24 @@ def show_plan(config: PlanStage) -> str:
          *not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)],
         know,
     )  # fmt: skip
-    overview.details += align_columns(found[0].rows(), range(1, 9)) if found else []
-    more = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
-    more += describe_every_keys(planning, runs) if config.plan.keys else []
-    return plan_text(config, runs, reasons, overview, more, table.free_snapshots, waiting, typed=table.every)
+    overview.details += align_columns(detectable[0].rows(), range(1, 9)) if detectable else []
+    appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
+    appendix += describe_every_keys(planning, runs) if config.plan.keys else []
+    return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every)
 
 
 def next_command(config: PlanStage) -> str:
     """The command that computes the table that was planned, with the same words."""
-    words = [f"{key}={'null' if value is None else value}" for key, value in config.given.items()
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in config.given.items()
              if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
-    return shlex.join(["python", "-m", "pipeline", "stage=table", *words])
+    return shlex.join(["python", "-m", "pipeline", "stage=table", *overrides])
 
 
 def plan_text(
-    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, more: Sequence[str] = (),
+    config: PlanStage, runs: list[Run], reasons: Mapping[str, str], overview: Overview, appendix: Sequence[str] = (),
     free_snapshots: bool = False, waiting: Sequence[Run] = (), typed: Container[str] = (),
 ) -> str:  # fmt: skip
-    """The overview of a plan of runs, completed by what they cost; then, as asked, its runs, notes and `more`.
+    """The overview of a plan of runs, completed by what they cost; then, as asked, its runs, notes and `appendix`.
 
     reasons: why runs are to compute; typed: keys that no hardware= would change.
 
@@ -130,8 +130,13 @@ def plan_text(
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *blank_lines(remaining)]
-    know += [*cut_lines(remaining), *template_lines(runs)]
+    know = [
+        *missing_inputs(runs),
+        *overview.know,
+        *blank_lines(remaining),
+        *cut_lines(remaining),
+        *template_lines(runs),
+    ]
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
         overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
@@ -144,7 +149,7 @@ def plan_text(
     if config.plan.lines:
         lines += ["", *know, *([""] if know else []), *show_runs(runs, history, reasons, config.plan.lines)]
     if config.plan.lines or config.plan.keys:
-        lines += more
+        lines += appendix
     text = "\n".join(lines)
     if fix:
         raise PipelineError("\nerror: ".join(fix), output=text)
@@ -192,7 +197,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
 
 def free_bytes(folder: Path) -> int:
     """What is free where a folder is, or will be."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    return shutil.disk_usage(next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())).free
 
 
 def size_text(size: float) -> str:
@@ -226,18 +231,19 @@ def missing_inputs(runs: Sequence[Run]) -> list[str]:
 
 
 def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Files of which rows are left out, as a column in the braces of their own template is blank there."""
-    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
-    files = {file: (name, source) for run in trainings for data in behind_data(run)
-             for name, source, file in source_files(data) if source.rows == "template"}  # fmt: skip
+    """A line for each file of one's own of which a template drops rows, as a column that it names is blank there."""
+    files = {file: (name, source) for run in runs if run.config.stage == "data"
+             for name, source, file in source_files(run) if source.prompt}  # fmt: skip
     for file, (name, source) in files.items():
-        with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
-            columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
-            rows = list(islice(read_rows(file), COUNTED))
-            blank = Counter(column for row in rows for column in columns if is_blank(row[column]))
-            for column, count in blank.items():
-                text = f"{file.name}: {count:,} of {len(rows):,} rows are left out, as {{{column}}} is blank in them"
-                yield f"{text}; {{{column}?}} in the template keeps them"
+        columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
+        rows = [row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source)]
+        blank = [[column for column in columns if is_blank(row.get(column))] for row in rows]
+        if dropped := list(filter(None, blank)):
+            names = list(dict.fromkeys(chain.from_iterable(dropped)))
+            yield (
+                f"{file.name}: {len(dropped):,} of {len(rows):,} rows are dropped, as their column "
+                f"{' or '.join(names)} is blank: write {{{names[0]}?}} to keep them"
+            )
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:

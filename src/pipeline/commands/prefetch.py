@@ -97,9 +97,9 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
         write_lock(path, lock)
     if failed:
         count = len(steps) + len(inputs.problems)
-        others = f", the others are locked in {path}" if len(failed) < count else ""
+        remedy = f", the others are locked in {path}" if len(failed) < count else ""
         raise PipelineError(
-            f"{len(failed)} of {count} could not be fetched{others}; rerun the command for these; first: {failed[0]}"
+            f"{len(failed)} of {count} could not be fetched{remedy}; rerun the command for these; first: {failed[0]}"
         )
     write_lock(path, lock)
     return path
@@ -178,11 +178,16 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
     moved, parts = entry["revision"] != revision, dict(entry["parts"])
-    others = [source_of(source, part, record) for part, record in parts.items() if moved and part != part_of(source)]
-    for one in [source, *others]:  # at a new revision also the parts that only other tables read
-        kind, paths = data_files(hub, one, revision)
-        folder = fetch_files(hub, "dataset", source.hub, revision, list(map(escape, paths)))
-        parts[part_of(one)] = {"format": kind, "files": {path: (folder / path).stat().st_size for path in paths}}
+    other_sources = [
+        source_of(source, part, record) for part, record in parts.items() if moved and part != part_of(source)
+    ]
+    for part_source in [source, *other_sources]:  # at a new revision also the parts that only other tables read
+        kind, paths = data_files(hub, part_source, revision)
+        local = {
+            path: hub.hf_hub_download(part_source.hub, path, repo_type="dataset", revision=revision) for path in paths
+        }
+        sizes = {path: Path(file).stat().st_size for path, file in local.items()}
+        parts[part_of(part_source)] = {"format": kind, "files": sizes}
     lock.datasets[name] = {"revision": revision, "parts": parts}
 
 

@@ -53,10 +53,14 @@ def unfinished_text(config: ShowStage) -> str:
     runs_dir = Path(config.runs_dir)
     if "/" in config.run or finished_names(runs_dir, config.run):
         return ""
-    found = [one for one in all_statuses(runs_dir) if one.run.startswith(config.run) and one.state != "finished"]
-    if len({one.run for one in found}) != 1:
+    statuses = [
+        run_status
+        for run_status in all_statuses(runs_dir)
+        if run_status.run.startswith(config.run) and run_status.state != "finished"
+    ]
+    if len({run_status.run for run_status in statuses}) != 1:
         return ""
-    (status,) = found[-1:]
+    (status,) = statuses[-1:]
     reason = status.detail.removesuffix(f"; {status.log}")
     heading = [status.run, f"stage={status.stage}, {status.state}: {reason}"]
     if status.log is None:
@@ -99,8 +103,8 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
         text = ""
         pairs = zip(row["input_ids"], row["labels"], strict=True)
         for trained, part in groupby(pairs, key=lambda pair: pair[1] != -100):
-            words = tokenizer.decode([token for token, _ in part])
-            text += f"{start_mark}{words}{end_mark}" if trained else words
+            decoded = tokenizer.decode([token for token, _ in part])
+            text += f"{start_mark}{decoded}{end_mark}" if trained else decoded
         lines += [*(f"  | {line}" for line in text.splitlines()), ""]
     return lines[:-1]
 
@@ -130,8 +134,11 @@ def heading_lines(manifest: Manifest) -> list[str]:
 def deciding_lines(manifest: Manifest) -> list[str]:
     """The knobs that differ from their defaults, as KEY=VALUE of the command line."""
     knobs = flatten_dict(manifest.decided_by.get("config", {}))
-    words = [f"{key}={format_value(value)}" for key, value in knobs.items() if key != "stage"]
-    return ["decided by (all else is at its default):", *(f"  {word}" for word in words or ["nothing but its parents"])]
+    assignments = [f"{key}={format_value(value)}" for key, value in knobs.items() if key != "stage"]
+    return [
+        "decided by (all else is at its default):",
+        *(f"  {assignment}" for assignment in assignments or ["nothing but its parents"]),
+    ]
 
 
 def format_value(value: Any) -> str:
@@ -152,8 +159,8 @@ def curve_lines(folder: Path) -> list[str]:
         return []
     logged = list(read_jsonl(path))
     steps = [row for row in logged if "loss" in row]
-    places = {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)} if steps else set()
-    points = [steps[index] for index in sorted(places)]
+    indices = {round(index * (len(steps) - 1) / (POINTS - 1)) for index in range(POINTS)} if steps else set()
+    points = [steps[index] for index in sorted(indices)]
     points += [row for row in logged if any(key.startswith("validation") for key in row)]
     points.sort(key=lambda row: row["step"])
     names = list(dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm"))

@@ -130,10 +130,10 @@ def main_score(scores: Mapping[str, float]) -> str | None:
     """`mgsm sw 16.0`: the primary metric of an evaluation's first task; for several languages their mean."""
     for task in dict.fromkeys(name.partition("/")[0] for name in scores):
         metric = primary_metric(task)[0]
-        places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
-        if places:
-            place = "mean" if "mean" in places else places[0]
-            return f"{task} {place} {percent_factor(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
+        languages = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
+        if languages:
+            column = "mean" if "mean" in languages else languages[0]
+            return f"{task} {column} {percent_factor(metric) * scores[f'{task}/{column}/{metric}']:.1f}"
     return None
 
 
@@ -157,8 +157,8 @@ def of_unfinished(
     elif record.get("state") == "failed":
         status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
     else:
-        job, *now = of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
-        status.state, status.detail = now
+        job, *job_state = of_array(task.array, runs_dir / FOLDER / plan) if task else (None, "planned", "")
+        status.state, status.detail = job_state
         if workplace.is_dir():
             status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
@@ -173,8 +173,8 @@ def submitted(array: str, folder: Path) -> tuple[str | None, str, str]:
     job, log = log_of(array, folder)
     if job is None:
         return None, "planned", ""
-    if words := last_log_line(log) if log else None:
-        return job, "failed", f"job {job} ended before it began: {words}; {log}"
+    if last_line := last_log_line(log) if log else None:
+        return job, "failed", f"job {job} ended before it began: {last_line}; {log}"
     again = "where squeue --me does not list it, rerun the same command to submit it again"
     return job, "waiting", f"for job {job}; {again}"
 
@@ -195,8 +195,8 @@ def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None)
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
-    place = f", resume point after step {resume_point['step']}" if resume_point else ""
+    progress = f", resume point after step {resume_point['step']}" if resume_point else ""
     knobs = "clean.hours=0" + " clean.resume_points=true" * bool(resume_point)
     deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
     resumes = f"job {job} resumes it where squeue --me lists it, else " if job else ""
-    return f"{reason}{place}; {resumes}rerun the same command to resume; {deletes}"
+    return f"{reason}{progress}; {resumes}rerun the same command to resume; {deletes}"

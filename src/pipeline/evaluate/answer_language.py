@@ -46,5 +46,5 @@ def in_language(text: str, code: str) -> bool | None:
 
 def in_another_language(answers: Sequence[str], code: str) -> list[bool]:
     """Whether each answer that is long enough to tell is in another language."""
-    found = (in_language(answer, code) for answer in answers)
-    return [not same for same in found if same is not None]
+    verdicts = (in_language(answer, code) for answer in answers)
+    return [not same for same in verdicts if same is not None]

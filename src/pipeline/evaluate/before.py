@@ -98,11 +98,12 @@ def has_chat_template(folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def refuse_too_long(name: str, needed: Mapping[int, int], max_length: int) -> None:
+def refuse_too_long(name: str, tokens_of: Mapping[int, int], max_length: int) -> None:
     """Raise PipelineError for a task with prompts and answers that do not fit a model that takes `max_length` tokens.
-    needed: question -> tokens."""
-    if too_long := sum(tokens > max_length for tokens in needed.values()):
+    tokens_of: question -> tokens."""
+    if too_long := sum(tokens > max_length for tokens in tokens_of.values()):
         raise PipelineError(
-            f"{name}: {too_long} of {len(needed)} prompts do not fit: the longest takes {max(needed.values())} tokens "
-            f"with its answer, the model {max_length}: ask for fewer exemplars or shorter answers (eval.max_gen_toks)"
+            f"{name}: {too_long} of {len(tokens_of)} prompts do not fit: the longest takes "
+            f"{max(tokens_of.values())} tokens with its answer, the model {max_length}: ask for fewer exemplars "
+            "or shorter answers (eval.max_gen_toks)"
         )

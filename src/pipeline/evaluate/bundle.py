@@ -72,8 +72,8 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     )
     averages = over_languages([*rows, *further])
     parts: dict[str, dict[str, Any]] = {role: scores["harness"] for role, scores in written.items()}
-    first, *others = parts.values()
-    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in others)}
+    first, *further_parts = parts.values()
+    same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in further_parts)}
     harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)

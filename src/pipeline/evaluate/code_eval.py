@@ -112,16 +112,16 @@ def outcome_of(status: int, line: bytes, nonce: str) -> str:
     if status == -signal.SIGXCPU:
         return TIMED_OUT
     answer, _, exception_name = line.decode(errors="replace").partition(" ")
-    word, _, detail = exception_name.partition(" ")
+    outcome, _, detail = exception_name.partition(" ")
     if answer != nonce:
         return KILLED
     if status == 0 and exception_name == "passed":
         return PASSED
-    if status == 1 and word == "raised":
+    if status == 1 and outcome == "raised":
         kind = getattr(builtins, detail, None)
         is_builtin = isinstance(kind, type) and issubclass(kind, BaseException)
         return detail if is_builtin else "Exception"
-    if status == 1 and word == "unconfined":
+    if status == 1 and outcome == "unconfined":
         return f"{NOT_CONFINED}: {detail}"
     return KILLED
 

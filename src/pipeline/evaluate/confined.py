@@ -66,11 +66,11 @@ def restrict_files() -> None:
     attributes = ctypes.c_uint64(ALL_ACCESS)
     rules = checked(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), 8, 0), "Landlock")
     for path in filter(os.path.exists, READABLE):
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         access = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
-        beneath = ctypes.create_string_buffer(struct.pack("=Qi", access, place), 12)
+        beneath = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
         checked(libc.syscall(ADD_RULE, rules, 1, beneath, 0), "Landlock rule")
-        os.close(place)
+        os.close(descriptor)
     checked(libc.syscall(RESTRICT_SELF, rules, 0), "Landlock")
     os.close(rules)
 

@@ -128,15 +128,15 @@ def decode(
         cache.share(prefix)
         steps = Steps(cache, sampling)
         while waiting or running or any(rows):
-            free = [place for place, row in enumerate(rows) if row is None][: slots - sum(map(bool, rows))]
+            free = [slot for slot, row in enumerate(rows) if row is None][: slots - sum(map(bool, rows))]
             if waiting and len(free) >= min(together, len(waiting)):
                 while free and waiting:  # the longest comes first
-                    most = max(1, FILL // (len(prefix) + len(rests[waiting[0]])))
-                    places, free = free[: min(most, len(waiting))], free[most:]
-                    indices = [waiting.popleft() for _ in places]
-                    cache.fill(places, [rests[index] for index in indices])
-                    for place, index in zip(places, indices, strict=True):
-                        rows[place] = _Row(index, list(rests[index]))
+                    row_limit = max(1, FILL // (len(prefix) + len(rests[waiting[0]])))
+                    free_slots, free = free[: min(row_limit, len(waiting))], free[row_limit:]
+                    indices = [waiting.popleft() for _ in free_slots]
+                    cache.fill(free_slots, [rests[index] for index in indices])
+                    for slot, index in zip(free_slots, indices, strict=True):
+                        rows[slot] = _Row(index, list(rests[index]))
             elif not waiting:
                 rows = _closed_up(cache, rows)
             if any(rows):
@@ -147,8 +147,8 @@ def decode(
                 for row in live:
                     row.begun += 1
             if running and (len(running) > ahead or not any(rows)):
-                begun, chosen = running.popleft()
-                for prompt, token in zip(begun, chosen(), strict=True):
+                begun, read_tokens = running.popleft()
+                for prompt, token in zip(begun, read_tokens(), strict=True):
                     if prompt and not prompt.over:
                         prompt.tokens.append(token)
                         prompt.over = prompt.is_over(ending)
@@ -159,11 +159,11 @@ def decode(
 
 def _closed_up(cache: SharedCache, rows: list[_Row | None]) -> list[_Row | None]:
     """The rows without those that are free, as far as the next smaller number of rows that is computed."""
-    live = [place for place, row in enumerate(rows) if row]
+    live = [slot for slot, row in enumerate(rows) if row]
     count = rows_for(cache.device, len(live))
-    sources = [place for place in live if place >= count]
+    sources = [slot for slot in live if slot >= count]
     if count < len(rows) and sources:
-        targets = [place for place in range(count) if rows[place] is None][: len(sources)]
+        targets = [slot for slot in range(count) if rows[slot] is None][: len(sources)]
         cache.move(sources, targets)
         for source, target in zip(sources, targets, strict=True):
             rows[target] = rows[source]

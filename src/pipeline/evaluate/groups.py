@@ -23,46 +23,54 @@ def join_group(definitions: list[Definition], result: EvaluationResult) -> tuple
     first = definitions[0]
     if not first.group:
         return definitions, result
-    whole = replace(first, name=f"{first.group}_{first.where}_{first.num_fewshot}shot", group="", part="")
+    group_result = replace(first, name=f"{first.group}_{first.where}_{first.num_fewshot}shot", group="", part="")
     rows = [*_group_rows(first.group, result.rows), *result.rows]
-    return [whole], replace(result, rows=rows, samples={whole.name: _samples_of(first.group, definitions, result)})
+    return [group_result], replace(
+        result, rows=rows, samples={group_result.name: _samples_of(first.group, definitions, result)}
+    )
 
 
 def _group_rows(group: str, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
     """The harness' score of a group in each metric and filter that it aggregates."""
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
 
-    found = []
-    for one in group_metrics(group):
-        rows = [row for row in parts if row.metric == one["metric"]]
-        for name in dict.fromkeys(row.filter for row in rows) if one["filter_list"] is None else one["filter_list"]:
+    group_rows = []
+    for metric in group_metrics(group):
+        rows = [row for row in parts if row.metric == metric["metric"]]
+        for name in (
+            dict.fromkeys(row.filter for row in rows) if metric["filter_list"] is None else metric["filter_list"]
+        ):
             same = [row for row in rows if row.filter == name]
             values, sizes = [row.value for row in same], [row.n for row in same]
             errors = [row.stderr for row in same if row.stderr is not None]
             stderr = None
             if same and len(errors) == len(same):
-                by_size = one["weight_by_size"]
+                by_size = metric["weight_by_size"]
                 stderr = pooled_sample_stderr(errors, sizes) if by_size else unweighted_mean_stderr(errors)
             if same:
-                value = aggregate_subtask_metrics(values, sizes, one["weight_by_size"])
-                found.append(replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes)))
-    if not found:
+                value = aggregate_subtask_metrics(values, sizes, metric["weight_by_size"])
+                group_rows.append(replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes)))
+    if not group_rows:
         raise PipelineError(f"the tasks of the group {group} have none of its metrics: list them in eval.tasks=[...]")
-    return found
+    return group_rows
 
 
 def _samples_of(group: str, parts: Sequence[Definition], result: EvaluationResult) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    same_weight = {one["metric"] for one in group_metrics(group) if not one["weight_by_size"]}
+    same_weight = {metric["metric"] for metric in group_metrics(group) if not metric["weight_by_size"]}
     joined: list[Sample] = []
-    for place, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
+    for part_index, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
         weight = total / (len(parts) * len(questions))
         for sample in questions:
             scores = {
                 name: weight * score if name in same_weight and isinstance(score, int | float) else score
                 for name, score in sample["scores"].items()
             }
-            known = {"doc_id": MOST_QUESTIONS * place + sample["doc_id"], "part": part.part, "scores": scores}
-            joined.append(sample | known | ({"correct": None} if same_weight else {}))
+            sample_of_part = {
+                "doc_id": MOST_QUESTIONS * part_index + sample["doc_id"],
+                "part": part.part,
+                "scores": scores,
+            }
+            joined.append(sample | sample_of_part | ({"correct": None} if same_weight else {}))
     return joined

@@ -35,21 +35,21 @@ def scoring_memory(shape: Shape, size: int, prompts: Prompts, rows: int) -> dict
     """
     prefix, question, room = prompts
     longest = prefix + question
-    held = rows * COLUMNS * -(-(question + room) // COLUMNS) if room else 0
+    cached_tokens = rows * COLUMNS * -(-(question + room) // COLUMNS) if room else 0
     at_once = min(rows * longest, max(FILL, longest)) if room else rows * longest
-    read = at_once if prefix else max(at_once, held)
+    read = at_once if prefix else max(at_once, cached_tokens)
     token, key = 3 * shape.inner + 8 * shape.width, 2 * shape.head_width * (shape.heads + shape.kv_heads)
     layer = (max(prefix, at_once * question / longest) * token + read * key) * size
     mask = 0 if room else 5 * rows * question * longest  # of booleans, and as they are added to scores
     return {
-        "weights": shape.parameters * size, "cache": (prefix + held) * shape.kv_values * size,
+        "weights": shape.parameters * size, "cache": (prefix + cached_tokens) * shape.kv_values * size,
         "activations": layer + mask + 8 * rows * shape.vocabulary, "context": CONTEXT,
     }  # fmt: skip
 
 
-def rows_that_fit(shape: Shape, size: int, prompts: Prompts, memory: float, most: int) -> int:
-    """Rows whose memory these bytes hold, of `most`, its half and so on, as scoring halves them where memory runs out;
-    1 at the least."""
-    while most > 1 and sum(scoring_memory(shape, size, prompts, most).values()) > memory:
-        most //= 2
-    return most
+def rows_that_fit(shape: Shape, size: int, prompts: Prompts, memory: float, row_limit: int) -> int:
+    """Rows whose memory these bytes hold, of `row_limit`, its half and so on, as scoring halves them where memory runs
+    out; 1 at the least."""
+    while row_limit > 1 and sum(scoring_memory(shape, size, prompts, row_limit).values()) > memory:
+        row_limit //= 2
+    return row_limit

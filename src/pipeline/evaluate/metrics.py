@@ -74,7 +74,7 @@ def majority(extracted: Sequence[str]) -> list[int]:
     votes = [text.strip() if number is None else number for number, text in zip(numbers, extracted, strict=True)]
     parsed = [vote for vote, text in zip(votes, extracted, strict=True) if not is_unparsed(text)]
     best = max(parsed, key=parsed.count, default=INVALID)
-    return [place for place, vote in enumerate(votes) if vote == best]
+    return [index for index, vote in enumerate(votes) if vote == best]
 
 
 def is_unparsed(extracted: str) -> bool:
@@ -87,7 +87,11 @@ def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[
 
     `tokens` are the generated ones, which a batch may carry on past the answer's end; `text` is all of them decoded.
     """
-    return len(tokens) >= max_gen_toks and ends.isdisjoint(tokens) and not any(word and word in text for word in stop)
+    return (
+        len(tokens) >= max_gen_toks
+        and ends.isdisjoint(tokens)
+        and not any(stop_text and stop_text in text for stop_text in stop)
+    )
 
 
 def bleu_ja_mecab(items: Iterable[tuple[str, str]]) -> float:

@@ -14,25 +14,29 @@ MOST_TOKENS = 2048  # of a trie: more than a question has; the mask of a row has
 
 
 def group_prompts(
-    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None, most: int = 0
+    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None, token_limit: int = 0
 ) -> list[tuple[int, list[int]]]:
     """Places of prompts (token ids) taken together, with the length of the prefix that they share; 0: none.
 
     The prompts in the order of their tokens, cut where two neighbours share far less than one of them shares with its
     other neighbour: between the exemplars of two subjects, not between two questions after the same exemplars.
-    `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last. `most`: what
-    follows a prefix is computed as tries of at most so many tokens, and a group that is one small trie needs no prefix;
-    0: each prompt by itself.
+    `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last. `token_limit`:
+    what follows a prefix is computed as tries of at most so many tokens, and a group that is one small trie needs no
+    prefix; 0: each prompt by itself.
     """
     order, common = sort_prompts(prompts, range(len(prompts)))
-    cuts = [at + 1 for at, same in enumerate(common) if FAR_LESS * same < max(common[max(at - 1, 0) : at + 2])]
+    cuts = [
+        index + 1 for index, same in enumerate(common) if FAR_LESS * same < max(common[max(index - 1, 0) : index + 2])
+    ]
     grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
     for begin, end in pairwise([0, *cuts, len(order)]):
         members = order[begin:end]
-        caps = [len(prompts[place]) - 1 if longest is None else longest[place] for place in members]
+        caps = [
+            len(prompts[prompt_index]) - 1 if longest is None else longest[prompt_index] for prompt_index in members
+        ]
         shared = min([*common[begin : end - 1], *caps], default=0)
-        is_small = most and len(build_tries(prompts, members, 0, min(most, SMALL))) == 1
+        is_small = token_limit and len(build_tries(prompts, members, 0, min(token_limit, SMALL))) == 1
         if len(members) == 1 or shared < LEAST or is_small:
             alone += members
         else:
@@ -40,10 +44,12 @@ def group_prompts(
     return [*grouped, (0, sorted(alone))] if alone else grouped
 
 
-def sort_prompts(prompts: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[list[int], list[int]]:
+def sort_prompts(prompts: Sequence[Sequence[int]], indices: Sequence[int]) -> tuple[list[int], list[int]]:
     """The places in the order of their prompts' tokens, and how many tokens each shares with the next."""
-    order = sorted(places, key=lambda place: tuple(prompts[place]))
-    return order, [len(commonprefix([list(prompts[one]), list(prompts[two])])) for one, two in pairwise(order)]
+    order = sorted(indices, key=lambda index: tuple(prompts[index]))
+    return order, [
+        len(commonprefix([list(prompts[first]), list(prompts[second])])) for first, second in pairwise(order)
+    ]
 
 
 @dataclass
@@ -56,23 +62,23 @@ class Trie:
     paths: dict[int, list[int]] = field(default_factory=dict)
 
 
-def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared: int, most: int) -> list[Trie]:
-    """Tries of at most `most` tokens of the prompts `members`, which have the first `shared` tokens in common; 0: each
-    prompt by itself. A prompt that shares less than half of its rest with the one before it begins a trie."""
+def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared: int, token_limit: int) -> list[Trie]:
+    """Tries of at most `token_limit` tokens of the prompts `members`, which have the first `shared` tokens in common;
+    0: each prompt by itself. A prompt that shares less than half of its rest with the one before it begins a trie."""
     order, common = sort_prompts(prompts, members)
     tries: list[Trie] = []
     path: list[int] = []
-    for place, before in zip(order, [0, *common], strict=True):
-        rest, known = prompts[place][shared:], path[: max(before - shared, 0)]
-        new = len(rest) - len(known)
-        if not tries or 2 * new > len(rest) or len(tries[-1].tokens) + new > most:
+    for index, shared_before in zip(order, [0, *common], strict=True):
+        tail, path_before = prompts[index][shared:], path[: max(shared_before - shared, 0)]
+        new = len(tail) - len(path_before)
+        if not tries or 2 * new > len(tail) or len(tries[-1].tokens) + new > token_limit:
             tries.append(Trie())
-            known = []
+            path_before = []
         trie, begin = tries[-1], len(tries[-1].tokens)
-        trie.tokens += rest[len(known) :]
-        path = [*known, *range(begin, len(trie.tokens))]
-        trie.parents += [-1, *path][len(known) : -1]
-        trie.paths[place] = path
+        trie.tokens += tail[len(path_before) :]
+        path = [*path_before, *range(begin, len(trie.tokens))]
+        trie.parents += [-1, *path][len(path_before) : -1]
+        trie.paths[index] = path
     return tries
 
 
@@ -80,11 +86,11 @@ def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> l
     """Places in batches, the longest first: what runs out of memory does so at once. `prompts`: how many each place
     holds; a batch holds `size` of them, or a place that holds more."""
     batches: list[list[int]] = []
-    held = size
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if held + prompts[place] > size:
+    tokens = size
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if tokens + prompts[index] > size:
             batches.append([])
-            held = 0
-        batches[-1].append(place)
-        held += prompts[place]
+            tokens = 0
+        batches[-1].append(index)
+        tokens += prompts[index]
     return batches

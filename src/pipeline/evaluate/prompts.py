@@ -108,7 +108,7 @@ def _refuse_too_few_rows(definition: Definition, task: Any) -> None:
         raise PipelineError(f"{definition.name} has no questions: leave the task out, or give data_root with its rows")
     if definition.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
+        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda counted: counted[1])
         if fewest < definition.num_fewshot:
             raise PipelineError(
                 f"{definition.name}: num_fewshot={definition.num_fewshot}, but there are {fewest} exemplars"
@@ -157,7 +157,7 @@ def build_requests(lm: Any, definition: Definition, task: Any, rows: Sequence[in
             refuse_empty_prompts(definition, task, lm.tokenizer)
         requests += task.instances
     kwargs = [request.args[1] for request in requests if request.request_type == "generate_until"]
-    if any(DRAW not in each and normalize_gen_kwargs(each)["do_sample"] for each in kwargs):
+    if any(DRAW not in options and normalize_gen_kwargs(options)["do_sample"] for options in kwargs):
         raise PipelineError(
             f"{definition.name} draws its answers by itself (do_sample in its task file), others each time: give "
             "eval.temperature, or leave the task out"

@@ -107,14 +107,18 @@ def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
     """Shares of the answers to each question that held none or ran out of tokens, scores by group, and what several
     answers alone have."""
     benchmark, (metric, chief) = benchmark_of(definition.task), primary_metric(definition.task)
-    answers, each = list(map(answers_of, samples)), dict[str, list[Any]]()
+    answers, shares = list(map(answers_of, samples)), dict[str, list[Any]]()
     if benchmark.kind == "number":
-        each["unparsed"] = [metrics.mean([metrics.is_unparsed(one["extracted"]) for one in some]) for some in answers]
-    each["cut_off"] = [metrics.mean([one["cut_off"] for one in some]) for some in answers if "cut_off" in some[0]]
+        shares["unparsed"] = [
+            metrics.mean([metrics.is_unparsed(answer["extracted"]) for answer in some]) for some in answers
+        ]
+    shares["cut_off"] = [
+        metrics.mean([answer["cut_off"] for answer in some]) for some in answers if "cut_off" in some[0]
+    ]
     for name in samples[0]["scores"] if samples else ():
         if name == "majority" or name.startswith("pass@"):
-            each[name] = [sample["scores"][name] for sample in samples]
-    rows = [score_row(definition, name, chief, values) for name, values in each.items() if values]
+            shares[name] = [sample["scores"][name] for sample in samples]
+    rows = [score_row(definition, name, chief, values) for name, values in shares.items() if values]
     column = benchmark.group or ""
     for group in sorted({sample[column] for sample in samples}) if column else ():
         item_values = [sample["scores"][metric] for sample in samples if sample[column] == group]
@@ -133,7 +137,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     if benchmark.kind == "choice":
         letters = [continuation.strip() for _, continuation in record["arguments"]]
         if len({*letters}) < len(letters):  # options that are parts of the prompt, as Winogrande's, end alike
-            letters = [f"{place}: {text}" for place, text in enumerate(letters, 1)]
+            letters = [f"{label}: {text}" for label, text in enumerate(letters, 1)]
         likelihoods = [float(likelihood) for likelihood, _ in answer]
         best, target = letters[likelihoods.index(max(likelihoods))], record["target"]
         sample |= {
@@ -190,13 +194,13 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
     for answers in zip(*(result.samples for result in results), strict=True):
         right = [bool(answer["correct"]) for answer in answers]
         first = answers[0]
-        named = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
-        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in named}
+        numeric = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
+        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in numeric}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
         if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
             voted = metrics.majority([answer["extracted"] for answer in answers])
-            first = max((answers[place] for place in voted), key=lambda answer: bool(answer["correct"]))
+            first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
             scores["majority"] = float(first["correct"])
         varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
         samples.append({**first, "scores": scores, "answers": varying})
@@ -213,9 +217,9 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
 VARYING = ("response", "extracted", "correct", "number", "cut_off", "thinking")
 
 
-def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 and so on, and `most`."""
-    return sorted({most, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4 and so on, and `limit`."""
+    return sorted({limit, *(2**power for power in range(limit.bit_length()) if 2**power <= limit)})
 
 
 def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
@@ -233,7 +237,9 @@ def further_rows_of(
         task_samples = samples[definition.name]
         if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in task_samples]
-            lost = [metrics.mean([one["number"] is None for one in answers_of(sample)]) for sample in task_samples]
+            lost = [
+                metrics.mean([answer["number"] is None for answer in answers_of(sample)]) for sample in task_samples
+            ]
             rows.append(score_row(definition, "numeric_match", "last-number", right))
             rows.append(score_row(definition, "unparsed", "last-number", lost))
             rows += language_rows(definition, task_samples)
@@ -251,11 +257,11 @@ def language_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sco
     has no row.
     """
     language = answer_language(definition.task, definition.language)
-    answers = [one for sample in samples for one in answers_of(sample)]
+    answers = [answer for sample in samples for answer in answers_of(sample)]
     rows = []
     for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
-        if each := in_another_language([str(one[part]) for one in answers if part in one], language):
-            rows.append(score_row(definition, metric, told_by(language), each))
+        if shares := in_another_language([str(answer[part]) for answer in answers if part in answer], language):
+            rows.append(score_row(definition, metric, told_by(language), shares))
     return rows
 
 

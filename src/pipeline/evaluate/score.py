@@ -69,18 +69,22 @@ def score_tasks(
         if settings.chat_template:
             set_template_date(lm, settings)
         with announced("tokenizing the questions"):
-            asked = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-        left = [one for one in asked if one.left]
-        for one in asked:
-            if stored := len(one.requests) - len(one.left):
-                say(f"{one.name}: {stored} of {len(one.requests)} answers are stored from an earlier evaluation")
-        if left:
+            asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
+        unanswered = [task for task in asked_tasks if task.left]
+        for task in asked_tasks:
+            if stored := len(task.requests) - len(task.left):
+                say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
+        if unanswered:
             say_if_rounded(settings)
-        questions = settings.answers * sum(len(one.rows) for one in left)
-        with Bar(", ".join(one.name for one in left), questions, "question") if left else nullcontext() as bar:
-            for one in left:
-                compute(lm, one, settings, bar)
-        results = {one.name: score(lm, one, settings) for one in asked}
+        questions = settings.answers * sum(len(task.rows) for task in unanswered)
+        with (
+            Bar(", ".join(task.name for task in unanswered), questions, "question")
+            if unanswered
+            else nullcontext() as bar
+        ):
+            for task in unanswered:
+                compute(lm, task, settings, bar)
+        results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
         "packages": {package: version(package) for package in packages},
@@ -88,8 +92,8 @@ def score_tasks(
         "task_hashes": {name: result.task_hash for name, result in results.items()},
         **facts,
         "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
-        "found_again": [one.name for one in asked if not one.left],
-        **rows_used(asked, settings),
+        "found_again": [task.name for task in asked_tasks if not task.left],
+        **rows_used(asked_tasks, settings),
     }
     rows = [row for result in results.values() for row in result.rows]
     return EvaluationResult(rows, {name: result.samples for name, result in results.items()}, harness)
@@ -133,12 +137,12 @@ def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Stor
     if store:
         together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
         answers = store.answers(definition.name, decided_by(settings), together)
-    left = [request for request in requests if answers.look_up(key_of(request)) is None]
-    if left and answers.together:
-        answers.found, left = {}, requests
-    if left and hasattr(lm, "max_length"):
+    unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
+    if unanswered and answers.together:
+        answers.found, unanswered = {}, requests
+    if unanswered and hasattr(lm, "max_length"):
         refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
-    return Asked(definition, task, rows, requests, answers, left)
+    return Asked(definition, task, rows, requests, answers, unanswered)
 
 
 def key_of(request: Instance) -> tuple[Any, ...]:
@@ -147,13 +151,13 @@ def key_of(request: Instance) -> tuple[Any, ...]:
 
 def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
     """Answer the requests that are not stored, each kind together."""
-    each = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
+    questions_per_answer = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
     if isinstance(lm, Answering):
         set_sharing(lm, asked.definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
         if asked.answers.add((kind, *arguments), answer) and bar:
-            bar.update(each)
+            bar.update(questions_per_answer)
 
     lm.ended = ended
     for kind in dict.fromkeys(request.request_type for request in asked.left):
@@ -284,6 +288,6 @@ def say_if_rounded(settings: Eval) -> None:
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
     """The numbers of rows that answers were computed in, also those that are stored where the number decides them."""
-    other = settings.batch_size if below_float32(settings) else None
-    used = sorted(filter(None, {one.answers.found.get(USED, other) for one in asked}))
+    default_rows = settings.batch_size if below_float32(settings) else None
+    used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
     return {USED: used if len(used) > 1 else used[0]} if used else {}

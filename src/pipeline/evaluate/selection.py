@@ -91,10 +91,10 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
     """Measure -> value, from a finished evaluation."""
     rows = json.loads((evaluation.folder / "scores.json").read_text(encoding="utf-8"))["rows"]
     measures = [*(config.select.primary or []), *(config.select.guards or [])]
-    found = {label(measure): value(rows, measure, config.languages) for measure in measures}
-    if strange := [name for name, number in found.items() if not math.isfinite(number)]:
+    score_of = {label(measure): value(rows, measure, config.languages) for measure in measures}
+    if strange := [name for name, number in score_of.items() if not math.isfinite(number)]:
         raise PipelineError(f"{strange[0]} of {evaluation.name} is not a finite number: leave out what it scores")
-    return found
+    return score_of
 
 
 def value(rows: list[Row], measure: Measure, languages: list[str]) -> float:
@@ -159,8 +159,8 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
     ranks = [rankdata([sign * row["values"][key] for row in allowed]) for key in keys]
     for row in rows:
         row["rank"] = None
-    for row, *each in zip(allowed, *ranks, strict=True):
-        row["rank"] = statistics.fmean(each)
+    for row, *row_ranks in zip(allowed, *ranks, strict=True):
+        row["rank"] = statistics.fmean(row_ranks)
     order = sorted(
         allowed, key=lambda row: (row["rank"], sign * row["values"][keys[0]], row["step"], row["checkpoint"])
     )

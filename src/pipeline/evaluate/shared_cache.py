@@ -62,23 +62,25 @@ class _Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
-        cache, own = self.cache, (key_states, value_states)
+        cache, new_states = self.cache, (key_states, value_states)
         if self.prefix is None and cache.prefix:
-            self.prefix = own
-            return own
+            self.prefix = new_states
+            return new_states
         if cache.written is not None:
             if not self.is_initialized:
-                self.lazy_initialization(*own)
+                self.lazy_initialization(*new_states)
             stored: Any = self.keys, self.values
             source, target = cache.written
-            for states, new in zip(stored, own, strict=True):
+            for states, new in zip(stored, new_states, strict=True):
                 states.transpose(1, 2)[target] = new.transpose(1, 2)[source]
             if cache.reads:
-                own = tuple(states[: len(key_states), :, : cache.reads] for states in stored)
+                new_states = tuple(states[: len(key_states), :, : cache.reads] for states in stored)
         if self.prefix is None or (cache.reads and cache.reads_once):
-            return own
-        pairs = zip(self.prefix, own, strict=True)
-        keys, values = (torch.cat([before.expand(len(key_states), -1, -1, -1), new], dim=2) for before, new in pairs)
+            return new_states
+        pairs = zip(self.prefix, new_states, strict=True)
+        keys, values = (
+            torch.cat([prefix_states.expand(len(key_states), -1, -1, -1), new], dim=2) for prefix_states, new in pairs
+        )
         return keys, values
 
     def keep(self, length: int) -> bool:
@@ -89,8 +91,8 @@ class _Layer(CacheLayerMixin):
         has_room = bool(self.kept) and self.kept[0].shape[2] >= length
         if not has_room:
             self.kept = [states.clone() for states in parts]
-        for kept, states in zip(self.kept, parts, strict=True):
-            kept[:, :, :length] = states
+        for buffer, states in zip(self.kept, parts, strict=True):
+            buffer[:, :, :length] = states
         self.prefix = (self.kept[0][:, :, :length], self.kept[1][:, :, :length])
         return has_room
 
@@ -132,12 +134,12 @@ class SharedCache(Cache):
     @classmethod
     def of(cls, model: Any, rows: int, room: int) -> SharedCache:
         """The cache that the model had for its last prompts if it is large enough, with its recorded steps."""
-        kept = getattr(model, KEPT, None)
-        if kept is None or kept.rows < rows or kept.room < room:
+        cache = getattr(model, KEPT, None)
+        if cache is None or cache.rows < rows or cache.room < room:
             drop_cache(model)  # before the next takes its room
-            kept = cls(model, rows, room)
-            setattr(model, KEPT, kept)
-        return kept
+            cache = cls(model, rows, room)
+            setattr(model, KEPT, cache)
+        return cache
 
     def _forget(self, prefix: Sequence[int]) -> None:
         self.prefix = list(prefix)
@@ -153,9 +155,9 @@ class SharedCache(Cache):
         self._forget(prefix)
         if not prefix:
             return
-        places = torch.arange(len(prefix), device=self.device)[None]
-        masks = self.masks(places, places) if SLIDING in self.kinds else None
-        self.logits(torch.tensor([self.prefix]), places, masks)
+        positions = torch.arange(len(prefix), device=self.device)[None]
+        masks = self.masks(positions, positions) if SLIDING in self.kinds else None
+        self.logits(torch.tensor([self.prefix]), positions, masks)
         self.shared, self.reads_once = len(prefix), self.plain_layers == len(self.layers)
         layer: Any
         for layer, kind in zip(self.layers, self.kinds, strict=True):
@@ -165,20 +167,20 @@ class SharedCache(Cache):
     def fill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         """Write prompts to rows, all tokens but the last, which is the next step's. A row forgets what it held: an
         overflow would stay, masked or not."""
-        at = torch.tensor(rows, device=self.device)
+        row_indices = torch.tensor(rows, device=self.device)
         layer: Any
         for layer in self.layers:
             if layer.is_initialized:
-                layer.keys[at], layer.values[at] = 0, 0
+                layer.keys[row_indices], layer.values[row_indices] = 0, 0
         lengths = [len(prompt) - 1 for prompt in prompts]
-        self.tokens[at] = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
-        self.places[at] = torch.tensor(lengths, device=self.device)[:, None]
+        self.tokens[row_indices] = torch.tensor([prompt[-1:] for prompt in prompts], device=self.device)
+        self.places[row_indices] = torch.tensor(lengths, device=self.device)[:, None]
         if width := max(lengths):
-            places = torch.arange(width, device=self.device)[None]
+            positions = torch.arange(width, device=self.device)[None]
             ids = pad_sequence([torch.tensor(prompt[:-1], dtype=torch.long) for prompt in prompts], batch_first=True)
-            row, column = (places <= self.places[at] - 1).nonzero(as_tuple=True)
-            self.reads, self.written = 0, ((row, column), (at[row], column))
-            self.logits(ids, places, self.masks(places, places))
+            row, column = (positions <= self.places[row_indices] - 1).nonzero(as_tuple=True)
+            self.reads, self.written = 0, ((row, column), (row_indices[row], column))
+            self.logits(ids, positions, self.masks(positions, positions))
 
     def step(self, rows: int, reads: int) -> torch.Tensor:
         """Logits [rows, vocabulary] after the token of each of the first rows, which is written at its place. Rows
@@ -214,12 +216,12 @@ class SharedCache(Cache):
                 reach = min(self.shared, self.window)
             elif self.reads and self.reads_once:
                 reach = 0
-            before = visible.new_ones(*visible.shape[:2], reach)
-            mask = torch.cat([before, visible], dim=2)
+            visible_prefix = visible.new_ones(*visible.shape[:2], reach)
+            mask = torch.cat([visible_prefix, visible], dim=2)
             if kind == SLIDING:
-                at = torch.arange(-reach, 0, device=columns.device).expand(len(columns), -1)
-                at = torch.cat([at, columns], dim=1)
-                mask &= places[:, :, None] - at[:, None] < self.window
+                key_positions = torch.arange(-reach, 0, device=columns.device).expand(len(columns), -1)
+                key_positions = torch.cat([key_positions, columns], dim=1)
+                mask &= places[:, :, None] - key_positions[:, None] < self.window
             if self.model.config.get_text_config()._attn_implementation == "eager":
                 mask = torch.zeros_like(mask, dtype=self.model.dtype).masked_fill(
                     ~mask, torch.finfo(self.model.dtype).min
@@ -256,31 +258,31 @@ class SharedCache(Cache):
         heads, positions, shared = key.shape[1], key.shape[2], keys.shape[1]
         query = (query * (width**-0.5 if scaling is None else scaling)).reshape(rows, heads, -1, width)
         together = query.transpose(0, 1).reshape(heads, -1, width)  # [heads, rows x group x tokens, width]
-        before = (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
-        scores = torch.cat([before, query @ key.transpose(2, 3)], dim=-1).view(
+        prefix_weights = (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
+        scores = torch.cat([prefix_weights, query @ key.transpose(2, 3)], dim=-1).view(
             rows, heads, -1, tokens, shared + positions
         )
         hidden = ~mask[:, :, None]  # of a window the prefix has columns too
         scores[..., -hidden.shape[-1] :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype).view(rows, heads, -1, shared + positions)
-        found = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values
-        found = found.view(heads, rows, -1, found.shape[-1]).transpose(0, 1) + weights[..., shared:] @ value
-        found = found.view(rows, heads, -1, tokens, found.shape[-1])
-        return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
+        attended = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values
+        attended = attended.view(heads, rows, -1, attended.shape[-1]).transpose(0, 1) + weights[..., shared:] @ value
+        attended = attended.view(rows, heads, -1, tokens, attended.shape[-1])
+        return attended.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, attended.shape[-1]), None
 
 
 def kept_bytes(model: Any) -> int:
     """Bytes of keys and values that a model keeps for its next prompts, which can take their place."""
-    layers: Any = kept.layers if (kept := getattr(model, KEPT, None)) else []
+    layers: Any = cache.layers if (cache := getattr(model, KEPT, None)) else []
     states = [part for layer in layers if layer.is_initialized for part in (layer.keys, layer.values, *layer.kept)]
     return sum(part.nbytes for part in states)
 
 
 def drop_cache(model: Any) -> None:
     """Free the memory that a model keeps for its next prompts."""
-    if kept := getattr(model, KEPT, None):
-        kept.graphs.clear()
-        kept.layers.clear()
+    if cache := getattr(model, KEPT, None):
+        cache.graphs.clear()
+        cache.layers.clear()
         setattr(model, KEPT, None)
 
 

@@ -32,9 +32,9 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     for row in rows:
         if row.subject:
             continue
-        place = row.task, row.where, row.num_fewshot
-        if place not in by_place or (row.metric, row.filter) == primary_metric(row.task):
-            by_place[place] = row
+        task_key = row.task, row.where, row.num_fewshot
+        if task_key not in by_place or (row.metric, row.filter) == primary_metric(row.task):
+            by_place[task_key] = row
     return list(by_place.values())
 
 

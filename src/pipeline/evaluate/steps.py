@@ -30,16 +30,16 @@ class Sampling:
     top_p: float
     keys: Sequence[str]
 
-    def of(self, places: Sequence[int]) -> Sampling:
-        return replace(self, keys=[self.keys[place] for place in places])
+    def of(self, indices: Sequence[int]) -> Sampling:
+        return replace(self, keys=[self.keys[index] for index in indices])
 
-    def seed(self, place: int) -> int:
+    def seed(self, index: int) -> int:
         """The seed of all draws for a prompt, for a backend that draws by itself (vLLM)."""
-        return int.from_bytes(hashlib.sha256(self.keys[place].encode()).digest()[:7], "big")
+        return int.from_bytes(hashlib.sha256(self.keys[index].encode()).digest()[:7], "big")
 
-    def number(self, place: int, position: int) -> float:
+    def number(self, index: int, position: int) -> float:
         """The number in [0, 1) that decides about a token of a prompt's answer."""
-        digest = hashlib.sha256(f"{self.keys[place]} {position}".encode()).digest()
+        digest = hashlib.sha256(f"{self.keys[index]} {position}".encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48
 
     def choose(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -48,11 +48,11 @@ class Sampling:
             (logits.float() / self.temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
         )
         upto = probabilities.cumsum(dim=-1)
-        kept = upto - probabilities < self.top_p  # the first always
-        mass = (probabilities * kept).sum(dim=-1, keepdim=True)
+        is_kept = upto - probabilities < self.top_p  # the first always
+        mass = (probabilities * is_kept).sum(dim=-1, keepdim=True)
         target = numbers[..., None] * mass
-        place = ((upto <= target) & kept).sum(dim=-1, keepdim=True).clamp(max=kept.sum(dim=-1, keepdim=True) - 1)
-        return tokens.gather(-1, place).squeeze(-1)
+        rank = ((upto <= target) & is_kept).sum(dim=-1, keepdim=True).clamp(max=is_kept.sum(dim=-1, keepdim=True) - 1)
+        return tokens.gather(-1, rank).squeeze(-1)
 
 
 def rows_for(device: torch.device, count: int) -> int:
@@ -87,20 +87,20 @@ class Steps:
             cache.graphs[key] = None
         if cache.device.type != "cuda":
             return cache.tokens[:rows, 0].clone().tolist
-        chosen, ready = cache.tokens[:rows, 0].to("cpu", non_blocking=True), torch.cuda.Event()
+        tokens, ready = cache.tokens[:rows, 0].to("cpu", non_blocking=True), torch.cuda.Event()
         ready.record()
 
         def wait() -> list[int]:
             ready.synchronize()
-            return list(chosen.tolist())
+            return list(tokens.tolist())
 
         return wait
 
     def _step(self, rows: int, columns: int) -> None:
         cache = self.cache
         logits = cache.step(rows, columns)
-        chosen = self.sampling.choose(logits, cache.drawn[:rows]) if self.sampling else logits.argmax(dim=-1)
-        cache.tokens[:rows, 0] = chosen
+        tokens = self.sampling.choose(logits, cache.drawn[:rows]) if self.sampling else logits.argmax(dim=-1)
+        cache.tokens[:rows, 0] = tokens
         cache.places[:rows] += 1
 
     def _record(self, rows: int, columns: int) -> torch.cuda.CUDAGraph | None:

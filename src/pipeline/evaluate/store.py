@@ -132,18 +132,18 @@ class Store:
         made_by = {"harness": version("lm_eval"), "ours": self.version}
         key = {"model": self.model, "made_by": made_by, "together": together, **settings}
         name = f"{task}-{digest(key)[:32]}"
-        found: dict[str, Any] = {}
+        stored: dict[str, Any] = {}
         files = [] if self.fresh else self.folder.glob(f"{glob.escape(name)}.*.jsonl")
         for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):  # of an answer that was computed again,
-            found |= stored_answers(file)  # the later one
-        return Answers(self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, found)
+            stored |= stored_answers(file)  # the later one
+        return Answers(self.folder / f"{name}.{secrets.token_hex(4)}.jsonl", together is not None, stored)
 
 
 def stored_answers(file: Path) -> dict[str, Any]:
     """The lines of a file that are whole: [digest of a request, its answer]."""
-    found = {}
+    answers = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError):
             key, answer = json.loads(line)
-            found[str(key)] = answer
-    return found
+            answers[str(key)] = answer
+    return answers

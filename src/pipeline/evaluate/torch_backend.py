@@ -87,11 +87,14 @@ class TorchBackend:
         """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
         token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
         places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
-        for place, prompt in enumerate(prompts):
-            places_of.setdefault(tuple(prompt), []).append(place)
+        for request_number, prompt in enumerate(prompts):
+            places_of.setdefault(tuple(prompt), []).append(request_number)
         distinct = list(places_of)
         grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
-        groups = [(shared, [at for index in group for at in places_of[distinct[index]]]) for shared, group in grouped]
+        groups = [
+            (shared, [request_index for index in group for request_index in places_of[distinct[index]]])
+            for shared, group in grouped
+        ]
         finished: set[int] = set()
         self._fit_rows(groups, prompts, ending.room)
 
@@ -100,7 +103,7 @@ class TorchBackend:
                 finished.add(left[row])
                 ended(left[row], tokens)
 
-            rests = [prompts[place][shared:] for place in left]
+            rests = [prompts[request_number][shared:] for request_number in left]
             draws = sampling.of(left) if sampling else None
             decode(self.model, prompts[left[0]][:shared], rests, self.batch_size, ending, store, draws)
 
@@ -117,29 +120,29 @@ class TorchBackend:
         Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
-        for place, (context, continuation) in enumerate(requests):
-            inputs.setdefault((*context, *continuation[:-1]), []).append(place)
+        for request_number, (context, continuation) in enumerate(requests):
+            inputs.setdefault((*context, *continuation[:-1]), []).append(request_number)
         prompts = list(inputs)
-        keep = [max(len(requests[place][1]) for place in inputs[prompt]) for prompt in prompts]
+        keep = [max(len(requests[request_number][1]) for request_number in inputs[prompt]) for prompt in prompts]
 
         finished: set[int] = set()
 
         def weigh(index: int, logits: torch.Tensor) -> None:
             """Answer the requests of a prompt from the logits [tokens, vocabulary] of its last tokens."""
             log_probabilities = torch.log_softmax(logits, dim=-1)
-            for place in inputs[prompts[index]]:
-                tokens = torch.tensor(requests[place][1], device=logits.device)
+            for request_number in inputs[prompts[index]]:
+                tokens = torch.tensor(requests[request_number][1], device=logits.device)
                 predicted = log_probabilities[-len(tokens) :]
                 likelihood = float(predicted.gather(1, tokens[:, None]).sum())
-                scored(place, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
+                scored(request_number, likelihood, bool((predicted.argmax(dim=-1) == tokens).all()))
             finished.add(index)
 
-        most = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
-        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
+        token_limit = MOST_TOKENS if share and max(keep, default=0) > 1 else 0
+        longest = [len(prompt) - scored_tokens for prompt, scored_tokens in zip(prompts, keep, strict=True)]
 
         def weigh_all(shared: int, left: list[int]) -> None:
-            prefix, rows = prompts[left[0]][:shared], build_tries(prompts, left, shared, most)
-            cache = SharedCache(self.model) if shared or most else None
+            prefix, rows = prompts[left[0]][:shared], build_tries(prompts, left, shared, token_limit)
+            cache = SharedCache(self.model) if shared or token_limit else None
             if cache:
                 cache.share(prefix)
             sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
@@ -152,7 +155,7 @@ class TorchBackend:
                     for index, path in ends.items():
                         weigh(index, logits[[column[node] for node in path]])
 
-        groups = group_prompts(prompts, longest, most) if share else [(0, list(range(len(prompts))))]
+        groups = group_prompts(prompts, longest, token_limit) if share else [(0, list(range(len(prompts))))]
         self._fit_rows(groups, prompts)
         self._for_each(groups, finished, weigh_all)
 
@@ -168,7 +171,7 @@ class TorchBackend:
         except PipelineError:  # not a dense decoder
             self.batch_size = min(ROWS, self.most)
             return
-        rests = (len(prompts[place]) - shared for shared, members in groups for place in members)
+        rests = (len(prompts[index]) - shared for shared, members in groups for index in members)
         longest = Prompts(max((shared for shared, _ in groups), default=0), max(rests, default=1), room)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated() + (kept_bytes(self.model) if room else 0)
@@ -214,9 +217,9 @@ def logits_of(
         if cache is None:
             logits = model(input_ids=ids.to(model.device), use_cache=False).logits[0]
         else:
-            visible, places = visible_tokens(tries)
-            logits = cache.logits(ids, places, cache.masks(places, places, visible), keep=0)[0]
-    return list(logits.split([len(places) for places in needed]))
+            visible, positions = visible_tokens(tries)
+            logits = cache.logits(ids, positions, cache.masks(positions, positions, visible), keep=0)[0]
+    return list(logits.split([len(positions) for positions in needed]))
 
 
 @contextmanager
@@ -241,13 +244,13 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
     width], of tries padded on the right to one width. Padding attends to itself."""
     width = max(len(trie.tokens) for trie in tries)
     visible = torch.eye(width, dtype=torch.bool).repeat(len(tries), 1, 1)
-    places = torch.zeros(len(tries), width, dtype=torch.long)
-    for seen, at, trie in zip(visible.numpy(), places.numpy(), tries, strict=True):
-        for place, parent in enumerate(trie.parents):
+    positions = torch.zeros(len(tries), width, dtype=torch.long)
+    for seen, row_positions, trie in zip(visible.numpy(), positions.numpy(), tries, strict=True):
+        for index, parent in enumerate(trie.parents):
             if parent >= 0:
-                seen[place] |= seen[parent]
-                at[place] = at[parent] + 1
-    return visible, places
+                seen[index] |= seen[parent]
+                row_positions[index] = row_positions[parent] + 1
+    return visible, positions
 
 
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:

@@ -43,11 +43,11 @@ def without_credentials(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {
-            key: MASK if isinstance(inner, str) and inner and is_secret_name(str(key)) else without_credentials(inner)
-            for key, inner in value.items()
+            key: MASK if isinstance(part, str) and part and is_secret_name(str(key)) else without_credentials(part)
+            for key, part in value.items()
         }
     if isinstance(value, list | tuple):
-        return [without_credentials(inner) for inner in value]
+        return [without_credentials(part) for part in value]
     if not isinstance(value, str):
         return value
     return _NAMED.sub(_mask_match, plain_addresses(value))

@@ -38,12 +38,12 @@ def force_offline() -> Iterator[None]:
 @contextmanager
 def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
     """Context in which a library's own setting, or function, is another one."""
-    before = getattr(module, name)
+    original = getattr(module, name)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(module, name, original)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import yaml
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.files import readable_yaml
-from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import Contrast
 from pipeline.stats.ranks import Alike, Correlations, Friedman, holm
 from pipeline.stats.statistics import LEVEL
@@ -137,29 +136,29 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
         content = yaml.safe_load(text)
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
         raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
-    return tuple(claim_of(words, table, file) for table, listed in content.items() for words in listed)
+    return tuple(claim_of(keys, table, file) for table, listed in content.items() for keys in listed)
 
 
-def claim_of(words: Any, table: str, file: str) -> Claim:
-    place = f"{file}, claim {words.get('id', '?') if isinstance(words, dict) else words}"
-    if not isinstance(words, dict):
-        raise PipelineError(f"{place}: a claim is a mapping with {', '.join(KEYS)}")
-    for key in words:
+def claim_of(keys: Any, table: str, file: str) -> Claim:
+    where = f"{file}, claim {keys.get('id', '?') if isinstance(keys, dict) else keys}"
+    if not isinstance(keys, dict):
+        raise PipelineError(f"{where}: a claim is a mapping with {', '.join(KEYS)}")
+    for key in keys:
         if key not in KEYS + OPTIONAL:
-            raise PipelineError(f"{place}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
-    if missing := [key for key in KEYS if key not in words]:
-        raise PipelineError(f"{place}: {missing[0]} is missing")
-    test, direction, units = words["test"], words["direction"], words.get("units") or ""
+            raise PipelineError(f"{where}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
+    if missing := [key for key in KEYS if key not in keys]:
+        raise PipelineError(f"{where}: {missing[0]} is missing")
+    test, direction, units = keys["test"], keys["direction"], keys.get("units") or ""
     for key, value, names in (("test", test, RULES), ("direction", direction, DIRECTIONS), ("units", units, UNITS)):
         if value not in names:
-            raise PipelineError(f"{place}: {key} {value!r}: {suggest(value, names)}")
-    threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
+            raise PipelineError(f"{where}: {key} {value!r}: {suggest(value, names)}")
+    threshold, relative = str(keys["threshold"]), str(keys["threshold"]).endswith("%")
     try:
         number = float(threshold.removesuffix("%"))
     except ValueError:
-        raise PipelineError(f"{place}: threshold {threshold} is neither points nor N%") from None
-    left, right, over, than = (_names(words.get(key)) for key in ("left", "right", "over", "than"))
-    is_count, is_fact, several = units == "count", words["metric"] == FACT, len(left) + len(right) > 2
+        raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
+    left, right, over, than = (_names(keys.get(key)) for key in ("left", "right", "over", "than"))
+    is_count, is_fact, several = units == "count", keys["metric"] == FACT, len(left) + len(right) > 2
     directions, only_zero = RULES["wilcoxon" if is_count else test]
     name = f"{test}{' with units: count' * is_count}"
     problems = (
@@ -178,11 +177,11 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         ("within needs a threshold above 0, in points", direction == "within" and (relative or number <= 0)),
     )  # fmt: skip
     if problem := next((text for text, holds in problems if holds), ""):
-        raise PipelineError(f"{place}: {problem}")
-    texts = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
+        raise PipelineError(f"{where}: {problem}")
+    texts = {key: str(keys[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
     return Claim(
         file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
-        family=str(words.get("family") or ""), than=than, units=units, **texts,
+        family=str(keys.get("family") or ""), than=than, units=units, **texts,
     )  # fmt: skip
 
 
@@ -193,11 +192,6 @@ def _names(value: Any) -> tuple[str, ...]:
 def format_points(value: float, sign: str = "") -> str:
     """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
     return f"{value:{sign}.{'1g' if abs(value) < 0.05 else '1f'}}" if round(value, 9) else "0"
-
-
-def claims_csv(verdicts: Sequence[Verdict]) -> str:
-    """Text of claims.csv: one line per claim, in the order of the files."""
-    return lines_csv([verdict.line for verdict in verdicts], 5)
 
 
 # ---------------------------------------------------------------------------------------------------- verdicts
@@ -217,9 +211,9 @@ def word_of(claim: Claim, low: float, high: float) -> str:
     return SHOWN if min(sides) > 0 else CONTRADICTED if max(sides) < 0 and not around else UNDECIDED
 
 
-def word_of_all(words: Iterable[str]) -> str:
+def word_of_all(verdicts: Iterable[str]) -> str:
     """The verdict of several parts: shown if all are, which needs no correction; contradicted if one is."""
-    distinct = set(words)
+    distinct = set(verdicts)
     return SHOWN if distinct == {SHOWN} else CONTRADICTED if CONTRADICTED in distinct else UNDECIDED
 
 
@@ -258,16 +252,17 @@ def judge_every(claim: Claim, units: Sequence[Unit]) -> Verdict:
     all units. The numbers are those of the unit that is furthest from the claim."""
     verdicts = [judge_difference(claim, *unit[1:]) for unit in units]
     corrected = holm([verdict.p or 0.0 for verdict in verdicts])
-    words = [
+    judged = [
         verdict.verdict if verdict.verdict != CONTRADICTED or p < LEVEL else UNDECIDED
         for verdict, p in zip(verdicts, corrected, strict=True)
     ]
-    at = min(range(len(units)), key=lambda at: claim.excess(units[at].contrast.difference))
+    furthest = min(range(len(units)), key=lambda index: claim.excess(units[index].contrast.difference))
     won, text = count_units(claim, units)
     return replace(
-        verdicts[at], verdict=word_of_all(words), could_see=max(verdict.could_see or 0.0 for verdict in verdicts),
-        detail=f"{won} of {len(units)} on its side, {words.count(SHOWN)} shown; "
-        f"the numbers are those of {units[at].name}: {text}",
+        verdicts[furthest], verdict=word_of_all(judged),
+        could_see=max(verdict.could_see or 0.0 for verdict in verdicts),
+        detail=f"{won} of {len(units)} on its side, {judged.count(SHOWN)} shown; "
+        f"the numbers are those of {units[furthest].name}: {text}",
     )  # fmt: skip
 
 
@@ -276,10 +271,10 @@ def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: b
     significantly (a count alone proves nothing, as units share experts and questions); contradicted if the mean is, or
     if `every` unit of its own is. Of units that are pairs of experts only the mean counts how much experts differ."""
     won, text = count_units(claim, units)
-    word = overall.verdict if won == len(units) or overall.verdict == CONTRADICTED else UNDECIDED
+    verdict = overall.verdict if won == len(units) or overall.verdict == CONTRADICTED else UNDECIDED
     if not experts and judge_every(claim, units).verdict == CONTRADICTED:
-        word = CONTRADICTED
-    return replace(overall, verdict=word, detail=f"{won} of {len(units)} on its side: {text}")
+        verdict = CONTRADICTED
+    return replace(overall, verdict=verdict, detail=f"{won} of {len(units)} on its side: {text}")
 
 
 def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
@@ -336,7 +331,7 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
     for claim, pairs in claims:
         family, clusters = family_of(claim), min(pair.clusters for pair in pairs)
         count, tested = len(families[family]), [(pair, next(adjusted[family])) for pair in pairs]
-        word = word_of_all(
+        verdict = word_of_all(
             word_of(claim, member.difference, member.difference) if p < LEVEL else UNDECIDED for member, p in tested
         )
         text = "; ".join(
@@ -344,10 +339,10 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
             for pair, p in tested
         )
         if (least := count * 2 / 2**clusters) >= LEVEL:
-            word = NOT_TESTABLE
+            verdict = NOT_TESTABLE
             text = f"the smallest possible p of {clusters} clusters is {min(1, least):.3g} by Holm over {count}; {text}"
         worst, p = max(tested, key=lambda member: (-claim.excess(member[0].difference), member[1]))
-        verdicts.append(Verdict(claim, word, difference=100 * worst.difference, p=p, n=worst.blocks, detail=text))
+        verdicts.append(Verdict(claim, verdict, difference=100 * worst.difference, p=p, n=worst.blocks, detail=text))
     return verdicts
 
 
@@ -358,14 +353,16 @@ def family_of(claim: Claim) -> str:
 def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts Holm-corrected over each family of claims; signed-rank tests are already corrected."""
     results = list(verdicts)
-    tested = [at for at, verdict in enumerate(verdicts) if verdict.claim.test != "wilcoxon" and verdict.p is not None]
+    tested = [
+        index for index, verdict in enumerate(verdicts) if verdict.claim.test != "wilcoxon" and verdict.p is not None
+    ]
     for family in dict.fromkeys(verdict.claim.family for verdict in verdicts if verdict.claim.family):
-        members = [at for at in tested if verdicts[at].claim.family == family]
-        for at, p in zip(members, holm([results[at].p or 0.0 for at in members]), strict=True):
-            text = f"p {results[at].p:.4f} before Holm's correction over {len(members)}"
-            word = results[at].verdict if p < LEVEL else UNDECIDED
-            results[at] = replace(
-                results[at], p=p, verdict=word, detail="; ".join(filter(None, [results[at].detail, text]))
+        members = [index for index in tested if verdicts[index].claim.family == family]
+        for index, p in zip(members, holm([results[index].p or 0.0 for index in members]), strict=True):
+            text = f"p {results[index].p:.4f} before Holm's correction over {len(members)}"
+            verdict_word = results[index].verdict if p < LEVEL else UNDECIDED
+            results[index] = replace(
+                results[index], p=p, verdict=verdict_word, detail="; ".join(filter(None, [results[index].detail, text]))
             )
     return results
 

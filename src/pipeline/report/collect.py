@@ -21,12 +21,14 @@ from pipeline.report.private import without_private
 from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lineage import another_base
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import describe_change
 from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
+from pipeline.tables.study import is_adapter_of_elsewhere
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
@@ -38,14 +40,13 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     table, plan = planning.plan.table, planning.plan
     targets = planning.targets()
     runs = order_runs(targets)
-    names = {run.hash: run.name for run in runs}
     stored = StoredAnswers(planning, failed)
     first = {name: first_failure(name, failed) for name in failed}
     scored = [run for run in runs if isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()]
     evaluations = {run.name: Evaluation(*stored_scores(run), sample_files(run.folder)) for run in scored}
     measured, parquet = fill_cells(stored, evaluations)
     reasons = reasons_unfinished(runs, targets) if reasons is None else reasons
-    run_results, missing = describe_runs(runs, names, failed, reasons)
+    run_results, missing = describe_runs(runs, failed, reasons)
     typical = typical_runs(run_results).get("eval", RunResult("", "eval", Path()))
     return Results(
         table=table.name, title=table.title, note=table.note,
@@ -56,7 +57,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
         machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
-        computed={"Contamination": describe_overlaps(runs)},
+        computed={"Contamination": describe_overlaps(runs)}, other_bases=describe_other_bases(runs),
         contrasts=measure_pairs(plan, stored, compared_pairs(plan, measured)),
         declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, stored),
         choices=choices_of(stored.table), evaluations=evaluations, answers=stored.answers, parquet=parquet,
@@ -66,20 +67,33 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
 def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> tuple[list[CellResult], bytes]:
     """(the cells of a table, answers.parquet); the answers, which are read once, go to `stored`."""
     plan = stored.table.plan
-    cells = {place: describe_cell(stored, cell) for place, cell in plan.cells.items()}
+    cells = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
     stored.answers, parquet = read_answers(evaluations, questions_to_keep(cells.values()))
-    return mark_best(
-        plan, stored, [cell_result(stored, plan.cells[place], one) for place, one in cells.items()]
-    ), parquet
+    results = [cell_result(stored, plan.cells[key], described) for key, described in cells.items()]
+    return mark_best(plan, stored, results), parquet
 
 
 def command_of(config: TableStage) -> str:
     """The command that computes a table, for a shell: its folders of options and all overrides that decide results."""
-    words = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
-    words += [f"every.{key}={'null' if value is None else value}" for key, value in config.every.items()]
-    words += [f"data_root={config.data_root}"] if config.data_root else []
-    words += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
-    return shlex.join(["python", "-m", "pipeline", *words])
+    overrides = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
+    overrides += [f"every.{key}={'null' if value is None else value}" for key, value in config.every.items()]
+    overrides += [f"data_root={config.data_root}"] if config.data_root else []
+    overrides += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
+    return shlex.join(["python", "-m", "pipeline", *overrides])
+
+
+def describe_other_bases(runs: Iterable[Run]) -> list[str]:
+    """Each adapter of elsewhere that was scored or merged on another base than the one that it names."""
+    pairs = {
+        (parent.name, parent.folder, base.name, str(base.folder) if base.folder.is_dir() else base.name)
+        for run in runs if (base := run.parents.get("base")) is not None
+        for parent in run.parents.values()
+        if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder)
+    }  # fmt: skip
+    return [
+        without_private(f"{name} is an adapter of {named_base}; here it was merged with and scored on {base}.")
+        for name, adapter, base, address in sorted(pairs) if (named_base := another_base(adapter, address))
+    ]  # fmt: skip
 
 
 def describe_overlaps(runs: Iterable[Run]) -> list[str]:
@@ -98,15 +112,15 @@ def describe_overlaps(runs: Iterable[Run]) -> list[str]:
 
 
 def describe_runs(
-    runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
+    runs: Sequence[Run], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], dict[str, str]]:
     """(all runs as their manifests record them, run -> why it was not tried yet)."""
     results, missing = [], {}
     for run in runs:
-        name, manifest = names[run.hash], read_manifest(run.folder)
+        name, manifest = run.name, read_manifest(run.folder)
         if manifest is not None:
             stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES, weights=False)
-            results.append(finished_result(run, name, manifest, without_private(stale)))
+            results.append(finished_result(run, manifest, without_private(stale)))
             continue
         reason = failed.get(name, "deleted after what needs it was finished")
         if run.hash in reasons and name not in failed:
@@ -117,7 +131,7 @@ def describe_runs(
     return list(marked), missing
 
 
-def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
+def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
     """A finished run as the report reads it. stale: why it has to be recomputed; empty if it is valid."""
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
@@ -130,7 +144,7 @@ def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunR
         if key != "stage"
     }
     return RunResult(
-        name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
+        name=run.name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
         model=parents.get("checkpoint") or merge or parents.get("model", ""),
         merge=merge_text(run), parents=parents, config=config,
         seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
@@ -169,9 +183,9 @@ def typical_runs(runs: Iterable[RunResult]) -> dict[str, RunResult]:
 def differences(run: RunResult, typical: RunResult) -> list[str]:
     """A run's differences from most runs of its stage: device, threads, versions. A training set is made without a
     device, which is recorded where torch was loaded for something else."""
-    own, usual = ({**one.versions, **one.machine} for one in (run, typical))
-    names = own.keys() & usual.keys() if run.stage == "data" else own.keys() | usual.keys()
+    settings, usual_settings = ({**run_result.versions, **run_result.machine} for run_result in (run, typical))
+    names = settings.keys() & usual_settings.keys() if run.stage == "data" else settings.keys() | usual_settings.keys()
     return [
-        f"{name} {own.get(name, 'unknown')}, most {usual.get(name, 'unknown')}"
-        for name in sorted(names) if own.get(name) != usual.get(name)
+        f"{name} {settings.get(name, 'unknown')}, most {usual_settings.get(name, 'unknown')}"
+        for name in sorted(names) if settings.get(name) != usual_settings.get(name)
     ]  # fmt: skip

@@ -14,19 +14,24 @@ from pipeline.stats.statistics import LEVEL
 MOST_SENTENCES = 4  # on significant differences
 
 Line = Mapping[str, Any]  # of contrasts.csv
+PAIR = ("left", "right", "place")  # of a line: what it compares
 
 
 def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[Line]:
     """The lines with p_holm, p after Holm's correction over all that have one, and `primary`. primary: left, right and
     place of the primary comparison."""
-    is_first = [[line["left"], line["right"], line["place"]] == list(primary) for line in lines]
-    tested = {at: p for at, line in enumerate(lines) if (p := p_of_chosen(line)) is not None}
-    ps, firsts = list(tested.values()), [is_first[at] for at in tested]
+    is_first = [is_primary(line, primary) for line in lines]
+    tested = {index: p for index, line in enumerate(lines) if (p := p_of_chosen(line)) is not None}
+    ps, firsts = list(tested.values()), [is_first[index] for index in tested]
     if primary and ps and not any(firsts):  # a missing primary comparison keeps its half of the error rate
         ps, firsts = [*ps, 1.0], [*firsts, True]
     corrected = holm(ps, [max(1, len(ps) - 1) if first else 1 for first in firsts])
     p_holm = dict(zip(tested, corrected, strict=False))
-    return [{**line, "p_holm": p_holm.get(at), "primary": is_first[at]} for at, line in enumerate(lines)]
+    return [{**line, "p_holm": p_holm.get(index), "primary": is_first[index]} for index, line in enumerate(lines)]
+
+
+def is_primary(line: Line, primary: Sequence[str]) -> bool:
+    return [line[name] for name in PAIR] == [*primary]
 
 
 def is_significant(line: Line) -> bool:
@@ -57,16 +62,16 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     if not tested:
         return [*missing, "No two models have answers to compare."]
     pair = [line for line in tested if line["primary"]]
-    beside = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line["place"] in places]
-    pair += [line for line in beside if not line["primary"]][: MOST_SENTENCES - 1]
-    others = [line for line in tested if not any(line is told for told in pair)]
-    significant = sorted(filter(is_significant, others), key=lambda line: -abs(line["difference"]))
+    same_pair = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line["place"] in places]
+    pair += [line for line in same_pair if not line["primary"]][: MOST_SENTENCES - 1]
+    further = [line for line in tested if not any(line is pair_line for pair_line in pair)]
+    significant = sorted(filter(is_significant, further), key=lambda line: -abs(line["difference"]))
     sentences = missing + [primary_sentence(line, tested) for line in pair]
     sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
-    more = len(significant) - MOST_SENTENCES
-    if more > 0:
-        sentences += [f"{more} more {'differences are' if more > 1 else 'difference is'} significant."]
-    insignificant = [line for line in others if not is_significant(line)]
+    omitted = len(significant) - MOST_SENTENCES
+    if omitted > 0:
+        sentences += [f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant."]
+    insignificant = [line for line in further if not is_significant(line)]
     halved = bool(missing) or any(line["primary"] for line in tested)
     return sentences + others_sentence(insignificant, "other " if sentences else "", halved)
 
@@ -86,9 +91,9 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     if is_significant(line) and is_gain(line):
         return difference_sentence(line)
     unit = line.get("unit", "points")
-    place = f"“{line['right']}” in “{line['place']}”"
-    rivals = [other for other in lines if all(other[key] == line[key] for key in ("right", "place"))]
-    gains = any(is_significant(other) and is_gain(other) for other in rivals)
+    rival_place = f"“{line['right']}” in “{line['place']}”"
+    rivals = [rival for rival in lines if all(rival[key] == line[key] for key in ("right", "place"))]
+    gains = any(is_significant(rival) and is_gain(rival) for rival in rivals)
     none = f" None of {len(rivals)} models is significantly better there." if len(rivals) > 1 and not gains else ""
     if is_significant(line):
         return f"{difference_sentence(line)}{none}"
@@ -98,7 +103,9 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
         detectable += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
     if unit == "points" and line["could_see"] >= 100:
         detectable = "so few answers could show no difference"
-    return f"“{line['left']}” is not significantly different from {place}{scope(line)}: {size}; {detectable}.{none}"
+    return (
+        f"“{line['left']}” is not significantly different from {rival_place}{scope(line)}: {size}; {detectable}.{none}"
+    )
 
 
 def certainty(line: Line, low: float, high: float, sign: str = "") -> str:
@@ -129,7 +136,7 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else f"= {p:.3f}"
 
 
-def others_sentence(lines: Sequence[Line], other: str, after_primary: bool) -> list[str]:
+def others_sentence(lines: Sequence[Line], adjective: str, after_primary: bool) -> list[str]:
     """How large a difference would have been detectable where none is significant. after_primary: half of the 5 % is
     the primary comparison's."""
     if not lines:
@@ -137,9 +144,13 @@ def others_sentence(lines: Sequence[Line], other: str, after_primary: bool) -> l
     detectable = " and ".join(text for unit in ("points", "bits") if (text := detectable_text(lines, unit)))
     questions = interval_text([line["n"] for line in lines])
     count = len(lines)
-    none = f"None of the {count} {other}differences is" if count > 1 else f"The {other or 'only '}difference is not"
-    at = f"{questions} questions" + " and half of the 5 % error rate" * after_primary
-    return [f"{none} significant; detectable with {at}: {detectable}."]
+    none = (
+        f"None of the {count} {adjective}differences is"
+        if count > 1
+        else f"The {adjective or 'only '}difference is not"
+    )
+    condition = f"{questions} questions" + " and half of the 5 % error rate" * after_primary
+    return [f"{none} significant; detectable with {condition}: {detectable}."]
 
 
 def detectable_text(lines: Sequence[Line], unit: str) -> str:
@@ -148,5 +159,6 @@ def detectable_text(lines: Sequence[Line], unit: str) -> str:
     return f"{interval_text(values)} {unit}" if values else ""
 
 
-def interval_text(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys((f"{min(values):.0f}", f"{max(values):.0f}")))
+def interval_text(values: Collection[float], form: str = ".0f") -> str:
+    """The least and the largest of some numbers, once where they read the same: "2 to 3"."""
+    return " to ".join(dict.fromkeys(format(end, form) for end in (min(values), max(values))))

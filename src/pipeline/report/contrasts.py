@@ -13,7 +13,7 @@ from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.evaluate.metrics import mean
 from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
-from pipeline.report.compare import Line, correct_contrasts, holm_level
+from pipeline.report.compare import PAIR, Line, correct_contrasts, holm_level, interval_text, is_primary
 from pipeline.report.expression import leaf_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of, trainings_of
@@ -42,14 +42,16 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     left, right, place = first
     level = holm_level(len(compared), first == primary, bool(primary))
     trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
-    found = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
-    others = [count for pair, count in counts.items() if pair != first and count]
-    text = f"{found.name} ({'primary' if first == primary else 'first'})"
-    if others:
+    detectable = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
+    counts_of_others = [count for pair, count in counts.items() if pair != first and count]
+    text = f"{detectable.name} ({'primary' if first == primary else 'first'})"
+    if counts_of_others:
         level = holm_level(len(compared), False, bool(primary))
-        ends = dict.fromkeys(f"{100 * planned_difference(end(others), level, seeds, SPREAD):.1f}" for end in (max, min))
-        text += f" and {len(compared) - 1} more (Holm's correction; {' to '.join(ends)} points are detectable)"
-    return found, text
+        ends = interval_text(
+            [100 * planned_difference(count, level, seeds, SPREAD) for count in counts_of_others], ".1f"
+        )
+        text += f" and {len(compared) - 1} more (Holm's correction; {ends} points are detectable)"
+    return detectable, text
 
 
 class DetectableClaim(NamedTuple):
@@ -63,9 +65,8 @@ class DetectableClaim(NamedTuple):
     def text(self) -> str:
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
-        ends = dict.fromkeys(f"{end:+.1f}" for end in self.published or ())
-        beside = f", published {' to '.join(ends)}" if ends else ""
-        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{beside}"
+        published = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
+        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{published}"
 
     def is_small(self) -> bool:
         """Whether a published difference is smaller than what can be detected."""
@@ -74,7 +75,7 @@ class DetectableClaim(NamedTuple):
 
 def detectable_claims(planning: Planning) -> list[DetectableClaim]:
     """The claims about a table that its plan has the cells of, and that are decided by differences, or by nothing."""
-    found = []
+    detectable = []
     for claim in claims_of(planning.plan.table.name):
         try:
             placed = PlacedClaim.of(claim, planning.plan)
@@ -82,13 +83,13 @@ def detectable_claims(planning: Planning) -> list[DetectableClaim]:
             continue  # in a smaller table of the same name: its verdict reports why
         sizes = [size for cell in placed.all_cells if (size := questions_under(planning, cell))]
         if placed.untestable:
-            found.append(DetectableClaim(claim.id, None))
+            detectable.append(DetectableClaim(claim.id, None))
         elif claim.test == "difference" and claim.metric != FACT and sizes:
             pairs = itertools.product(placed.left, placed.right) if not claim.than else ()
             differences = [value for sides in pairs if (value := published_difference(claim, *sides)) is not None]
             ends = (min(differences), max(differences)) if differences else None
-            found.append(DetectableClaim(claim.id, 100 * planned_difference(min(sizes), LEVEL, 0, 0.0), ends))
-    return found
+            detectable.append(DetectableClaim(claim.id, 100 * planned_difference(min(sizes), LEVEL, 0, 0.0), ends))
+    return detectable
 
 
 def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cell]) -> float | None:
@@ -143,7 +144,7 @@ def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Dete
 
 # ---------------------------------------------------------------------------------------------------- measured
 
-MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
+MEASURED = (*PAIR, "over", "left_value", "right_value", "difference", "low", "high", "p",
             "n", "discordant", "could_see", "missing", "unit", "chosen_of", "spread",
             "trainings", "lower_is_better")  # fmt: skip
 
@@ -169,8 +170,8 @@ def control_pairs(plan: TablePlan) -> dict[Pair, int]:
 
 def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
     """Each pair of rows (or columns) in every column (or row) that has both."""
-    places = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
-    pairs = [(*sides, place) for sides, across in zip(compared, places, strict=True) for place in across]
+    across_of = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
+    pairs = [(*sides, place) for sides, across in zip(compared, across_of, strict=True) for place in across]
     return {pair: 1 for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))}
 
 
@@ -220,7 +221,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
             continue
         comparison = compare_cells(plan, cells, metric, answers)
         (task,) = tasks_of(plan, cells)
-        line: dict[str, Any] = dict.fromkeys(MEASURED) | dict(zip(("left", "right", "place"), pair, strict=True)) | {
+        line: dict[str, Any] = dict.fromkeys(MEASURED) | dict(zip(PAIR, pair, strict=True)) | {
             "over": " ".join(["problems", *comparison.axes]), "unit": "bits" if is_measure(metric) else "points",
             "lower_is_better": bool(task) and answers.less_is_better(str(task), metric), "chosen_of": chosen_of,
         }  # fmt: skip
@@ -235,7 +236,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
             line |= {"left_value": 100 * left, "right_value": 100 * right}
             measured.append((line, [(metric, axis) for axis in comparison.varied_axes], contrast))
     ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
-    firsts = [[line["left"], line["right"], line["place"]] == [*primary] for line, _, _ in measured]
+    firsts = [is_primary(line, primary) for line, _, _ in measured]
     count = len(measured) + (bool(primary) and not any(firsts))  # a missing primary comparison keeps its half
     for (line, axes, contrast), is_first in zip(measured, firsts, strict=True):
         contrast = contrast.with_least_between([ratios[axis] for axis in axes])

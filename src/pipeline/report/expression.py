@@ -98,10 +98,12 @@ def by_level(numbers: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> Any:
     """(levels of each axis ..., values) of (values of the axes, value)."""
     import numpy as np
 
-    levels = [list(dict.fromkeys(at[axis] for at, _ in numbers if axis in at)) or [None] for axis in axes]
+    levels = [
+        list(dict.fromkeys(levels_at[axis] for levels_at, _ in numbers if axis in levels_at)) or [None] for axis in axes
+    ]
     array = np.full((*map(len, levels), *np.shape(numbers[0][1])), np.nan)
-    for at, value in numbers:
-        array[tuple(values.index(at.get(axis)) for axis, values in zip(axes, levels, strict=True))] = value
+    for levels_at, value in numbers:
+        array[tuple(values.index(levels_at.get(axis)) for axis, values in zip(axes, levels, strict=True))] = value
     return array
 
 

@@ -6,7 +6,6 @@ figures.save(figures.scores("runs/reports/sandbox"), "scores.pdf")
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 ACROSS = 3  # panels in a line
 ROW = 0.24  # inches of a bar
-Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file, numbers as text or numbers
+NAMES = ("row", "column", "left", "right", "place")  # columns of text, also where a name is a number
+Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file
 
 
 @contextmanager
@@ -50,20 +50,20 @@ def save(figure: Figure, file: str | Path) -> Path:
 def scores(report: str | Path | Lines) -> Figure:
     """Bars of a report's cells with their 95 % intervals, a panel a column; diamonds are the published numbers.
     report: its folder, or the lines of its cells.csv, of which `best` and `chance` are drawn, too."""
-    lines = [line for line in _read(report, "cells.csv") if _number(line["value"]) is not None]
+    lines = [line for line in _read(report, "cells.csv") if line["value"] is not None]
 
-    def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:
-        value = float(line["value"])
-        axes.barh(place, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
-        axes.annotate(f"{value:.1f}", (max(value, 0, _number(line["high"]) or 0), place), (4, 0),
+    def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
+        value, published = line["value"], line["published"]
+        axes.barh(height, value, 0.68, color=COLOURS["accent" if line.get("best") else "soft"])
+        axes.annotate(f"{value:.1f}", (max(value, 0, line["high"] or 0), height), (4, 0),
                       textcoords="offset points", va="center", fontsize=7)  # fmt: skip
-        if (published := _number(line["published"])) is not None:
-            axes.plot(published, place, "D", color=COLOURS["muted"], ms=4)
+        if published is not None:
+            axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
         if chance := line.get("chance"):
             axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
-    ends = [float(line["high"] if _number(line["high"]) is not None else line["value"]) for line in lines]
-    shares = lines and min(float(line["value"]) for line in lines) >= 0 and max(ends) <= 100
+    ends = [line["value"] if line["high"] is None else line["high"] for line in lines]
+    shares = lines and min(line["value"] for line in lines) >= 0 and max(ends) <= 100
     return _by_panel(lines, "column", "row", draw, (0, 1.15 * max(ends)) if shares else None)
 
 
@@ -71,19 +71,17 @@ def contrasts(report: str | Path | Lines) -> Figure:
     """Differences of a report's comparisons with their 95 % intervals, a panel a place. Filled: significant after
     Holm's correction over all of them; grey: less than the minimum detectable difference. report: its folder, or the
     lines of its contrasts.csv."""
-    numbers = "p_holm", "difference", "could_see"
-    found = _read(report, "contrasts.csv")
-    if any("p_holm" not in line for line in found):
+    lines = _read(report, "contrasts.csv")
+    if any("p_holm" not in line for line in lines):
         raise PipelineError("contrasts.csv has no p_holm, as an earlier version wrote it: run stage=report again")
-    lines = [{**line, **{name: _number(line[name]) for name in numbers}} for line in found]
     lines = [{**line, "pair": f"{line['left']} − {line['right']}"} for line in lines if line["difference"] is not None]
 
-    def draw(axes: Axes, line: Mapping[str, Any], place: int) -> None:
+    def draw(axes: Axes, line: Mapping[str, Any], height: int) -> None:
         axes.axvline(0, color=COLOURS["line"], lw=1)
         if detectable := line["could_see"]:
-            axes.barh(place, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
+            axes.barh(height, 2 * detectable, 0.8, -detectable, color=COLOURS["line"], alpha=0.35)
         inside = COLOURS["accent"] if is_significant(line) else "none"
-        axes.plot(line["difference"], place, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
+        axes.plot(line["difference"], height, "o", mfc=inside, mec=COLOURS["ink"], ms=5)
         axes.set_xlabel(f"difference ({line.get('unit') or 'points'})")
 
     return _by_panel(lines, "place", "pair", draw)
@@ -114,7 +112,7 @@ def _panels(count: int, height: float, width: float) -> tuple[Figure, list[Axes]
     across = min(ACROSS, count)
     down = math.ceil(count / across)
     figure = Figure(figsize=(1.5 + width * across, height * down), layout="constrained")
-    return figure, [figure.add_subplot(down, across, at + 1) for at in range(count)]
+    return figure, [figure.add_subplot(down, across, index + 1) for index in range(count)]
 
 
 def _by_panel(
@@ -128,10 +126,10 @@ def _by_panel(
         figure, all_axes = _panels(len(panels), 0.9 + ROW * len(rows), 2.4)
         for panel, axes in zip(panels, all_axes, strict=True):
             for line in (line for line in lines if line[across] == panel):
-                place, low, high = rows.index(line[down]), _number(line["low"]), _number(line["high"])
-                draw(axes, line, place)
-                if low is not None and high is not None:
-                    axes.plot([low, high], [place, place], color=COLOURS["ink"], lw=1.2)
+                height = rows.index(line[down])
+                draw(axes, line, height)
+                if line["low"] is not None:
+                    axes.plot([line["low"], line["high"]], [height, height], color=COLOURS["ink"], lw=1.2)
             axes.set_title(panel)
             axes.set_xlim(*limits or (None, None))
             axes.set_yticks(range(len(rows)), ["\n".join(wrap(row, 34)) for row in rows])
@@ -143,15 +141,14 @@ def _by_panel(
     return figure
 
 
-def _number(value: Any) -> float | None:
-    return None if value in (None, "") else float(value)
-
-
 def _read(folder: str | Path | Lines, name: str) -> Lines:
+    """The lines of a report's CSV file, None for what is empty."""
+    import pandas as pd
+
     if not isinstance(folder, str | Path):
         return folder
     file = Path(folder) / name
     if not file.is_file():
         raise PipelineError(f"{file} does not exist: give the folder of a report, such as runs/reports/sandbox")
-    with open(file, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+    frame = pd.read_csv(file, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(NAMES, str))
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")

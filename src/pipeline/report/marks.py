@@ -41,15 +41,15 @@ def suspicious_scores(results: Results) -> Marks:
         for problem, detail in _marks(row, run_answers):
             mark(problem, cell.row, f"{location}: {detail}")
         if run_answers.text and row.value not in (0, 1):  # all right, or all wrong, is alike for good reasons
-            place = (row.task, row.where, row.num_fewshot, run_answers.text)
-            by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
+            question_set = (row.task, row.where, row.num_fewshot, run_answers.text)
+            by_text.setdefault(question_set, {}).setdefault(cell.row, []).append(location)
     for cell, lost in damaged_experts(results):
         mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
     for same in by_text.values():
-        for name, places in same.items() if len(same) > 1 else ():
-            others = ", ".join(row_name for row_name in same if row_name != name)
-            for location in places:
-                mark("identical", name, f"{location}: each answer is that of {others}")
+        for name, locations in same.items() if len(same) > 1 else ():
+            same_rows = ", ".join(row_name for row_name in same if row_name != name)
+            for location in locations:
+                mark("identical", name, f"{location}: each answer is that of {same_rows}")
     return marks
 
 
@@ -68,11 +68,11 @@ def damaged_experts(results: Results) -> Iterator[tuple[CellResult, str]]:
     bases = {(cell.column, cell.task): cell.value for cell in results.cells if cell.role == "base"}
     for cell in results.cells:
         benchmark, base = find_benchmark(cell.task), bases.get((cell.column, cell.task))
-        task, most = (benchmark and benchmark.lost_skill) or ("", 0.0)
+        task, most_lost = (benchmark and benchmark.lost_skill) or ("", 0.0)
         if cell.role != "expert" or cell.task != task or not is_measure(cell.metric):
             continue
-        if cell.value is not None and base is not None and base - cell.value > most:
-            yield cell, f"{base - cell.value:.1f} bits below the base, where {most:g} is allowed"
+        if cell.value is not None and base is not None and base - cell.value > most_lost:
+            yield cell, f"{base - cell.value:.1f} bits below the base, where {most_lost:g} is allowed"
 
 
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
@@ -88,9 +88,9 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     elif n and (chance := chance_of(score.task)):
         error = standard_error(chance, n)
         if value <= chance + 2 * error:
-            place = "below chance" if value < chance - 2 * error else "at chance"
+            level = "below chance" if value < chance - 2 * error else "at chance"
             yield (
-                place,
+                level,
                 f"{100 * value:.1f} of 100, where guessing gives {100 * chance:.0f} ± {100 * 2 * error:.1f}",
             )
     if answers.n and answers.unparsed / answers.n > 0.5:

@@ -4,7 +4,7 @@ and, but for the table of answers, without JavaScript."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.report.marks import Marks, browsed
-from pipeline.report.render.cells import cell_difference, cell_lines, choice_lines, group_reasons, legend
+from pipeline.report.render.cells import (
+    BOLD,
+    by_message,
+    cell_difference,
+    cell_lines,
+    choice_lines,
+    group_reasons,
+    legend,
+)
 from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
 from pipeline.tables.schema import TRAININGS
@@ -43,25 +51,25 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
     text = "Scores by row: the numbers are in the table above"
     chart = draw_svg(lambda: figures.scores(lines), "scores", text) if lines and is_small else ""
-    places = [*results.primary[2:], *(line["column"] for line in lines)]
-    place = next((name for name in places if name in results.columns), "")
-    of_place = [line for line in lines if line["column"] == place]
-    first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {place}") if of_place and is_small else ""
+    columns = [*results.primary[2:], *(line["column"] for line in lines)]
+    column = next((name for name in columns if name in results.columns), "")
+    of_place = [line for line in lines if line["column"] == column]
+    first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
     detectable = measured_detectable(results.contrasts, [run.label for run in results.trainings])
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
-    answered = any(place in answers and answers[place].n for place in shown.values())
+    answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
     differences = by_message(
         (reason, run.name)
         for run in results.runs for reason in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]
     )  # fmt: skip
     warnings = by_message((warning, run.name) for run in results.runs for warning in run.warnings)
-    words = [verdict.verdict for verdict in results.verdicts]
+    verdicts = [verdict.verdict for verdict in results.verdicts]
     html = render(
         "page.html.j2", results=results, headline=headline, notes=notes,
         legend=[INTERVAL] * any(cell.low is not None for cell in results.cells) + legend(results.cells, PAPER)
         + [UNLIKE] * any(run.stale or run.unlike for run in results.runs),
-        lines_of=lines_of, difference_of=cell_difference,
+        bold=BOLD, lines_of=lines_of, difference_of=cell_difference,
         choices=choice_lines(results),
         reasons={title: group_reasons(results, name)
                  for title, name in (("Suspect published numbers.", "suspect"), ("Missing.", "missing"))},
@@ -70,7 +78,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
             for name, stopped in (("failed", results.failed), ("not started", results.missing))
         ],
         limits={limit for run in results.runs if (limit := run.config.get("eval.limit"))},
-        counts=", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words),
+        counts=", ".join(f"{verdicts.count(word)} {word}" for word in VERDICTS if word in verdicts),
         run_of={run.name: run for run in results.runs}, marks=marks, differences=differences, warnings=warnings,
         chart=chart, first=first, detectable=detectable, lines=lines, maps=maps,
         answered=answered, bundle=data_tables() if answered else {},
@@ -96,15 +104,15 @@ def lines_of(cell: CellResult) -> list[Line]:
     """What a click on a cell shows: why it has no number, the scores behind it, and its runs that have none, such as
     unfinished ones and trainings."""
     sources = score_rows_of([cell])
-    lines, places = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
-    for _, score, row in sorted(sources, key=lambda source: places.index(source.row.where)):
+    lines, languages = [(cell.missing, "", "")] * bool(cell.missing), [row.where for _, _, row in sources]
+    for _, score, row in sorted(sources, key=lambda source: languages.index(source.row.where)):
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
-        value = None if row.value is None else f"{percent_factor(row.metric) * row.value:.{cell.digits}f}"
-        lines.append((axes, score.run, value or score.run))
+        value = None if row.value is None else percent_factor(row.metric) * row.value
+        lines.append((axes, score.run, cell.decimal(value) or score.run))
     scored = {source.score.run for source in sources}
     axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
-    others = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
-    return lines + [(axes_of.get(run, ""), run, run) for run in others]
+    unscored = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
+    return lines + [(axes_of.get(run, ""), run, run) for run in unscored]
 
 
 def runs_table(results: Results) -> dict[str, Any]:
@@ -179,14 +187,3 @@ def answer_data(
         if number < 2 or size <= most_bytes:
             return data
         number = max(1, min(number - 1, int(number * most_bytes / size)))
-
-
-# ---------------------------------------------------------------------------------------------------- texts
-
-
-def by_message(messages: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Each distinct message, with the names of its runs; messages: (message, run name)."""
-    runs_of: dict[str, list[str]] = {}
-    for message, name in messages:
-        runs_of.setdefault(message, []).append(name)
-    return list(runs_of.items())

@@ -178,9 +178,9 @@ def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
     if model not in plan.trainings:
         models = plan.chosen[model].models.values() if model in plan.chosen else [model]
         specs = [plan.specs[key] for key in models if key in plan.specs]
-        own = {spec.key for spec in specs if spec.words.get("stage") in TRAININGS}
+        own_trainings = {spec.key for spec in specs if spec.words.get("stage") in TRAININGS}
         above = (trainings_of(plan, ref.spec) for spec in specs for ref in spec.parent_refs())
-        plan.trainings[model] = frozenset(own.union(*above))
+        plan.trainings[model] = frozenset(own_trainings.union(*above))
     return plan.trainings[model]
 
 

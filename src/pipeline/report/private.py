@@ -21,11 +21,11 @@ def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
     """
     if is_dataclass(value) and not isinstance(value, type):
         public = {item.name: getattr(value, item.name) for item in fields(value) if item.name not in UNCHANGED}
-        return replace(value, **{name: without_private(inner, roots) for name, inner in public.items()})
+        return replace(value, **{name: without_private(part, roots) for name, part in public.items()})
     if isinstance(value, Mapping):
-        return {key: without_private(inner, roots) for key, inner in value.items()}
+        return {key: without_private(part, roots) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [without_private(inner, roots) for inner in value]
+        return [without_private(part, roots) for part in value]
     if not isinstance(value, str):
         return value
     for root in roots:

@@ -225,16 +225,16 @@ class Corpora(Questions):
         return corpus_contrast(array[..., 0], array[..., 1:], self.size, estimate, draws)
 
 
-def on_all(answers: Sequence[float], own: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
+def on_all(answers: Sequence[float], answered: Sequence[Any], ids: Sequence[Any]) -> np.ndarray:
     """(N,) answers to the questions `own` as ones to all of `ids`, with the mean and the variance of the mean that they
     have: what a language lacks counts as its mean, and what it has differs from that by so much more."""
     import numpy as np
 
-    values, places = np.array(answers, dtype=float), {doc_id: place for place, doc_id in enumerate(ids)}
-    if len(own) == len(ids):
+    values, index_of = np.array(answers, dtype=float), {doc_id: index for index, doc_id in enumerate(ids)}
+    if len(answered) == len(ids):
         return values
     vector = np.full(len(ids), values.mean())
-    vector[[places[doc_id] for doc_id in own]] += len(ids) / len(own) * (values - values.mean())
+    vector[[index_of[doc_id] for doc_id in answered]] += len(ids) / len(answered) * (values - values.mean())
     return vector
 
 
@@ -270,8 +270,8 @@ def metrics_of(task: str) -> list[str]:
 def stored_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
     """The one metric that all cells show, if it is stored for each answer, or for each set of translations; None for
     different ones, and for facts, figures and spBLEU."""
-    (task, *others), shown = tasks_of(plan, cells), {cell.metric for cell in cells}
-    if others or task is None:
+    (task, *further_tasks), shown = tasks_of(plan, cells), {cell.metric for cell in cells}
+    if further_tasks or task is None:
         return None
     if " " in task:  # a column of stage=compare
         return shown.pop()

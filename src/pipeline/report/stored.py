@@ -61,12 +61,14 @@ class StoredAnswers:
     def value(self, cell: Cell, axes: Sequence[str] = ()) -> Any:
         """The number of a cell, or (levels ...) numbers at each value of `axes`: percent; BLEU, chrF++, bits and facts
         on their own scale. Raises NoScore if one of its scores is missing."""
-        own = {score for _, score in scores_under(self.table.plan, cell)}
+        scores = {score for _, score in scores_under(self.table.plan, cell)}
 
         def number(at: Cell, key: ScoreRef | str) -> float:
-            if isinstance(key, str) or (at.fact and key in own):
+            if isinstance(key, str) or (at.fact and key in scores):
                 return self.fact(at, key)
-            return self.number(key, at.metric, at.pair) if key in own else self.number(key)  # the choice's own metric
+            return (
+                self.number(key, at.metric, at.pair) if key in scores else self.number(key)
+            )  # the choice's own metric
 
         return evaluate(self.table.plan, cell, number, number, axes)[1]
 
@@ -140,8 +142,10 @@ class StoredAnswers:
     def read_vector(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         if parts := difference_of(score, metric):
             measure, subtracted = parts
-            values, others = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
-            return {question: value - others[question] for question, value in values.items() if question in others}
+            values, subtrahends = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
+            return {
+                question: value - subtrahends[question] for question, value in values.items() if question in subtrahends
+            }
         scale, (answers,) = percent_factor(metric) / 100, self.answers_under(score, pair or score.language).values()
         benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
         numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
@@ -160,11 +164,11 @@ class StoredAnswers:
         """The answers of a score in a language or pair; None: in each of its pairs."""
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
-        places = [language] if language else [f"en-{score.language}", f"{score.language}-en"]
-        found = {place: self.answers[key] for place in places if (key := (run.name, task, place)) in self.answers}
-        if not found:
+        languages = [language] if language else [f"en-{score.language}", f"{score.language}-en"]
+        answers = {where: self.answers[key] for where in languages if (key := (run.name, task, where)) in self.answers}
+        if not answers:
             raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
-        return found
+        return answers
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
         """doc_id -> the passage that the question is about."""

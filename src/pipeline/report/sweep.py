@@ -28,27 +28,25 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     scores = {index: score for index, run in enumerate(runs) if (score := point_scores(run)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.merge.method} · {config.eval.label} · {', '.join(config.languages)}"
-    context: dict[str, Any] = {"title": title, "picture": "", "sentences": []}
-    context["note"] = f"{len(scores)} of {len(points)} points finished."
-    context["note"] += f" {SENTENCES}" if is_flores(config.eval) else ""
+    picture, summary, notes = "", [], [f"{len(scores)} of {len(points)} points finished."]
+    notes += [SENTENCES] if is_flores(config.eval) else []
     means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
     if scores:
         best = [*means][largest([*means.values()])]
-        maps = maps_of(points, means, best)
-        scale = (min(means.values()), max(means.values()))
         sizes = [len(task_scores) for task_scores in next(iter(scores.values()))]
         tasks = f" in {len(sizes)} tasks, the score is the mean over tasks" if len(sizes) > 1 else ""
-        context["note"] += f" In percent, on {sum(sizes)} questions{tasks}. The best point is framed."
+        notes += [f"In percent, on {sum(sizes)} questions{tasks}. The best point is framed."]
         label = f"score over configuration: {title}"
-        context["picture"] = svg_of_maps(maps, "sweep", label, scale, folder / "map.png")
-        context["sentences"] = split_half_summary(points, scores, means, best)
+        scale = (min(means.values()), max(means.values()))
+        picture = svg_of_maps(maps_of(points, means, best), "sweep", label, scale, folder / "map.png")
+        summary = split_half_summary(points, scores, means, best)
     columns = [*points[0], "score", "run"]
     rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
     if scores:
         write_atomically(folder / "scores.csv", comma_separated([columns, *rows]))
     shown = [[*map(str, values), "not finished" if score == "" else score, name] for *values, score, name in rows]
     tables = [("All points, with the runs that scored them.", columns, (0, len(columns) - 1), shown)]
-    html = render("plain.html.j2", tables=tables, **context)
+    html = render("plain.html.j2", title=title, note=" ".join(notes), picture=picture, sentences=summary, tables=tables)
     write_atomically(folder / "index.html", html)
     return folder / "index.html"
 
@@ -69,12 +67,12 @@ def scores_in(folder: Path) -> dict[Place, list[float]]:
         PipelineError: a task's score is not the mean of its answers', such as a correlation.
     """
     scores = {}
-    whole = {(row.task, row.where): row.value for row in primary_of(read_scores(folder / "scores.json")[0])}
+    score_of = {(row.task, row.where): row.value for row in primary_of(read_scores(folder / "scores.json")[0])}
     for place, samples in sample_files(folder):
         metric, _ = primary_metric(place[1])
         values = list(answers_of(place, samples).by_question(metric).values())
         scores[place] = [percent_factor(metric) * value for value in values]
-        shown = whole[place[1:]]
+        shown = score_of[place[1:]]
         if kind_of(place[1]) != "translation" and (shown is None or not is_mean_of(shown, values)):
             problem = f"{metric} of {place[1]} is of all answers together, not of each, so that halves have none"
             raise PipelineError(f"{problem}: name another task, or choose in a table, by best: [AXIS]")
@@ -84,13 +82,13 @@ def scores_in(folder: Path) -> dict[Place, list[float]]:
 def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:
     """Maps over the first two knobs that vary, one per combination of the others."""
     knobs = [key for key in points[0] if len({repr(point[key]) for point in points}) > 1] or list(points[0])[:1]
-    down, across, *others = knobs if len(knobs) > 1 else ["", *knobs]
-    places = [(str(point.get(down, "")), str(point[across])) for point in points]
-    rows, columns = (list(dict.fromkeys(side)) for side in zip(*places, strict=True))
+    down, across, *further_knobs = knobs if len(knobs) > 1 else ["", *knobs]
+    map_cells = [(str(point.get(down, "")), str(point[across])) for point in points]
+    rows, columns = (list(dict.fromkeys(side)) for side in zip(*map_cells, strict=True))
     panels: dict[str, dict[tuple[str, str], int]] = {}
     for index, point in enumerate(points):
-        panels.setdefault(", ".join(f"{key} = {point[key]}" for key in others), {})[places[index]] = index
-    framed = rows.index(places[best][0]), columns.index(places[best][1])
+        panels.setdefault(", ".join(f"{key} = {point[key]}" for key in further_knobs), {})[map_cells[index]] = index
+    framed = rows.index(map_cells[best][0]), columns.index(map_cells[best][1])
     return [
         Map(
             title or "mean score", rows, columns,

@@ -95,7 +95,11 @@ class Comparison:
         """The axes that `differences` keeps: those of several values on a side."""
         leaves = [leaf for cell in self.questions.cells for leaf in leaf_cells(self.questions.plan, cell)]
         levels = [[{item.at.get(axis) for item in leaf.items} - {None} for leaf in leaves] for axis in self.axes]
-        return [axis for axis, of in zip(self.axes, levels, strict=True) if any(len(values) > 1 for values in of)]
+        return [
+            axis
+            for axis, values_of_cells in zip(self.axes, levels, strict=True)
+            if any(len(values) > 1 for values in values_of_cells)
+        ]
 
     def contrast(self) -> Contrast:
         """The contrast of left minus right. What is chosen is scored on the half that it was not chosen on."""
@@ -106,13 +110,13 @@ class Comparison:
 def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False) -> list[tuple[str, Comparison]]:
     """(name, comparison) of each candidate a side, over the mean of all places or at each one: every one has to be on
     the claim's side, so that nothing is chosen. A gain has its places on the left, those of `than` on the right."""
-    claim, than, named = placed.claim, placed.than, []
-    places = range(len(placed.places))
+    claim, than, comparisons_by_name = placed.claim, placed.than, []
+    indices = range(len(placed.places))
     lefts, rights = (list(zip(names if len(names) > 1 else [""], cells, strict=True))
                      for names, cells in ((claim.left, placed.left), (claim.right, placed.right)))  # fmt: skip
-    groups: list[Sequence[int]] = [[at] for at in places] if by_place else [places]
+    groups: list[Sequence[int]] = [[index] for index in indices] if by_place else [indices]
     for (left_name, left), (right_name, right), group in itertools.product(lefts, rights, groups):
-        weights = [mean_weights([cells[at] for at in group]) for cells in (left, right)]
+        weights = [mean_weights([cells[index] for index in group]) for cells in (left, right)]
         if than:
             weights = [[*mean_weights(part.left[0]), *mean_weights(part.right[0], -1)] for part in (placed, than)]
         candidates = " against ".join(filter(None, [left_name, right_name]))
@@ -120,8 +124,8 @@ def comparisons(placed: PlacedClaim, answers: StoredAnswers, by_place: bool = Fa
         factor = 1 + claim.threshold / 100 if claim.relative else 1.0
         cells = [cell for side in weights for _, cell in side]
         questions = questions_of(placed.plan, answers, cells, claim.metric)
-        named.append((name, Comparison(questions, weights[0], weights[1], placed.axes, factor)))
-    return named
+        comparisons_by_name.append((name, Comparison(questions, weights[0], weights[1], placed.axes, factor)))
+    return comparisons_by_name
 
 
 def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:

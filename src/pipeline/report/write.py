@@ -11,16 +11,17 @@ The same results give the same bytes.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pipeline.files import write_atomically
-from pipeline.report.claims import claims_csv
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, refuse_unlike
 from pipeline.report.marks import mark_lines, suspicious_scores
 from pipeline.report.page import page
-from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv, summary_text
+from pipeline.report.render.cells import cell_lines, cells_markdown, summary_text
+from pipeline.report.render.sheets import lines_csv
 from pipeline.report.render.tidy import tidy_rows
 
 
@@ -36,16 +37,16 @@ def write_report(results: Results, folder: Path) -> Path:
     html, pictures = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),
-        "cells.csv": cells_csv(results),
+        "cells.csv": lines_csv(cell_lines(results)),
         "cells.md": cells_markdown(results, " ".join(headline), notes),
-        "choices.json": choices_json(results),
+        "choices.json": json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n",
         "summary.txt": summary_text(results, headline, mark_lines(marks)),
         "index.html": html,
     }
     if results.verdicts:
-        written["claims.csv"] = claims_csv(results.verdicts)
+        written["claims.csv"] = lines_csv([verdict.line for verdict in results.verdicts], 5)
     if results.contrasts:
-        written["contrasts.csv"] = contrasts_csv(results.contrasts)
+        written["contrasts.csv"] = lines_csv(results.contrasts, 5)
     # from an earlier report, or an archive of it
     for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json", "SHA256SUMS"):
         if name not in written:

@@ -31,17 +31,17 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     if not reference:
         raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
     if reference.startswith("hub:"):
-        given, _, named = reference.removeprefix("hub:").partition("@")
+        name_given, _, named = reference.removeprefix("hub:").partition("@")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", reference.removeprefix("hub:")):
             raise PipelineError(
                 f"{knob}={reference} is not a model on the Hub: write hub:org/name, or hub:org/name@REVISION"
             )
         if named and knob == "model.path":
             raise PipelineError(f"{knob}={reference}: give the revision of a base as model.revision={named}")
-        name, hub = pinned_as(given, named), pinned_as(given, named or revision)
+        name, hub = pinned_as(name_given, named), pinned_as(name_given, named or revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
-        identity = f"hub:{given}@{pinned}" if pinned else reference
-        return External(Path(given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
+        identity = f"hub:{name_given}@{pinned}" if pinned else reference
+        return External(Path(name_given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
     name, separator, step = reference.rpartition("@")
@@ -89,8 +89,8 @@ def suggest_names(word: str, names: list[str]) -> str:
     close = close_matches(word, names, cutoff=0.5) or [
         beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
-    further = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}{further}"
+    omitted = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}{omitted}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:

@@ -99,7 +99,7 @@ def as_recorded(base: Parent, recorded: Ancestor, owner: str, reference: str = "
     since. Of a model on the Hub that was not locked, then or now, the reference is all that is known; digests of
     earlier versions are of another kind, and not compared."""
     unlocked, by_files = hashlib.sha256(reference.encode()).hexdigest(), (base.hash, recorded.hash)
-    kinds = {known.partition(":")[0] if ":" in known else "" for known in by_files}
+    kinds = {name.partition(":")[0] if ":" in name else "" for name in by_files}
     is_other = base.hash != recorded.hash and len(kinds) == 1 and unlocked not in by_files
     content = content_digest(base)
     if is_other or (content and recorded.content and content != recorded.content):
@@ -140,3 +140,11 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
     return read_json(folder / ADAPTER_CONFIG)
+
+
+def another_base(adapter: Path, base: str) -> str:
+    """The base that an adapter names, where it is not `base`, a folder or a name on the Hub: a copy of it in 4 bits, or
+    another model; else empty."""
+    named_base = str(adapter_settings(adapter).get("base_model_name_or_path") or "")
+    is_same = Path(named_base).resolve() == Path(base).resolve() or named_base == base.removeprefix("hub:")
+    return "" if is_same else named_base

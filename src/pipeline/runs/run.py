@@ -56,8 +56,8 @@ class External:
     @classmethod
     def of_files(cls, folder: Path, files: Iterable[Path], name: str = "") -> External:
         """Files below a folder, identified by their content."""
-        sorted_files = tuple(sorted(files))
-        return cls(name or folder.name, content_hash([*sorted_files], folder), folder, files=sorted_files)
+        paths = tuple(sorted(files))
+        return cls(name or folder.name, content_hash([*paths], folder), folder, files=paths)
 
     @property
     def has_changed(self) -> bool:
@@ -211,5 +211,5 @@ def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
     return {
-        key: value for name, inner in nested.items() for key, value in flatten_dict(inner, f"{prefix}{name}.").items()
+        key: value for name, part in nested.items() for key, value in flatten_dict(part, f"{prefix}{name}.").items()
     }

@@ -112,15 +112,13 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
     """The sources whose hub is a folder, a copy of a repository, or whose url is a file, identified by content."""
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
-        given_path = Path(source.url or source.hub or "")
-        if (source.url or source.hub) and given_path.exists():
-            folder = given_path if given_path.is_dir() else given_path.parent
-            matching = list(folder.glob(source.files)) if source.files and folder == given_path else []
-            used_files = matching or (folder.rglob("*") if folder == given_path else [given_path])
-            visible = (
-                path for path in used_files if not any(part[0] == "." for part in path.relative_to(folder).parts)
-            )
-            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), given_path.name)
+        address = Path(source.url or source.hub or "")
+        if (source.url or source.hub) and address.exists():
+            folder = address if address.is_dir() else address.parent
+            matching = list(folder.glob(source.files)) if source.files and folder == address else []
+            files = matching or (folder.rglob("*") if folder == address else [address])
+            visible = (path for path in files if not any(part[0] == "." for part in path.relative_to(folder).parts))
+            parents[f"source {name}"] = External.of_files(folder, filter(Path.is_file, visible), address.name)
     return parents
 
 

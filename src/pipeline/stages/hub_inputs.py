@@ -96,4 +96,4 @@ def evaluated_sets(
         evaluation = Eval("", [EvalTask(*task) for task in tasks], **settings)
         definitions = task_definitions(evaluation, languages, root, Path(folder), left_out)
         sets = [] if root else [data_set for definition in definitions for data_set in data_sets(definition)]
-    return list(dict.fromkeys(sets)), [str(one.reason) for one in left_out]
+    return list(dict.fromkeys(sets)), [str(skipped.reason) for skipped in left_out]

@@ -66,10 +66,10 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
             "first, merge=task_arithmetic merge.form=dense merge.experts=[RUN]"
         )
     if any(map(is_external, parents.values())):  # headers are checked before contents are hashed
-        named = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
-        complete = {role: parent for role, parent in named.items() if has_full_weights(parent)}
+        models = {**parents, **({"base": resolver.model(named_base, "merge.base")} if named_base else {})}
+        whole_models = {role: parent for role, parent in models.items() if has_full_weights(parent)}
         check_headers(
-            tuple((role, parent.folder, is_external(parent)) for role, parent in complete.items()),
+            tuple((role, parent.folder, is_external(parent)) for role, parent in whole_models.items()),
             merge.vocabulary,
             merge.merges_vocabularies,
         )

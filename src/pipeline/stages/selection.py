@@ -47,8 +47,8 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
         config = in_one_dtype(config, parents)
     if base is not None:
         parents["model"] = base
-    rank = f"-{config.select.place}" if config.select.place > 1 else ""
-    return config, f"select-{config.select.name}{rank}", parents
+    rank_suffix = f"-{config.select.place}" if config.select.place > 1 else ""
+    return config, f"select-{config.select.name}{rank_suffix}", parents
 
 
 def check_rule(config: SelectStage) -> None:

@@ -55,8 +55,8 @@ def rows_of_sets(sft: Sft, data: Run[DataStage], expected: bool = False) -> dict
     """Rows of the sets on which a training takes turns, as `training_rows` counts them: side -> rows, or all -> rows
     of its one set."""
     alternating = sft.method == "simultaneous"
-    sets = {member.config.expert.side: member for member in parent_runs(data.parents)} if alternating else {"all": data}
-    return {side: training_rows(member, expected) for side, member in sets.items()}
+    sets = {part.config.expert.side: part for part in parent_runs(data.parents)} if alternating else {"all": data}
+    return {side: training_rows(part, expected) for side, part in sets.items()}
 
 
 def training_steps(training: Run[TrainStage], expected: bool = False) -> int | None:

@@ -34,9 +34,9 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
         config = replace(config, partition=partition)
     if config_is_local:
         check_length(config, parents)
-    method_name = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
-    method_name += f"-{config.partition.name}" if config.partition else ""
-    return config, f"{config.expert.name}-{method_name}-s{config.seed}", parents
+    method = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
+    method += f"-{config.partition.name}" if config.partition else ""
+    return config, f"{config.expert.name}-{method}-s{config.seed}", parents
 
 
 def check_method(config: TrainStage) -> None:

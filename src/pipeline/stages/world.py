@@ -19,9 +19,9 @@ WORLD = "world.json"  # in a small world's data run, and next to the base that w
 
 def check_items(expert: Expert) -> None:
     """Raise PipelineError where more items of the small world are requested than ship."""
-    requested = {"world.items": expert.world.items} if expert.world else {}
-    requested |= {"items.dev": expert.items.dev, "items.test": expert.items.test} if expert.items else {}
-    for name, items in requested.items():
+    counts = {"world.items": expert.world.items} if expert.world else {}
+    counts |= {"items.dev": expert.items.dev, "items.test": expert.items.test} if expert.items else {}
+    for name, items in counts.items():
         if items > LARGEST:
             raise PipelineError(
                 f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the program: ask "

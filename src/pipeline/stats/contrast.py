@@ -109,8 +109,8 @@ class Contrast:
     @property
     def spread(self) -> float | None:
         """The measured standard deviation of the difference from expert to expert; None without, or with two axes."""
-        (part, *others) = self.parts or [(0.0, 0.0, 0)]
-        return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not others else None
+        (part, *further_parts) = self.parts or [(0.0, 0.0, 0)]
+        return math.sqrt(max(0.0, part[0] - part[1]) * part[2]) if part[2] and not further_parts else None
 
     def detectable(self, level: float, spread: float | None = None) -> float:
         """The minimum detectable difference at a level, with POWER. spread: the standard deviation of the difference
@@ -131,9 +131,9 @@ class Contrast:
             max(0.0, between - within) if spread is None else spread**2 / count for between, within, count in self.parts
         ]
         tested = self.free.variance(0.0)
-        most = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
+        largest_difference = reach if math.isfinite(reach) else 1e3 * math.sqrt(tested + sum(added))
         parts = [(variance, within, count) for variance, (_, within, count) in zip(added, self.parts, strict=True)]
-        return max(least, least_detected(power_over_experts(tested, parts, level), most))
+        return max(least, least_detected(power_over_experts(tested, parts, level), largest_difference))
 
 
 def contrast(

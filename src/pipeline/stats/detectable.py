@@ -29,7 +29,7 @@ class Detectable(NamedTuple):
         that are assumed, or were measured."""
         of_seeds = sorted({0, seeds, *(MORE_SEEDS if trains else ())})
         return cls(name, seeds, {
-            count: {more: 100 * planned_difference(count, level, more, spread, discordant) for more in of_seeds}
+            count: {number: 100 * planned_difference(count, level, number, spread, discordant) for number in of_seeds}
             for count in (questions, 2 * questions)
         })  # fmt: skip
 
@@ -37,8 +37,8 @@ class Detectable(NamedTuple):
         """A small table: a line for each number of questions, a column for each number of seeds."""
         (first, of_first), *_ = self.points.items()
         heads = ["these trainings" if not seeds else f"{seeds} seeds" for seeds in of_first]
-        lines = [[f"{count:,} questions", *(f"{points:.1f}" for points in of.values())]
-                 for count, of in self.points.items()]  # fmt: skip
+        lines = [[f"{count:,} questions", *(f"{points:.1f}" for points in points_by_seeds.values())]
+                 for count, points_by_seeds in self.points.items()]  # fmt: skip
         return [["detectable, in points", *heads], *lines]
 
     def advice(self) -> str:

@@ -159,9 +159,9 @@ def holm(p_values: Sequence[float], weights: Sequence[int] | None = None) -> lis
     weights: of the hypotheses (Holm 1979, section 4): p is divided by the share of the weights that remain."""
     weights = weights or [1] * len(p_values)
     adjusted, running, remaining = [0.0] * len(p_values), 0.0, sum(weights)
-    for at in sorted(range(len(p_values)), key=lambda at: p_values[at] / weights[at]):
-        running = max(running, min(1.0, remaining * p_values[at] / weights[at]))
-        adjusted[at], remaining = running, remaining - weights[at]
+    for index in sorted(range(len(p_values)), key=lambda index: p_values[index] / weights[index]):
+        running = max(running, min(1.0, remaining * p_values[index] / weights[index]))
+        adjusted[index], remaining = running, remaining - weights[index]
     return adjusted
 
 
@@ -178,10 +178,10 @@ def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable],
 
     total = weights = np.zeros(len(counts))
     for group in dict.fromkeys(groups):
-        at = [place for place, name in enumerate(groups) if name == group]
-        copies = counts[:, at]
+        indices = [index for index, name in enumerate(groups) if name == group]
+        copies = counts[:, indices]
         n = copies.sum(axis=1)
-        x, y = (_ranks(values[at], copies) for values in (first, second))  # (draws, pairs of the group)
+        x, y = (_ranks(values[indices], copies) for values in (first, second))  # (draws, pairs of the group)
         x, y = (ranks - (copies * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y))
         scale = np.sqrt((copies * x * x).sum(axis=1) * (copies * y * y).sum(axis=1))
         usable = (n > 3) & (scale > 0)
@@ -227,8 +227,8 @@ def compare_correlations(
 
     x, y, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
     members: dict[Hashable, dict[Hashable, list[int]]] = {}
-    for at, (group, expert) in enumerate(zip(groups, experts, strict=True)):
-        members.setdefault(group, {}).setdefault(expert, []).append(at)
+    for index, (group, expert) in enumerate(zip(groups, experts, strict=True)):
+        members.setdefault(group, {}).setdefault(expert, []).append(index)
     rng = np.random.default_rng(seed)
     counts = np.zeros((draws, len(target)))
     for of in members.values():

@@ -62,12 +62,12 @@ def smallest_difference(questions: float, discordant: float, level: float = LEVE
     return least_detected(power)
 
 
-def least_detected(power: Callable[[float], float], most: float = 1.0) -> float:
+def least_detected(power: Callable[[float], float], largest_difference: float = 1.0) -> float:
     """The difference that is detected with POWER; `most` if none is."""
-    low, high = 0.0, most
+    low, high = 0.0, largest_difference
     if power(high) < POWER:
-        return most
-    while high - low > 1e-4 * most:
+        return largest_difference
+    while high - low > 1e-4 * largest_difference:
         middle = (low + high) / 2
         low, high = (low, middle) if power(middle) >= POWER else (middle, high)
     return high
@@ -202,7 +202,7 @@ def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.
     n = array.shape[-1]
     flat = array.reshape(-1, n).T  # (N, S)
     size = max(1, min(draws, 4_000_000 // n))
-    parts = [resample_weights(n, min(size, draws - at), seed + at) @ flat for at in range(0, draws, size)]
+    parts = [resample_weights(n, min(size, draws - start), seed + start) @ flat for start in range(0, draws, size)]
     return np.concatenate(parts).reshape(draws, *array.shape[:-1])
 
 
@@ -234,8 +234,8 @@ def largest(numbers: Sequence[Any]) -> Any:
     many right answers may differ by rounding, which must not choose."""
     import numpy as np
 
-    places = np.round(numbers, 12).argmax(axis=0)
-    return places if places.ndim else int(places)
+    indices = np.round(numbers, 12).argmax(axis=0)
+    return indices if indices.ndim else int(indices)
 
 
 def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:

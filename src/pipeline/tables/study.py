@@ -34,7 +34,7 @@ from pipeline.config.defaults import option_of
 from pipeline.errors import PipelineError, suggest
 from pipeline.models.checkpoint import is_adapter
 from pipeline.progress import say
-from pipeline.runs.lineage import adapter_settings
+from pipeline.runs.lineage import another_base
 from pipeline.runs.manifest import MANIFEST
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
@@ -113,10 +113,9 @@ def is_adapter_of_elsewhere(folder: Path) -> bool:
 
 @cache
 def tell_base(expert: str, folder: str, base: str) -> None:
-    """Say once where an adapter names another base than the study's: a copy of it in 4 bits, or another model."""
-    base_name = adapter_settings(Path(folder)).get("base_model_name_or_path")
-    if base_name and Path(base_name).resolve() != Path(base).resolve() and base_name != base.removeprefix("hub:"):
-        say(f"experts: {expert} is an adapter of {base_name}: it is merged with and scored on the study's base, {base}")
+    """Say once where an adapter names another base than the study's."""
+    if named := another_base(Path(folder), base):
+        say(f"experts: {expert} is an adapter of {named}: it is merged with and scored on the study's base, {base}")
 
 
 def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str, Words], dict[str, list[str]]]:

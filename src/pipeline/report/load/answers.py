@@ -164,7 +164,7 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         strange=in_another_script(task, language, responses),
         text=hash((*responses, *(str(sample["doc_id"]) for sample in samples))) if any(responses) else 0,
-        first=[page_item(sample) for sample in samples[:keep]],
+        first=list(map(page_item, samples[:keep])),
     )
     for sample in samples:
         for metric, value in (sample.get("scores") or {}).items():
@@ -182,14 +182,14 @@ def passage_of(prompt: str) -> str:
     return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
-def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
+def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
     """Number of answers mostly in letters of another script than their language's, if more than half are; else 0.
 
     Detects another script only; English instead of Swahili goes unnoticed.
     """
     if kind_of(task) in (None, "program", "choice", "text") or not responses:
         return 0
-    scripts = language(answer_language(task, place)).scripts
+    scripts = language(answer_language(task, where)).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
     strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))
@@ -201,16 +201,13 @@ def page_item(sample: Sample) -> list[Any]:
     scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
-    over = len(prompt) - LONGEST
-    return [
-        sample["doc_id"],
-        sample.get("correct"),
-        prompt if over <= 0 else f"[{over} characters cut] …{prompt[-LONGEST:]}",
-        text_of(sample.get("target")),
-        response if len(response) <= LONGEST else f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]",
-        text_of(sample.get("extracted")),
-        numbers + (", cut off" if sample.get("cut_off") else ""),
-    ]
+    if len(prompt) > LONGEST:
+        prompt = f"[{len(prompt) - LONGEST} characters cut] …{prompt[-LONGEST:]}"
+    if len(response) > LONGEST:
+        response = f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]"
+    numbers += ", cut off" if sample.get("cut_off") else ""
+    target, extracted = text_of(sample.get("target")), text_of(sample.get("extracted"))
+    return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, numbers]
 
 
 def text_of(value: Any) -> str:

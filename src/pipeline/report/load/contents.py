@@ -91,6 +91,10 @@ class CellResult:
         """The number by the papers' method, which is compared with the published one."""
         return self.value if self.maximum is None else self.maximum
 
+    def decimal(self, value: float | None) -> str:
+        """A number of the cell's own scale, with the decimals that it shows."""
+        return "" if value is None else f"{value:.{self.digits}f}"
+
 
 class ScoreBehind(NamedTuple):
     """A score behind a cell's number, with the evaluation that it is from."""
@@ -110,7 +114,8 @@ class Results:
 
     `seconds`: total of all finished runs behind the table; `failed`: run -> why it failed; `missing`: run -> why
     it was never started.
-    `computed`: title -> sentences on how the numbers were computed.
+    `computed`: title -> sentences on how the numbers were computed; `other_bases`: sentences on adapters that were
+    scored on another base than the one that they name.
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
     each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
@@ -133,6 +138,7 @@ class Results:
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
     computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    other_bases: Sequence[str] = ()
     sampled: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()
@@ -152,15 +158,16 @@ class Results:
     def merged(self) -> list[str]:
         """What the merges of the table do, each after the row (or column) that has it."""
         of_run = {run.name: run.merge for run in self.runs}
-        places: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
+        texts_by_side: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
         for cell in self.cells:
-            for side, names in places.items():
+            for side, names in texts_by_side.items():
                 texts = names.setdefault(getattr(cell, side), {})
                 texts.update(dict.fromkeys(text for name in cell.runs if (text := of_run.get(name))))
-        shorter = min(places.values(), key=lambda names: sum(map(len, names.values())))
-        more = {name: len(texts) - MOST_MERGES for name, texts in shorter.items()}
+        shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
+        omitted = {name: len(texts) - MOST_MERGES for name, texts in shorter.items()}
         return [
-            f"{name}: {'; '.join(list(texts)[:MOST_MERGES])}" + (f" and {more[name]} more" if more[name] > 0 else "")
+            f"{name}: {'; '.join(list(texts)[:MOST_MERGES])}"
+            + (f" and {omitted[name]} more" if omitted[name] > 0 else "")
             for name, texts in shorter.items() if texts
         ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.benchmarks import find_benchmark
 from pipeline.errors import PipelineError
+from pipeline.report.compare import interval_text
 from pipeline.report.load.contents import Results
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
@@ -36,17 +37,16 @@ def notes_of(results: Results) -> list[str]:
         how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
         how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
         counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
-    sizes = {how: " to ".join(map(str, dict.fromkeys((min(ns), max(ns))))) for how, ns in counts.items()}
-    listed = [f"{how}, n = {size}" for how, size in sizes.items()]
-    more = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
-    notes = ["; ".join([*listed[:MOST_NOTES], *more]) + "."] if sizes else []
-    notes += ["In percent; BLEU, chrF++, perplexities and bits on their own scale."] if sizes else []
-    if sizes and not results.sampled:
+    listed = [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
+    omitted = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
+    notes = [*results.other_bases, *(["; ".join([*listed[:MOST_NOTES], *omitted]) + "."] if listed else [])]
+    notes += ["In percent; BLEU, chrF++, perplexities and bits on their own scale."] if listed else []
+    if listed and not results.sampled:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
     settings = [evaluation.settings for evaluation in results.evaluations.values()]
     dtypes = sorted({used["dtype"] for used in settings if "dtype" in used})
     numbers = [used["batch_size"] for used in settings if used.get("dtype") != "float32" and "batch_size" in used]
-    rows = sorted({one for number in numbers for one in (number if isinstance(number, list) else [number])})
+    rows = sorted({size for number in numbers for size in (number if isinstance(number, list) else [number])})
     if len(rows) > 1:
         notes.append(
             f"Answers were computed {' or '.join(map(str, rows))} at once (eval.batch_size), which rounds them."

@@ -1,15 +1,13 @@
-"""The table's cells as text: cells.csv, cells.md and choices.json, with the published numbers."""
+"""The table's cells as text, with the published numbers: lines of cells.csv, cells.md and summary.txt."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from pipeline.report.compare import p_text
 from pipeline.report.load.contents import CellResult, Results
-from pipeline.report.render.sheets import lines_csv
 from pipeline.report.templates import render
 from pipeline.text import align_columns
 
@@ -18,6 +16,11 @@ WIDTH, MOST_COMPARED = 120, 8
 NAMED_AT_MOST = 30  # runs listed by name
 COUNTS = "×: the number of values that a cell is reduced from."
 INTERVAL = "Round brackets: the 95 % interval over draws of problems."
+BOLD = (
+    "Bold: significantly better than each other model of its column (or row), with p Holm-corrected over these "
+    "models alone; p of the comparisons are corrected over all comparisons, so that these can differ from bold."
+)
+HOLM = "p (Holm): corrected over all comparisons of the table."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
@@ -38,24 +41,10 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def cells_csv(results: Results) -> str:
-    return lines_csv(cell_lines(results))
-
-
-def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Text of contrasts.csv: a line per comparison and row or column."""
-    return lines_csv(lines, 5)
-
-
 def cell_difference(cell: CellResult) -> float | None:
     return (
         None if cell.as_published is None or cell.published is None else round(cell.as_published - cell.published, 10)
     )
-
-
-def choices_json(results: Results) -> str:
-    """Text of choices.json: the winner of each choice, the mean of each candidate and the runs that scored it."""
-    return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
 
 
 def cell_text(cell: CellResult | None, interval: bool = False) -> str:
@@ -63,11 +52,10 @@ def cell_text(cell: CellResult | None, interval: bool = False) -> str:
     is reduced from if more than one, a best configuration's maximum, the published number."""
     if cell is None:
         return ""
-    parts = [MISSING if cell.value is None else f"{cell.value:.{cell.digits}f}"]
-    if interval and cell.low is not None:
-        parts += [f"({cell.low:.{cell.digits}f} to {cell.high:.{cell.digits}f})"]
+    parts = [cell.decimal(cell.value) or MISSING]
+    parts += [f"({cell.decimal(cell.low)} to {cell.decimal(cell.high)})"] if interval and cell.low is not None else []
     parts += [f"×{cell.n}"] if cell.n > 1 and cell.value is not None else []
-    parts += [f"max {cell.maximum:.{cell.digits}f}"] if cell.maximum is not None else []
+    parts += [f"max {cell.decimal(cell.maximum)}"] if cell.maximum is not None else []
     parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
     return " ".join(parts)
 
@@ -89,14 +77,20 @@ def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
 
 def group_reasons(results: Results, name: str) -> list[str]:
     """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
-    places: dict[str, list[str]] = {}
-    for cell in results.cells:
-        if reason := getattr(cell, name):
-            places.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
-    suffixes = {
-        reason: f" and {len(concerned) - 1} more" if len(concerned) > 1 else "" for reason, concerned in places.items()
-    }
-    return [f"{concerned[0]}{suffixes[reason]}: {reason}" for reason, concerned in places.items()]
+    cells = by_message((getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells)
+    return [f"{first_and_more(names)}: {reason}" for reason, names in cells if reason]
+
+
+def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
+    """Each distinct message, with the names of the runs or cells that have it; messages: (message, name)."""
+    names_of: dict[str, list[str]] = {}
+    for message, name in messages:
+        names_of.setdefault(message or "", []).append(name)
+    return list(names_of.items())
+
+
+def first_and_more(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
@@ -117,8 +111,10 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
     has_interval = max(map(len, table)) <= WIDTH and any(cell.low is not None for cell in results.cells)
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
-    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + results.merged
-    parts = [[results.title, *headline], table, comparison_lines(results.contrasts), notes]
+    comparisons = comparison_lines(results.contrasts)
+    notes = [INTERVAL] * has_interval + legend(results.cells, PUBLISHED) + [HOLM] * bool(comparisons)
+    notes += [*results.merged, *results.other_bases]
+    parts = [[results.title, *headline], table, comparisons, notes]
     parts += [[*missing_lines(results), *marks]]
     return "\n\n".join("\n".join(map(str.rstrip, part)) for part in parts if part) + "\n"
 
@@ -135,9 +131,9 @@ def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     if not rows:
         return []
-    more = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
+    omitted = [f"and {len(tested) - len(first)} more, in contrasts.csv"] if len(tested) > len(first) else []
     heads = ("difference", "in", "points", "95 % interval", "p", "p (Holm)")
-    return [*align_columns([heads, *rows], range(2, 6)), *more]
+    return [*align_columns([heads, *rows], range(2, 6)), *omitted]
 
 
 def missing_lines(results: Results) -> list[str]:
@@ -147,6 +143,6 @@ def missing_lines(results: Results) -> list[str]:
 def choice_lines(results: Results) -> list[str]:
     """Each choice with its winner."""
     winners = {key: choice["chosen"] for key, choice in results.choices.items()}
-    texts = {key: " ".join(map(str, chosen.values())) for key, chosen in winners.items() if chosen}
+    texts = {key: " ".join(map(str, winner.values())) for key, winner in winners.items() if winner}
     return [f"{key}: {texts.get(key, 'not computed yet')} (of {len(choice['candidates'])})"
             for key, choice in results.choices.items()]  # fmt: skip

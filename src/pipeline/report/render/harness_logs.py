@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.benchmarks.local_files import write_rows
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import Sample, ScoreRow, read_scores
-from pipeline.report.load.answers import read_samples
+from pipeline.report.load.answers import sample_files
 from pipeline.runs.manifest import read_manifest
 
 
@@ -31,19 +31,22 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
     rows, harness = read_scores(run / "scores.json")
     time = manifest.started[:19].replace(":", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {key: {} for key in ("results", "configs", "versions", "n-shot", "n-samples")}
-    content |= {"model_name": model, "date": manifest.started, "lm_eval_version": manifest.versions.get("lm-eval")}
-    content["config"] = {"model": "hf", "model_args": {"pretrained": model, "dtype": harness.get("dtype")}}
-    for file in sorted((run / "samples").glob("*.jsonl")):
-        task, _, where = file.stem.rpartition(".")
-        name, samples = f"{task}_{where}", read_samples(file)
-        own = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
-        content["results"][name] = {"alias": name} | dict(results_of(own))
-        content["configs"][name] = {"task": name, "num_fewshot": own[0].num_fewshot if own else None}
-        content["n-shot"][name] = content["configs"][name]["num_fewshot"]
-        content["versions"][name] = manifest.decided_by.get("version")
-        content["n-samples"][name] = {"original": len(samples), "effective": len(samples)}
+    scores, counts = {}, {}
+    for (_, task, where), samples in sample_files(run):
+        name = f"{task}_{where}"
+        scores[name] = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
+        counts[name] = len(samples)
         write_rows(folder / f"samples_{name}_{time}.jsonl", list(map(sample_row, samples)))
+    shots = {name: row.num_fewshot for name, task_rows in scores.items() for row in task_rows}
+    content = {
+        "results": {name: {"alias": name} | dict(results_of(task_rows)) for name, task_rows in scores.items()},
+        "configs": {name: {"task": name, "num_fewshot": shots.get(name)} for name in scores},
+        "versions": dict.fromkeys(scores, manifest.decided_by.get("version")),
+        "n-shot": {name: shots.get(name) for name in scores},
+        "n-samples": {name: {"original": count, "effective": count} for name, count in counts.items()},
+        "model_name": model, "date": manifest.started, "lm_eval_version": manifest.versions.get("lm-eval"),
+        "config": {"model": "hf", "model_args": {"pretrained": model, "dtype": harness.get("dtype")}},
+    }  # fmt: skip
     path = folder / f"results_{time}.json"
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -15,6 +15,7 @@ COLUMNS = (
     "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
     "stale unlike"
 ).split()
+PLACES = ("row", "column", "role", "seed")  # of the table's cells that show a run
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, or are the same for all rows
 OWN_COLUMNS = ("eval.name", "eval.tasks", "eval.split", "eval.dtype")
 
@@ -26,29 +27,28 @@ def tidy_rows(results: Results) -> str:
 
     A run that is used in several rows, columns or seeds of the table lists them all.
     """
-    places: dict[str, dict[str, dict[Any, None]]] = {}
+    cells_of: dict[str, dict[str, dict[Any, None]]] = {}
     for cell in results.cells:
         for score in cell.scores:
-            served = {**score.at, "row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
-            for key in {"row", "column", "role", "seed"} & served.keys():
-                places.setdefault(score.run, {}).setdefault(key, {})[served[key]] = None
+            names = {"row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
+            for key, value in {**score.at, **names}.items():
+                cells_of.setdefault(score.run, {}).setdefault(key, {})[value] = None
     lines: list[list[Any]] = []
     runs = {run.name: run for run in results.runs}
     scored = [runs[name].config for name in results.evaluations]
-    asked = {key for config in scored for key in config if key.startswith("eval.") and not key.startswith(OWN_COLUMNS)}
-    vary = {key for key in asked if len({str(config.get(key)) for config in scored}) > 1}
+    settings = {
+        key for config in scored for key in config if key.startswith("eval.") and not key.startswith(OWN_COLUMNS)
+    }
+    vary = {key for key in settings if len({str(config.get(key)) for config in scored}) > 1}
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
         knobs = {key: value for key, value in run.config.items() if key in vary or not key.startswith(NOT_KNOBS)}
         about_run = {
-            "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
-            "dtype": evaluation.settings.get("dtype"),
+            **{key: "; ".join(map(str, values)) for key, values in cells_of.get(name, {}).items() if key in PLACES},
+            **vars(run), **run.machine, **run.versions, "lm_eval": run.versions.get("lm-eval"),
+            "table": results.table, "run": name, "split": run.config.get("eval.split", "test"),
+            "dtype": evaluation.settings.get("dtype"), "unlike": "; ".join(run.unlike),
             "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()),
-            "weights_root": run.weights_root, **run.machine, "torch": run.versions.get("torch"),
-            "transformers": run.versions.get("transformers"), "lm_eval": run.versions.get("lm-eval"),
-            "attempt": run.attempt, "started": run.started, "seconds": run.seconds, "stale": run.stale,
-            "unlike": "; ".join(run.unlike),
-            **{key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()},
         }  # fmt: skip
         for row in sorted(evaluation.rows, key=sort_key):
             line = about_run | in_percent(row)
