@@ -141,10 +141,10 @@ def test_rows_that_a_blank_column_leaves_out_are_counted_and_so_is_what_keeps_th
     own += ["expert.sources.own.language=en", 'expert.sources.own.completion="{a}"', "model=sandbox", "sft.steps=1"]
     words = [*own, f"runs_dir={tmp_path}", "sft.batch_size=1"]
     text, _ = planned(*words, 'expert.sources.own.prompt="{q} {more}"')
-    told = "mine.csv: 2 of 3 rows are left out, as {more} is blank in them; {more?} in the template keeps them"
+    told = "mine.csv: 2 of 3 rows are dropped, as their column more is blank: write {more?} to keep them"
     assert told in " ".join(text.split())
     text, refused = planned(*words, 'expert.sources.own.prompt="{q} {more?}"')
-    assert "left out" not in text and text.splitlines()[-1].startswith("Next: python -m pipeline stage=sft ")
+    assert "dropped" not in text and text.splitlines()[-1].startswith("Next: python -m pipeline stage=sft ")
     text, refused = planned(*words, 'expert.sources.own.prompt="{q} {more?}"', "sft.steps=9")
     assert "needs more rows" in refused
-    assert text.splitlines()[-1].startswith("Next: fix the above, then python -m pipeline stage=sft ")
+    assert text.splitlines()[-1].startswith("Next: fix it, then run python -m pipeline stage=sft ")

@@ -17,7 +17,6 @@ from pipeline.commands.plan import show_plan
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.estimate.training_rows import row_lengths
 from pipeline.evaluate import prompts
 from pipeline.launch.in_process import make_run
 from pipeline.launch.preflight import LENGTHS
@@ -224,31 +223,6 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
     for stage in ("plan", "sft"):
         refused_by = call(f"stage={stage}", *words)
         assert refused_by.status == 1 and told in refused_by.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("template", ["plain", "chat"])
-def test_a_plan_counts_the_tokens_that_are_trained_on(
-    template: str, mine: Command, tmp_path: Path, call: Callable[..., SimpleNamespace]
-) -> None:
-    """Of conversations all messages, with what the chat template writes around them; before and after the data run."""
-    talks = [
-        [{"role": role, "content": f"{role} says {n} and {n + 1}"} for role in ("system", *["user", "assistant"] * 2)]
-        for n in range(8)
-    ]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"messages": talk, "id": 7}) + "\n" for talk in talks))
-    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}"
-    turns += "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-    (tmp_path / "base/chat_template.jinja").write_text(turns)
-    words = ["stage=sft", "model=./base", "recipe=sandbox_math", "expert=own", "data_root=.", "runs_dir=./runs",
-             "expert.sources.own.file=own.jsonl", "expert.sources.own.rows=conversation",
-             "expert.sources.own.column=messages", f"sft.template={template}", "sft.batch_size=4", "sft.steps=2",
-             "sft.micro_batch_size=4", "sft.warmup_steps=0", "sft.seq_length=256", "threads=1",
-             "tracking.mode=disabled"]  # fmt: skip
-    run: Any = build(compose(words))  # type: ignore[arg-type]
-    before = row_lengths(run)
-    assert len(before) == 8 and not call(*words).status
-    assert row_lengths(run) == before
-    assert sum(before) == json.loads((run.folder / "manifest.json").read_text())["facts"]["dataset_tokens"]
 
 
 def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(mine: Command, tmp_path: Path) -> None:

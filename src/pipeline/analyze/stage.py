@@ -53,12 +53,12 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         results = dict(zip(names, in_threads(measure, names, config.threads), strict=True))
     key_of_row = {name: row_key(name, site) for name, site in anatomy(base.names).items()}
     rows = [
-        {"expert": label, **site_key, **vars(results[name][0][index])}
+        {"expert": label, **place, **vars(results[name][0][index])}
         for index, label in enumerate(labels)
         for name, place in key_of_row.items()
     ]
     pairs = [
-        {"first": labels[a], "second": labels[b], **site_key, **results[name][1][a, b]}
+        {"first": labels[a], "second": labels[b], **place, **results[name][1][a, b]}
         for a, b in itertools.combinations(range(len(labels)), 2)
         for name, place in key_of_row.items()
     ]

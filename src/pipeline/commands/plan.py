@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -130,13 +130,8 @@ def plan_text(
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [
-        *missing_inputs(runs),
-        *overview.know,
-        *blank_lines(remaining),
-        *cut_lines(remaining),
-        *template_lines(runs),
-    ]
+    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *blank_lines(remaining)]
+    know += [*cut_lines(remaining), *template_lines(runs)]
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
         overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
@@ -235,15 +230,13 @@ def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
     files = {file: (name, source) for run in runs if run.config.stage == "data"
              for name, source, file in source_files(run) if source.prompt}  # fmt: skip
     for file, (name, source) in files.items():
-        columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
-        rows = [row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source)]
-        blank = [[column for column in columns if is_blank(row.get(column))] for row in rows]
-        if dropped := list(filter(None, blank)):
-            names = list(dict.fromkeys(chain.from_iterable(dropped)))
-            yield (
-                f"{file.name}: {len(dropped):,} of {len(rows):,} rows are dropped, as their column "
-                f"{' or '.join(names)} is blank: write {{{names[0]}?}} to keep them"
-            )
+        with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
+            columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
+            rows = [row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source)]
+            blank = Counter(column for row in rows for column in columns if is_blank(row[column]))
+            for column, count in blank.items():
+                dropped = f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as their column {column} is blank"
+                yield f"{dropped}: write {{{column}?}} to keep them"
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:

@@ -183,10 +183,8 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     ]
     for part_source in [source, *other_sources]:  # at a new revision also the parts that only other tables read
         kind, paths = data_files(hub, part_source, revision)
-        local = {
-            path: hub.hf_hub_download(part_source.hub, path, repo_type="dataset", revision=revision) for path in paths
-        }
-        sizes = {path: Path(file).stat().st_size for path, file in local.items()}
+        folder = fetch_files(hub, "dataset", source.hub, revision, list(map(escape, paths)))
+        sizes = {path: (folder / path).stat().st_size for path in paths}
         parts[part_of(part_source)] = {"format": kind, "files": sizes}
     lock.datasets[name] = {"revision": revision, "parts": parts}
 

@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -24,10 +23,9 @@ from pipeline.estimate.flops import ROW
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
 from pipeline.runs.run import Parent, Run, parent_runs
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows
-from pipeline.stages.lengths import load_tokenizer as load_words
+from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
 from pipeline.stages.steps import rows_of_sets
-from pipeline.train.examples import as_text, check_rows, check_template, cut_words, side_without_loss, trainer_columns
+from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
@@ -35,38 +33,17 @@ ROWS = "train.jsonl"  # of a data run
 COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
 WORLD_ROW = 200  # bytes of a row of the small world
 SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
-_lengths: dict[Hashable, tuple[float, ...]] = {}  # by what decides them, as _counted
 _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round of a table, ask again
 
 
 def row_lengths(run: Run[TrainStage], rows: int = SAMPLE) -> tuple[float, ...]:
-    """Tokens of a training's first rows as it will render them, sorted: of its data run's file, or of the files that
-    this will read; () where neither is here."""
-    kind = (*rendered_by(run), rows)
-    if kind not in _lengths:
-        _lengths[kind] = tuple(sorted(tokens_of(known_rows(run, rows)[0], run.config.sft, tokenizer_of(run))))
-    return _lengths[kind]
-
-
-def rendered_by(run: Run[TrainStage]) -> tuple[Hashable, ...]:
-    """What decides the tokens of a training's rows."""
-    sft, data = run.config.sft, run.parents["data"]
-    return data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.template, sft.loss_on, sft.separator
-
-
-def tokens_of(rows: Sequence[Example], sft: Sft, tokenizer: Path | None) -> list[float]:
-    """Tokens of each row as its training tokenizes it: with what a chat template writes around messages, or with the
-    end of the sequence. Without the model's tokenizer, by the bytes of the text."""
-    if tokenizer is not None and sft.template == "chat" and rows and "text" not in rows[0]:
-        with suppress(PipelineError, OSError, ValueError):  # what is wrong with the template the training says
-            chat = load_tokenizer(tokenizer.parent)
-            template = check_template(chat, sft)
-            texts = [as_text(trainer_columns(row, sft), chat, template)[1] for row in rows]
-            return [len(chat.encode(text, add_special_tokens=False)) for text in texts]
-    texts = ["".join(trainer_columns(row, replace(sft, template="plain")).values()) for row in rows]
-    if tokenizer is None:
-        return [len(text.encode()) / BYTES for text in texts]
-    return [len(encoding.ids) + 1 for encoding in load_words(tokenizer).encode_batch(texts)]
+    """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
+    neither is here."""
+    data, tokenizer = run.parents["data"], tokenizer_of(run)
+    if (data_file := data.folder / ROWS).is_file():
+        return sampled_lengths(data_file, (), tokenizer, rows)
+    files = [file for _, _, file in source_files(data)]
+    return tuple(sorted(length for file in files for length in sampled_lengths(file, (), tokenizer, rows)))
 
 
 class Cut(NamedTuple):
@@ -86,7 +63,9 @@ def cut_sets(runs: Sequence[Run]) -> list[tuple[Run[TrainStage], Cut]]:
     by_set: dict[Hashable, tuple[Run[TrainStage], Cut]] = {}
     for run in runs:
         if isinstance(run.config, TrainStage) and not run.config.sft.packing:
-            kind = (*rendered_by(run), run.config.sft.seq_length)
+            sft, data = run.config.sft, run.parents["data"]
+            kind = (data.hash, (data.folder / ROWS).is_file(), tokenizer_of(run), sft.seq_length, sft.template,
+                    sft.loss_on, sft.separator)  # fmt: skip
             if kind not in by_set:
                 _counted[kind] = _counted.get(kind) or count_cut(run)
                 by_set[kind] = run, _counted[kind]
@@ -128,9 +107,9 @@ def too_few_rows(run: Run[TrainStage]) -> str:
 
 
 def count_cut(run: Run[TrainStage]) -> Cut:
-    """What sft.seq_length cuts, of the rows as they will be tokenized; without the model's tokenizer, of the first
-    rows by their text."""
-    sft, tokenizer, (rows, all_rows) = run.config.sft, tokenizer_of(run), known_rows(run, COUNTED)
+    """Count the rows that sft.seq_length cuts, as they will be tokenized; without the model's tokenizer, estimate the
+    count from the text of the first rows."""
+    sft, tokenizer, (rows, all_rows) = run.config.sft, tokenizer_of(run), known_rows(run)
     if not tokenizer:
         lengths = row_lengths(run, COUNTED)
         return Cut(sum(length > sft.seq_length for length in lengths), 0, len(lengths), all_rows=False)
@@ -150,9 +129,9 @@ def count_cut(run: Run[TrainStage]) -> Cut:
     return Cut(cut, len(lost), len(rows), here, side_without_loss(rows, lost, sft), all_rows)
 
 
-def known_rows(run: Run[TrainStage], most: int) -> tuple[list[Example], bool]:
-    """(rows, whether there are no more) of a training: those of its finished data run, else the first `most` of each
-    file that this will read."""
+def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
+    """(rows, whether there are no more) of a training: those of its finished data run, else the first of each file
+    that this will read."""
     data = run.parents["data"]
     if (data.folder / ROWS).is_file():
         return read_jsonl(data.folder / ROWS), True
@@ -161,8 +140,8 @@ def known_rows(run: Run[TrainStage], most: int) -> tuple[list[Example], bool]:
     for name, source, file in chain.from_iterable(map(source_files, behind_data(run))):
         with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
             columns = source_columns(name, source)
-            first = list(islice(read_rows(file), most))
-            all_read &= len(first) < most
+            first = list(islice(read_rows(file), COUNTED))
+            all_read &= len(first) < COUNTED
             readings = [example_of(row, source, columns) for row in first if is_wanted(row, source)]
             rows += [reading for reading in readings if isinstance(reading, dict)]
     return rows, all_read

@@ -44,8 +44,8 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
         return External(Path(name_given).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
-    name, separator, step = reference.rpartition("@")
-    if separator and step.isdigit() and not Path(reference).is_dir():
+    name, at, step = reference.rpartition("@")
+    if at and step.isdigit() and not Path(reference).is_dir():
         return find_snapshot(find_run(name, runs_dir, knob), int(step), knob)
     if "/" in reference or reference.startswith("."):
         return from_folder(Path(reference), knob, runs_dir)

@@ -122,18 +122,16 @@ def _layers_in(file: Path, _: int) -> int | None:
 
 
 @lru_cache(maxsize=1024)
-def check_headers(
-    complete: tuple[tuple[str, Path, bool], ...], vocabulary: str | None, merges_vocabularies: bool
-) -> None:
-    """Raise PipelineError where complete models on this disk do not fit each other, or the given base. complete: role,
+def check_headers(whole: tuple[tuple[str, Path, bool], ...], vocabulary: str | None, merges_vocabularies: bool) -> None:
+    """Raise PipelineError where complete models on this disk do not fit each other, or the given base. whole: role,
     folder, and whether no run made it, of each."""
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import check_sources, key_of
     from pipeline.merge.vocabulary import align_vocabularies
     from pipeline.models.skeleton import check_shapes
 
-    sources = {role: open_source(folder) for role, folder, _ in complete}
-    for role, folder, external in complete:
+    sources = {role: open_source(folder) for role, folder, _ in whole}
+    for role, folder, external in whole:
         if external:
             check_shapes(folder, key_of(role))
     if sources.keys() - {"base"}:
