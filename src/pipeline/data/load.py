@@ -65,7 +65,8 @@ def open_source(
         rows, columns = open_rows(name, source, data_root, seed, locked)
         missing = [column for column in required if column not in columns]
         if missing and columns:
-            place = f" ({local_file(source, data_root)})" if data_root else ""
+            file = local_file(source, data_root) if data_root else source.url
+            place = f" ({file})" if file else ""
             raise PipelineError(
                 f"source {name}{place} has no column {', '.join(missing)}: it has {', '.join(columns)}; "
                 + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
