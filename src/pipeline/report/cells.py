@@ -47,8 +47,9 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     )  # fmt: skip
 
 
-def cell_result(stored: StoredAnswers, cell: Cell, result: CellResult) -> CellResult:
-    """A cell with its number and 95 % interval, or with the reason why it has none. result: by `describe_cell`."""
+def cell_result(stored: StoredAnswers, cell: Cell, described: CellResult | None = None) -> CellResult:
+    """A cell with its number and 95 % interval, or with the reason why it has none. described: by `describe_cell`."""
+    result = described or describe_cell(stored, cell)
     if cell.fact is None and any(item.model is not None for item in cell.items):
         return replace(result, n=len(result.runs), missing="a figure, in its run's folder")
     try:

@@ -143,10 +143,10 @@ def _by_panel(
 
 def _read(folder: str | Path | Lines, name: str) -> Lines:
     """The lines of a report's CSV file, None for what is empty."""
-    import pandas as pd
-
     if not isinstance(folder, str | Path):
         return folder
+    import pandas as pd
+
     file = Path(folder) / name
     if not file.is_file():
         raise PipelineError(f"{file} does not exist: give the folder of a report, such as runs/reports/sandbox")
