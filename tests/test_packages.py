@@ -6,6 +6,7 @@ Reads every import, those inside functions and under TYPE_CHECKING included: an 
 from __future__ import annotations
 
 import ast
+import json
 import os
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
@@ -109,3 +110,9 @@ def test_imports_point_one_way() -> None:
 def test_no_cycle() -> None:
     sources = {name: text for name, text in modules().items() if name != "__init__"}
     assert cycle(sources) == []
+
+
+def test_the_text_that_each_mutant_edits_is_once_in_its_file() -> None:
+    """Or tests/mutants.py, which runs before releases alone, would find it gone."""
+    mutants = json.loads(Path(__file__).with_name("mutants.json").read_text())["mutants"]
+    assert [edit for edit in mutants if (SOURCE / edit["file"]).read_text().count(edit["old"]) != 1] == []
