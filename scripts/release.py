@@ -23,7 +23,8 @@ from pipeline.runs.provenance import git_state, machine_facts, package_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, LOGS = ROOT / "results/bench/release.json", ROOT / "release"
-PYTHONS = [found for name in ("3.11", "3.12", "3.13") if (found := shutil.which(f"python{name}"))]
+FOUND = filter(None, (shutil.which(f"python{name}") for name in ("3.11", "3.12", "3.13")))
+PYTHONS = [path for path in FOUND if subprocess.run([path, "-V"], capture_output=True).returncode == 0]  # pyenv's shims
 DAY = time.strftime("%Y%m%d")  # a seed that is another one tomorrow
 SUITES = {
     **{name: ["make", name] for name in ("check", "docs", "test", "rehearsal-quick", "test-slurm")},
