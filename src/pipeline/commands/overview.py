@@ -11,12 +11,12 @@ from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
-from pipeline.estimate.gpu_budget import Bill
+from pipeline.estimate.gpu_budget import Bill, scored_to_choose
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions
 from pipeline.estimate.training_rows import row_tokens
 from pipeline.progress import format_duration
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.merge import layers_of
 from pipeline.stages.steps import training_steps
@@ -90,9 +90,7 @@ def span(values: Iterable[float], text: Callable[[float], str]) -> str:
 def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Kind -> its runs: training sets, trainings, what choosing snapshots scores, scores, those of merges in memory.
     Selections, and averages of several scores, take no time of their own."""
-    selections = [run for run in runs if isinstance(run.config, SelectStage)]
-    inputs = [member for run in selections for member in parent_runs(run.parents)]
-    choosing = {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
+    choosing = scored_to_choose(run for run in runs if isinstance(run.config, SelectStage))
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         config = run.config
@@ -114,17 +112,11 @@ def kinds_table(
     of_gpus, of_machine = ("GPUs each", "time each", "GPU-hours", "GB a GPU"), ("time each", "in all", "GB")
     rows: list[tuple[str, ...]] = [("", "runs", "done", *(of_gpus if bill else of_machine))]
     for kind, members in by_kind(runs).items():
-        unfinished_members = [run for run in members if run.hash in unfinished]
+        remaining = [run for run in members if run.hash in unfinished]
         further = later.pop(kind, [])
         count = f"{len(members):,}" + (f" + {len(further):,}" if further else "")
-        rows.append(
-            (
-                kind,
-                count,
-                f"{len(members) - len(unfinished_members):,}",
-                *takes([*unfinished_members, *further], costs, bill, history),
-            )
-        )
+        done = f"{len(members) - len(remaining):,}"
+        rows.append((kind, count, done, *takes([*remaining, *further], costs, bill, history)))
     rows += [
         (kind, f"0 + {len(later_runs):,}", "0", *takes(later_runs, costs, bill, history))
         for kind, later_runs in later.items()

@@ -101,10 +101,10 @@ class Eval(Knobs):
     sample_seed: int = knob(0, read=SAMPLED)
     # the token after a reasoning model's thoughts, which are not scored: 'eval.think_end="</think>"'
     think_end: str | None = None
-    # These two are hashed only below float32, where they change answers
-    # prompts at once, halved when memory runs out; null: on a GPU as many as its memory holds, at most 512; else 32
+    # prompts at once, halved when memory runs out; null: on a GPU as many as its memory holds, at most 512; else 32.
+    # Hashed only below float32, where it changes answers
     batch_size: int | None = knob(None, ge=1, hashed=below_float32, hash_default=32)
-    share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
+    share_prefix: bool = knob(True, hashed=below_float32)  # compute exemplars once, not per question; hashed likewise
 
     @property
     def label(self) -> str:

@@ -170,7 +170,7 @@ def field_comments(kind: type) -> dict[str, str]:
             texts[name], pending = pending, []
         if text:
             (texts.get(name, []) if code.strip() else pending).append(text)
-    return {name: " ".join(command_words) for name, command_words in texts.items()}
+    return {name: " ".join(lines) for name, lines in texts.items()}
 
 
 def format_entry(key: str, text: str) -> list[str]:

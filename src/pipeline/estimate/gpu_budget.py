@@ -8,7 +8,7 @@ the CPU and not counted, nor are resume points, which go when their training end
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -104,10 +104,7 @@ def estimate_costs(
     assert plan.gpu is not None
     total, gpu = Bill(plan), GPUS[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
-    inputs = [member for run in selections for member in parent_runs(run.parents)]
-    scored = {
-        member.hash for run in inputs for member in [run, *parent_runs(run.parents)]
-    }  # a bundle, and its scoring runs
+    scored = scored_to_choose(selections)
     computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
     computing = [run for run in computing if not is_bundle(run)]  # whose scores are runs of their own
     for run in [*computing, *waiting]:
@@ -124,6 +121,12 @@ def estimate_costs(
         message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan, typed)
     ]
     return total
+
+
+def scored_to_choose(selections: Iterable[Run]) -> set[str]:
+    """Hashes of what selections compare: of bundles too, and of the runs that score these."""
+    inputs = [member for run in selections for member in parent_runs(run.parents)]
+    return {member.hash for run in inputs for member in [run, *parent_runs(run.parents)]}
 
 
 def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> float:

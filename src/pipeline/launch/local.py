@@ -252,18 +252,18 @@ class Watch:
         """The expected time until the end, and what is not in it; a training that runs is measured by its steps.
         Computed again when twenty times as long has passed as it took: of a thousand small runs it takes longer than
         one of them."""
-        begun_at = time.monotonic()
-        if begun_at >= self.told_until:
+        asked_at = time.monotonic()
+        if asked_at >= self.told_until:
             left: dict[str, float] = {}
             for key, begun in self.started.items():
                 seconds = seconds_of_steps_left(self.runs[key])
                 if seconds is None and (expected := self.history.predict(self.runs[key])) is not None:
-                    seconds = max(0.0, expected - (begun_at - begun))
+                    seconds = max(0.0, expected - (asked_at - begun))
                 left |= {} if seconds is None else {key: seconds}
             remaining = [self.runs[task.hash] for task in self.session.left if task.hash in self.runs]
             total, unknown = self.history.sum([*remaining, *self.later], self.local.count, left)
             self.told = total, f", not including {unknown}" if unknown else ""
-            self.told_until = begun_at + 20 * (time.monotonic() - begun_at)
+            self.told_until = asked_at + 20 * (time.monotonic() - asked_at)
         return self.told
 
     def progress_line(self) -> str:

@@ -225,11 +225,11 @@ def tokens_needed(run: Run[EvalStage], definition: Definition, model: Path) -> t
         pass
     from pipeline.evaluate.prompts import measured
 
-    bytes_needed, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
+    lengths, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
     if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"key": key, "needed": list(bytes_needed.items()), "most": max_tokens}))
-    return bytes_needed, max_tokens
+        write_atomically(file, json.dumps({"key": key, "needed": list(lengths.items()), "most": max_tokens}))
+    return lengths, max_tokens
 
 
 def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str:

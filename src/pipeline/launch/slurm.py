@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import History
+from pipeline.estimate.durations import ON_GPU, History
 from pipeline.estimate.flops import GPUS
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
@@ -74,7 +74,7 @@ def execute(
     check_writable(runs_dir)
     unfinished = [run for run in runs if run.hash in missing]
     kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
-    card = None if launcher.gpus == 0 else GPUS[launcher.gpu or "a100_80"]
+    card = None if launcher.gpus == 0 else GPUS[launcher.gpu] if launcher.gpu else ON_GPU
     tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
     if launcher.dry_run:
@@ -245,8 +245,7 @@ class Submission:
         script = script_of(self.launcher, command, *((COMPLETED, {CONTINUES: "1"}) if last else ()))
         try:
             with delay_signals():
-                launcher = replace(self.launcher, time=time)
-                job = submit_script(launcher, runs_dir, file, script, resources, options, log)
+                job = submit_script(replace(self.launcher, time=time), runs_dir, file, script, resources, options, log)
                 self.jobs[job] = tasks
         except PipelineError as error:
             if SUBMIT_LIMIT.search(str(error)) and (self.jobs or tasks > 1):

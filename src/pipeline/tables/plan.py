@@ -24,7 +24,7 @@ class Pairs(tuple[tuple[str, Any], ...]):
 
 @dataclass(frozen=True)
 class ScoreRef:
-    """A scoring run: one model (a spec, or a Chosen), one task, one language. settings: eval, task, eval.KEY ..."""
+    """A scoring run: one model (a spec, or a Chosen), one task, one language. words: eval, task, eval.KEY ..."""
 
     model: str
     words: tuple[tuple[str, Any], ...]

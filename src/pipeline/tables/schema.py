@@ -1,6 +1,6 @@
 """The format of a table: YAML read into a Table, strictly, in the table's own words.
 
-    axes     name -> values; a value may hold spec: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
+    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
     every    words for each run, and each evaluation, whose stage reads them; a list of seeds is an axis of the
              trainings that set none, and each cell is the mean over it
     runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
@@ -212,7 +212,7 @@ class Reader:
             [self.read_side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
             [self.read_side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
             self.axes_in("", "beside", raw.get("beside") or []),
-            [(str(first_row), str(right)) for first_row, rights in raw["compare"].items() for right in as_list(rights)],
+            [(str(name), str(right)) for name, rights in raw["compare"].items() for right in as_list(rights)],
             raw.get("free_snapshots", False), raw.get("controls", False),
             tuple(str(name) for name in as_list(raw.get("primary") or [])),
         )  # fmt: skip

@@ -86,15 +86,15 @@ def expand_study(study: Words, file: str) -> Words:
             tell_base(name, str(settings["checkpoint"]), str(base))
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
-    where = next((name for name, column in columns.items() if column["in"] != "en"), None)
+    first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
     spoken = {name: language_of(str(name), experts[name]) for name in sides["language"]}
     several = len({*spoken.values()} & {*lists["languages"]}) > 1
     own_columns = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
-    if compare and where:
+    if compare and first_column:
         first = next(iter(compare))
-        where = next((name for name, column in columns.items() if column["in"] == own_columns.get(first)), where)
-        optional["primary"] = [first, compare[first][0], where]
+        in_own = (name for name, column in columns.items() if column["in"] == own_columns.get(first))
+        optional["primary"] = [first, compare[first][0], next(in_own, first_column)]
     return {
         "name": study.get("name", Path(file).stem), "title": study.get("title", "Merges of experts"), **optional,
         "every": {**({"model": base} if base else {}), **every},
@@ -152,8 +152,8 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
         **{key: settings.pop(key) for key in OF_ROWS & settings.keys()},
     }
     side = settings.setdefault("side", side_of(name, settings))
-    own_columns = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
-    return {**own_columns, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **settings}
+    training = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
+    return {**training, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **settings}
 
 
 def side_of(name: str, settings: Words) -> str:
@@ -177,8 +177,8 @@ def language_of(name: str, settings: Words) -> str:
 
 def columns_in(language: str, columns: Words) -> Words:
     """A row's word that leaves it the columns in a language and in English; none for an unknown language."""
-    base_name = [name for name, column in columns.items() if column["in"] in (language, "en")]
-    return {"columns": base_name} if any(columns[name]["in"] == language for name in base_name) else {}
+    names = [name for name, column in columns.items() if column["in"] in (language, "en")]
+    return {"columns": names} if any(columns[name]["in"] == language for name in names) else {}
 
 
 def merge_words(method: str, pair: tuple[str, str], has_file: bool, refuse: Refuse) -> Words:
