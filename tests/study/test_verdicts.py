@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
 from pipeline.report.cells import cell_result, estimate_interval
 from pipeline.report.claims import read_claims
-from pipeline.report.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
+from pipeline.report.contrasts import default_pairs, mark_best, measure_pairs, pairs_across
 from pipeline.report.expression import evaluate
 from pipeline.report.load.answers import answers_of, sample_files
 from pipeline.report.load.contents import CellResult
@@ -238,7 +238,7 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     found = judge_claims(there, answers)
     assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
     assert n == 1 or "not made" not in {one.verdict for one in found}
-    lines = [line for line in measure_pairs(there, answers, declared_pairs(there)) if not line["missing"]]
+    lines = [line for line in measure_pairs(there, answers, pairs_across(there, there.compare)) if not line["missing"]]
     for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
         (line["low"], line["high"], line["could_see"]) for line in lines
     ]:
@@ -264,7 +264,7 @@ def test_a_sides_value_is_the_cells(table):
     def of(score: ScoreRef) -> float:
         return float(np.mean(list(made.scores_by_question(score, "exact_match", None).values())))
 
-    for line in measure_pairs(there, made, declared_pairs(there)):  # type: ignore[arg-type]
+    for line in measure_pairs(there, made, pairs_across(there, there.compare)):  # type: ignore[arg-type]
         names = (line["left"], line["right"])
         columns = names[0] in there.columns
         keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
@@ -317,12 +317,16 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     there = plan_of("sandbox_full")
     two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
-    assert {line["over"] for line in measure_pairs(two, Made(two, {}, n=8), declared_pairs(two))} == {"problems"}  # type: ignore[arg-type]
-    lines = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), declared_pairs(there))  # type: ignore[arg-type]
+    assert {line["over"] for line in measure_pairs(two, Made(two, {}, n=8), pairs_across(two, two.compare))} == {
+        "problems"
+    }  # type: ignore[arg-type]
+    lines = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 24
     one = plan_of("sandbox")
-    assert {line["over"] for line in measure_pairs(one, Made(one, {}, n=8), declared_pairs(one))} == {"problems"}  # type: ignore[arg-type]
+    assert {line["over"] for line in measure_pairs(one, Made(one, {}, n=8), pairs_across(one, one.compare))} == {
+        "problems"
+    }  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- cells

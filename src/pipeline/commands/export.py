@@ -1,4 +1,4 @@
-"""Stage export: packs a table's results in one file, and unpacks such a file; see also export_model."""
+"""Stage export: a table's results as one file or folder; see also export_model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 
 from pipeline.config import conf
-from pipeline.config.stages import Export, ExportStage, ReportStage
+from pipeline.config.stages import Export, ExportStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.progress import say
+from pipeline.report.archive import write_archive
 from pipeline.report.collect import gather_results
-from pipeline.report.load.archive import check_archive, unpack, write_archive
 from pipeline.report.load.contents import Results
 from pipeline.report.render.cells import cell_lines
 from pipeline.report.render.harness_logs import write_harness_logs
@@ -103,14 +103,3 @@ def cells_text(results: Results, form: str) -> str:
         return lines_csv(cell_lines(results))
     with tempfile.TemporaryDirectory() as folder:  # its headline depends on all answers
         return write_report(results, Path(folder)).with_name("cells.md").read_text(encoding="utf-8")
-
-
-def report_archive(config: ReportStage) -> Path:
-    """Unpack an archive to runs_dir/reports, like the report of a table computed here. Returns its page."""
-    name, finished = check_archive(Path(config.table))
-    report = Path(config.runs_dir) / "reports" / name
-    reported = Reported.read_state(report)
-    reported.refuse_fewer(report, finished, config.report.fewer)
-    unpack(Path(config.table), report)
-    reported.write_state(report, finished=finished)
-    return report / "index.html"

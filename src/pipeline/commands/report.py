@@ -1,4 +1,4 @@
-"""Stage report: write the report of a table's finished runs, or of an archive, without computing any."""
+"""Stage report: write the report of a table's finished runs, without computing any."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from pipeline.commands.plan import not_planned
 from pipeline.config.stages import Report, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
-from pipeline.report.load.archive import is_archive
 from pipeline.report.report_state import Reported
 from pipeline.tables.planned_runs import Planning
 
 
 def report_table(config: ReportStage) -> Path:
-    """Write the report of a table's finished runs, or of an archive, without computing any. Returns its page."""
-    if is_archive(Path(config.table)):
-        from pipeline.commands.export import report_archive
-
-        return report_archive(config)
+    """Write the report of a table's finished runs, without computing any. Returns its page."""
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
     _, runs, reasons = planning.graph()

@@ -236,7 +236,7 @@ class Report(Knobs):
 
 @dataclass
 class ReportStage(TableStage):
-    """The report of a table, or of an archive of stage=export: table=FILE."""
+    """The report of a table."""
 
     report: Report = part(Report)
 
@@ -247,7 +247,7 @@ class Export(Knobs):
     evaluation), all others but `to` with checkpoint=."""
 
     to: str | None = None  # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
-    # archive: all results; figures: a folder of SVG and PDF; lm_eval: a folder of its logs; others: cells
+    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; lm_eval: of its logs; others: cells
     format: str = knob("archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval"))
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # dtype of the weights; null: unchanged
     adapter: bool = False  # write a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32
@@ -259,7 +259,7 @@ class Export(Knobs):
 
 @dataclass
 class ExportStage(TableStage):
-    """A table's results as one file (configuration, manifests, scores and answers), or a standalone checkpoint."""
+    """A table's report as one file, its cells, figures or logs, or a standalone checkpoint."""
 
     table: str = ""  # a table whose results are packed; or checkpoint=
     checkpoint: str | None = knob(None, run=True)  # RUN, RUN@STEP, a folder with a model, or hub:org/name

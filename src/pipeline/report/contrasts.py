@@ -33,7 +33,7 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     """That of the primary comparison, else of the first one, and what is compared besides, in words; None without
     questions."""
     plan = planning.plan
-    compared, primary = [*declared_pairs(plan), *control_pairs(plan)], tuple(plan.table.primary)
+    compared, primary = pairs_across(plan, [*plan.compare, *plan.controls]), tuple(plan.table.primary)
     counts = {pair: questions_under(planning, plan.cells[cell_keys(plan, pair)[0]]) for pair in compared}
     first = next((pair for pair in sorted(compared, key=lambda pair: pair != primary) if counts[pair]), None)
     if first is None:
@@ -155,17 +155,7 @@ Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
     """The pairs of a table's contrasts: those declared, or else the default ones, and each merge with its control; each
     with the number of models that its right side was chosen of."""
-    return (declared_pairs(plan) or default_pairs(plan, cells)) | control_pairs(plan)
-
-
-def declared_pairs(plan: TablePlan) -> dict[Pair, int]:
-    """The pairs that a table's `compare` names, in each row (or column) that has both sides."""
-    return pairs_across(plan, plan.compare)
-
-
-def control_pairs(plan: TablePlan) -> dict[Pair, int]:
-    """Each merge with its control, in every row (or column) that has both."""
-    return pairs_across(plan, plan.controls)
+    return (pairs_across(plan, plan.compare) or default_pairs(plan, cells)) | pairs_across(plan, plan.controls)
 
 
 def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:

@@ -104,27 +104,22 @@ def write_all(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list
     return missing
 
 
-def _panels(count: int, height: float, width: float) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    if not count:
-        raise PipelineError("nothing to draw: the report has no finished numbers for this figure")
-    across = min(ACROSS, count)
-    down = math.ceil(count / across)
-    figure = Figure(figsize=(1.5 + width * across, height * down), layout="constrained")
-    return figure, [figure.add_subplot(down, across, index + 1) for index in range(count)]
-
-
 def _by_panel(
     lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None],
     limits: tuple[float, float] | None = None,
 ) -> Figure:  # fmt: skip
     """A panel for each value of `across`, with a row and a 95 % interval for each line. limits: of the axis that all
     panels share; None: each has its own."""
+    from matplotlib.figure import Figure
+
+    if not lines:
+        raise PipelineError("nothing to draw: the report has no finished numbers for this figure")
     panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
+    width, height = min(ACROSS, len(panels)), math.ceil(len(panels) / ACROSS)  # in panels
     with _style():
-        figure, all_axes = _panels(len(panels), 0.9 + ROW * len(rows), 2.4)
-        for panel, axes in zip(panels, all_axes, strict=True):
+        figure = Figure(figsize=(1.5 + 2.4 * width, (0.9 + ROW * len(rows)) * height), layout="constrained")
+        for number, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(height, width, number)
             for line in (line for line in lines if line[across] == panel):
                 height = rows.index(line[down])
                 draw(axes, line, height)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.hub.addresses import without_credentials
 
-UNCHANGED = ("folder", "answers")  # of runs; and as their samples files in the archive have them
+UNCHANGED = ("folder", "answers")  # of runs; and what models answered
 ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
 
 

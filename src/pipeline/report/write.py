@@ -47,7 +47,7 @@ def write_report(results: Results, folder: Path) -> Path:
         written["claims.csv"] = lines_csv([verdict.line for verdict in results.verdicts], 5)
     if results.contrasts:
         written["contrasts.csv"] = lines_csv(results.contrasts, 5)
-    # from an earlier report, or an archive of it
+    # from an earlier report, or by an earlier version
     for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json", "SHA256SUMS"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)

@@ -47,7 +47,7 @@ def find_table(name: str) -> tuple[str, str]:
     """(text, name for errors) of the file of table=NAME."""
     path = conf.table_file(name)
     if path.suffix == ".zip":
-        raise PipelineError(f"table={name} is an archive of results: stage=report reads it")
+        raise PipelineError(f"table={name} is a report in one file: unzip it, and open its index.html")
     try:
         return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
     except UnicodeDecodeError as error:

@@ -126,26 +126,23 @@ def read_answers(
     types = [*[pa.dictionary(pa.int32(), pa.string())] * 3, pa.int32()]
     names = [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
     schema = pa.schema([*zip(CONSTANT, types, strict=True), *names, *((name, pa.string()) for name in TEXTS)])
-    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
 
         def write_rows() -> None:
-            writer.write_table(pa.Table.from_pydict(columns, schema=schema))
-            for values in columns.values():
-                values.clear()
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            rows.clear()
 
         for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
             for place, samples in evaluation.samples:
                 with one_sentence(file_of(*place)):
                     answers[place] = answers_of(place, samples, keep.get(place, 0))
-                    for column, values in answer_columns(place[1], samples).items():
-                        columns[column] += values
-                    for column, value in zip(CONSTANT, (*place, shots.get(place[1:])), strict=True):
-                        columns[column] += [value] * len(samples)
-                if len(columns["run"]) >= AT_ONCE:
+                    constant = dict(zip(CONSTANT, (*place, shots.get(place[1:])), strict=True))
+                    rows += [constant | answer_row(place[1], sample) for sample in samples]
+                if len(rows) >= AT_ONCE:
                     write_rows()
         write_rows()
     return answers, file.getvalue()
@@ -214,18 +211,15 @@ def text_of(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def answer_columns(task: str, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+def answer_row(task: str, sample: Sample) -> dict[str, Any]:
     """The columns of answers.parquet that differ from answer to answer. score: a share of 1, right or wrong, else the
     task's own metric; None if it is neither, such as bits."""
     metric, _ = primary_metric(task)
-    factor = None if is_measure(metric) else percent_factor(metric) / 100
-    flags = {name: [row.get(name) for row in samples] for name in ("correct", "cut_off")}
-    numbers = [finite_or_none((row.get("scores") or {}).get(metric)) if factor else None for row in samples]
-    scores = [number if number is None else (factor or 1) * number for number in numbers]
+    right, cut_off = (value if value is None else bool(value) for value in map(sample.get, ("correct", "cut_off")))
+    number = None if is_measure(metric) else finite_or_none((sample.get("scores") or {}).get(metric))
+    score = number if number is None else percent_factor(metric) / 100 * number
+    texts = {name: text_of(sample.get(name)) for name in TEXTS}
     return {
-        "doc_id": [str(row["doc_id"]) for row in samples],
-        "score": [score if right is None else float(right)
-                  for score, right in zip(scores, flags["correct"], strict=True)],
-        **{name: [None if value is None else bool(value) for value in values] for name, values in flags.items()},
-        **{name: [text_of(row.get(name)) for row in samples] for name in TEXTS},
+        "doc_id": str(sample["doc_id"]), "correct": right, "cut_off": cut_off,
+        "score": score if right is None else float(right), **texts,
     }  # fmt: skip
