@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,20 @@ STYLE: dict[Any, Any] = {
     "grid.color": COLOURS["line"],
     "grid.linewidth": 0.6,
     "lines.solid_capstyle": "round",
+    "axes.facecolor": "none",
+    "pdf.fonttype": 42,
 }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """matplotlib's settings for the drawing inside: a user's matplotlibrc changes no byte."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
 
 
 def draw_svg(draw: Callable[[], Figure], name: str, label: str, png: Path | None = None) -> str:
@@ -59,13 +73,9 @@ def draw_svg(draw: Callable[[], Figure], name: str, label: str, png: Path | None
 
     name: the prefix of its ids; label: the text for screen readers.
     """
-    import matplotlib
-
     stream = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
+    with styled(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
-        matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
-        matplotlib.rcParams.update(STYLE)
         figure = draw()
         figure.savefig(stream, **SVG)
         if png:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.drawing import COLOURS, STYLE
+from pipeline.analyze.drawing import COLOURS, styled
 from pipeline.errors import PipelineError
 from pipeline.report.compare import is_significant
 
@@ -27,22 +26,11 @@ NAMES = ("row", "column", "left", "right", "place")  # columns of text, also whe
 Lines = Sequence[Mapping[str, Any]]  # of a report's CSV file
 
 
-@contextmanager
-def _style() -> Any:
-    """matplotlib's settings for the drawing inside, whatever a user's are."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**STYLE, "axes.facecolor": "none", "pdf.fonttype": 42})
-        yield
-
-
 def save(figure: Figure, file: str | Path) -> Path:
     """Write a figure as SVG or PDF, by the name of the file."""
     path = Path(file)
     date = "Date" if path.suffix == ".svg" else "CreationDate"
-    with _style():
+    with styled():
         figure.savefig(path, transparent=True, metadata={date: None})
     return path
 
@@ -90,20 +78,6 @@ def contrasts(report: str | Path | Lines) -> Figure:
 # ---------------------------------------------------------------------------------------------------- drawing
 
 
-def write_all(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[str]:
-    """Each figure that there are numbers for, as NAME.svg and NAME.pdf; gives the reasons why others were not drawn."""
-    missing = []
-    for name, draw in figures.items():
-        try:
-            figure = draw()
-        except PipelineError as error:
-            missing.append(f"{name}: {error}")
-            continue
-        for form in "svg", "pdf":
-            save(figure, folder / f"{name}.{form}")
-    return missing
-
-
 def _by_panel(
     lines: Lines, across: str, down: str, draw: Callable[[Axes, Mapping[str, Any], int], None],
     limits: tuple[float, float] | None = None,
@@ -116,7 +90,7 @@ def _by_panel(
         raise PipelineError("nothing to draw: the report has no finished numbers for this figure")
     panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
     width, height = min(ACROSS, len(panels)), math.ceil(len(panels) / ACROSS)  # in panels
-    with _style():
+    with styled():
         figure = Figure(figsize=(1.5 + 2.4 * width, (0.9 + ROW * len(rows)) * height), layout="constrained")
         for number, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(height, width, number)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.benchmarks import chance_of, is_measure
+from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
@@ -45,8 +46,8 @@ MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables h
 Line = tuple[str, str, str]  # that a click on a cell shows: text, the run that it leads to, and the link's text
 
 
-def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks) -> tuple[str, dict[str, str]]:
-    """index.html of a report, and its figures as SVG by name."""
+def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks) -> tuple[str, str]:
+    """(index.html of a report, its figure of scores as SVG; "" if there is none)."""
     lines, answers = chart_lines(results), results.answers
     is_small = len(results.rows) <= MOST_BARS and len({line["column"] for line in lines}) <= MOST_PANELS
     text = "Scores by row: the numbers are in the table above"
@@ -86,7 +87,7 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     )  # fmt: skip
     data = answer_data(shown, answers, MOST_BYTES - len(html.encode())) if answered else {}
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
-    return html, {"scores.svg": re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n"} if chart else {}
+    return html, re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n" if chart else ""
 
 
 def data_tables() -> dict[str, str]:
@@ -152,11 +153,19 @@ def maps_of(results: Results) -> list[list[tuple[str, str]]]:
 
 
 def write_figures(results: Results, folder: Path) -> list[str]:
-    """Write the table's figures as SVG and PDF; gives the reasons why others were not drawn."""
-    return figures.write_all({
-        "scores": lambda: figures.scores(cell_lines(results)),
-        "contrasts": lambda: figures.contrasts(results.contrasts),
-    }, folder)  # fmt: skip
+    """Write each figure that there are numbers for, as NAME.svg and NAME.pdf; gives the reasons why others were not
+    drawn."""
+    missing = []
+    drawn = ("scores", figures.scores, cell_lines(results)), ("contrasts", figures.contrasts, results.contrasts)
+    for name, draw, lines in drawn:
+        try:
+            figure = draw(lines)
+        except PipelineError as error:
+            missing.append(f"{name}: {error}")
+            continue
+        for form in "svg", "pdf":
+            figures.save(figure, folder / f"{name}.{form}")
+    return missing
 
 
 # ---------------------------------------------------------------------------------------------------- answers

@@ -34,7 +34,7 @@ def write_report(results: Results, folder: Path) -> Path:
     refuse_unlike(results)
     notes, marks = notes_of(results), suspicious_scores(results)
     headline = headline_sentences(results.contrasts, results.primary, results.languages_of_primary)
-    html, pictures = page(results, headline, notes, marks)
+    html, picture = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),
         "cells.csv": lines_csv(cell_lines(results)),
@@ -43,20 +43,18 @@ def write_report(results: Results, folder: Path) -> Path:
         "summary.txt": summary_text(results, headline, mark_lines(marks)),
         "index.html": html,
     }
+    (folder / "plots").mkdir(exist_ok=True)
+    if picture:
+        written["plots/scores.svg"] = picture
     if results.verdicts:
         written["claims.csv"] = lines_csv([verdict.line for verdict in results.verdicts], 5)
     if results.contrasts:
         written["contrasts.csv"] = lines_csv(results.contrasts, 5)
     # from an earlier report, or by an earlier version
-    for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json", "SHA256SUMS"):
+    for name in ("claims.csv", "contrasts.csv", "plots/scores.svg", "table.csv", "table.md", "scores.json"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)
     (folder / "answers.parquet").write_bytes(results.parquet)
     for name, text in written.items():
         write_atomically(folder / name, text)
-    (folder / "plots").mkdir(exist_ok=True)
-    for old in (folder / "plots").glob("*.*"):
-        old.unlink()  # from an earlier report with other languages
-    for name, picture in pictures.items():
-        (folder / "plots" / name).write_text(picture, encoding="utf-8")
     return folder / "index.html"
