@@ -56,6 +56,7 @@ def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[s
     extracted = response.split()[-1] if response.split() else "[invalid]"
     made = {
         "doc_id": doc,
+        "group": f"passage of {doc}",
         "prompt": f"Question {doc}: how many?\nAnswer:",
         "target": "7",
         "response": response,

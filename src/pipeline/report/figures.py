@@ -89,11 +89,11 @@ def _by_panel(
     if not lines:
         raise PipelineError("nothing to draw: the report has no finished numbers for this figure")
     panels, rows = (list(dict.fromkeys(line[name] for line in lines)) for name in (across, down))
-    width, height = min(ACROSS, len(panels)), math.ceil(len(panels) / ACROSS)  # in panels
+    wide, high = min(ACROSS, len(panels)), math.ceil(len(panels) / ACROSS)  # the number of panels
     with styled():
-        figure = Figure(figsize=(1.5 + 2.4 * width, (0.9 + ROW * len(rows)) * height), layout="constrained")
+        figure = Figure(figsize=(1.5 + 2.4 * wide, (0.9 + ROW * len(rows)) * high), layout="constrained")
         for number, panel in enumerate(panels, start=1):
-            axes = figure.add_subplot(height, width, number)
+            axes = figure.add_subplot(high, wide, number)
             for line in (line for line in lines if line[across] == panel):
                 height = rows.index(line[down])
                 draw(axes, line, height)

@@ -50,8 +50,8 @@ def write_report(results: Results, folder: Path) -> Path:
         written["claims.csv"] = lines_csv([verdict.line for verdict in results.verdicts], 5)
     if results.contrasts:
         written["contrasts.csv"] = lines_csv(results.contrasts, 5)
-    # from an earlier report, or by an earlier version
-    for name in ("claims.csv", "contrasts.csv", "plots/scores.svg", "table.csv", "table.md", "scores.json"):
+    # from an earlier report
+    for name in ("claims.csv", "contrasts.csv", "plots/scores.svg"):
         if name not in written:
             (folder / name).unlink(missing_ok=True)
     (folder / "answers.parquet").write_bytes(results.parquet)

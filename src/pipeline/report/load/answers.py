@@ -15,7 +15,7 @@ from pipeline.benchmarks import answer_language, find_benchmark, is_measure, kin
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, finite_or_none, share_in, value_per_question
-from pipeline.evaluate.records import Sample, ScoreRow, passage_group
+from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
 
@@ -168,15 +168,9 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
             answers.scores.setdefault(metric, {})[sample["doc_id"]] = value
     if benchmark and benchmark.kind == "translation":
         answers.texts = {sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in samples}
-    if benchmark and benchmark.passage:  # which samples of earlier versions have in prompts alone
-        answers.groups = {sample["doc_id"]: sample.get("group") or passage_group(passage_of(sample["prompt"]))
-                        for sample in samples}  # fmt: skip
+    if benchmark and benchmark.passage:
+        answers.groups = {sample["doc_id"]: sample["group"] for sample in samples}
     return answers
-
-
-def passage_of(prompt: str) -> str:
-    """The passage of the last question of a prompt, as the harness writes it: P: passage, Q: question, A: answer."""
-    return prompt.rpartition("\nQ: ")[0].rpartition("P: ")[2]
 
 
 def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
