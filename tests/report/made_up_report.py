@@ -85,7 +85,7 @@ def results_of(cells: Sequence[CellResult], folders: Mapping[str, Path] | None =
     """A table of these cells; folders: of its evaluations, by name."""
     rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
     runs = [RunResult(name, "eval", folder) for name, folder in (folders or {}).items()]
-    fixed = {"rows": rows, "columns": columns, "runs": runs, "seconds": 1.0}
+    fixed = {"rows": rows, "columns": columns, "runs": runs}
     fixed |= read(cells, runs, more.pop("evaluations", {}))
     fixed["contrasts"] = correct_contrasts(more.pop("contrasts", []), more.get("primary", []))
     named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
@@ -177,7 +177,6 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
             ]
         ),
         runs=list(runs.values()),
-        seconds=412.0,
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},
         git={"commit": "3fa9c1d2", "dirty": False},

@@ -12,6 +12,7 @@ import pytest
 from made_up_report import NASTY, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
+from pipeline.progress import format_duration
 from pipeline.report.load.contents import CellResult, CellScore, RunResult
 from pipeline.report.page import chart_lines
 from pipeline.report.write import write_report
@@ -82,7 +83,7 @@ def test_the_page(one_language, reports):
     for told in (
         "Layer swapping in the small world",
         "python -m pipeline stage=table table=sandbox",
-        "6:52 min in total",
+        format_duration(sum(run.seconds for run in results.runs)) + " in total",
         "transformers 5.23.0",
         "commit 3fa9c1d2 · dirty no",
         "1 run failed",

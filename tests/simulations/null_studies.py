@@ -179,7 +179,9 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}
-    return Page(headline, tuple(verdict.id for verdict in verdicts if verdict.verdict in effects[verdict.id]))
+    return Page(
+        headline, tuple(verdict.claim.id for verdict in verdicts if verdict.verdict in effects[verdict.claim.id])
+    )
 
 
 def false_verdicts(claim: Claim) -> set[str]:
@@ -225,7 +227,7 @@ def run_claims(table: str, spread: float, worlds: int, seed: int = 0) -> dict[st
     for at in range(worlds):
         answers = DrawnAnswers(planned.planning, draws=200, counts=planned.counts, seed=seed + at, spread=spread)
         verdicts = judge_claims(planned.planning.plan, answers)
-        false.update(verdict.id for verdict in verdicts if verdict.verdict in effects.get(verdict.id, ()))
+        false.update(verdict.claim.id for verdict in verdicts if verdict.verdict in effects.get(verdict.claim.id, ()))
     counts = {name: [false[name], exact_interval(false[name], worlds)[1]] for name in effects}
     return {"table": table, "spread": spread, "worlds": worlds, "false_and_upper_limit": counts}
 

@@ -107,10 +107,6 @@ class Verdict:
     detail: str = ""
 
     @property
-    def id(self) -> str:
-        return self.claim.id
-
-    @property
     def sentence(self) -> str:
         """The verdict; if undecided, with the minimum detectable difference; if it has no result, with the reason."""
         if self.verdict == UNDECIDED and self.could_see is not None:

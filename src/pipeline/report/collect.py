@@ -54,7 +54,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         rows=plan.rows, columns=plan.columns, cells=measured, sampled=sampled_axes(plan), runs=run_results,
         failed={name: without_private(reason) for name, reason in failed.items() if first[name] == name},
         missing={**{name: f"not made ({first[name]} failed)" for name in failed if first[name] != name}, **missing},
-        seconds=sum(run.seconds or 0.0 for run in run_results), git=git_state(),
+        git=git_state(),
         machine=dict(sorted(typical.machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(typical.versions.items()))},
         computed={"Contamination": describe_overlaps(runs)}, other_bases=describe_other_bases(runs),

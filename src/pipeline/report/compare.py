@@ -141,7 +141,10 @@ def others_sentence(lines: Sequence[Line], adjective: str, after_primary: bool) 
     the primary comparison's."""
     if not lines:
         return []
-    detectable = " and ".join(text for unit in ("points", "bits") if (text := detectable_text(lines, unit)))
+    by_unit: dict[str, list[float]] = {}
+    for line in lines:
+        by_unit.setdefault(line.get("unit", "points"), []).append(line["could_see"])
+    detectable = " and ".join(f"{interval_text(values)} {unit}" for unit, values in by_unit.items())
     questions = interval_text([line["n"] for line in lines])
     count = len(lines)
     none = (
@@ -151,12 +154,6 @@ def others_sentence(lines: Sequence[Line], adjective: str, after_primary: bool) 
     )
     condition = f"{questions} questions" + " and half of the 5 % error rate" * after_primary
     return [f"{none} significant; detectable with {condition}: {detectable}."]
-
-
-def detectable_text(lines: Sequence[Line], unit: str) -> str:
-    """The minimum detectable differences in a unit: "2 to 3 points"."""
-    values = [line["could_see"] for line in lines if line.get("unit", "points") == unit]
-    return f"{interval_text(values)} {unit}" if values else ""
 
 
 def interval_text(values: Collection[float], form: str = ".0f") -> str:

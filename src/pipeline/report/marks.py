@@ -30,7 +30,7 @@ def suspicious_scores(results: Results) -> Marks:
     def mark(problem: str, row: str, detail: str) -> None:
         marks.setdefault(problem, {}).setdefault(row, []).append(detail)
 
-    for source in results.score_rows:
+    for source in score_rows_of(results.cells):
         cell, score, row = source
         if (cell.row, *source.place) in visited:
             continue

@@ -56,7 +56,8 @@ def page(results: Results, headline: Sequence[str], notes: Sequence[str], marks:
     column = next((name for name in columns if name in results.columns), "")
     of_place = [line for line in lines if line["column"] == column]
     first = draw_svg(lambda: figures.scores(of_place), "first", f"Scores in {column}") if of_place and is_small else ""
-    detectable = measured_detectable(results.contrasts, [run.label for run in results.trainings])
+    trainings = [run.label for run in results.runs if run.stage in TRAININGS and run.finished]
+    detectable = measured_detectable(results.contrasts, trainings)
     maps = [(svg, text) for change in maps_of(results) for svg, text in change]
     shown = browsed(results.cells)
     answered = any(evaluation in answers and answers[evaluation].n for evaluation in shown.values())
@@ -110,10 +111,10 @@ def lines_of(cell: CellResult) -> list[Line]:
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
         value = None if row.value is None else percent_factor(row.metric) * row.value
         lines.append((axes, score.run, cell.decimal(value) or score.run))
-    scored = {source.score.run for source in sources}
-    axes_of = {score.run: ", ".join(f"{axis} {value}" for axis, value in score.at.items()) for score in cell.scores}
-    unscored = [run for run in {**axes_of, **dict.fromkeys(cell.runs)} if run not in scored]
-    return lines + [(axes_of.get(run, ""), run, run) for run in unscored]
+    unscored = {score.run: score.at for score in cell.scores if not score.rows}
+    lines += [(", ".join(f"{axis} {value}" for axis, value in at.items()), run, run) for run, at in unscored.items()]
+    named = {score.run for score in cell.scores}
+    return lines + [("", run, run) for run in cell.runs if run not in named]
 
 
 def runs_table(results: Results) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
                 verdicts[claim.id] = JUDGES[claim.test](placed, answers)
         except NoScore as error:
             verdicts[claim.id] = not_made(claim, str(error))
-    verdicts |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
+    verdicts |= {verdict.claim.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
     return correct_verdicts([verdicts[claim.id] for claim in claims])
 
 

@@ -46,14 +46,12 @@ def write_report(results: Results, folder: Path) -> Path:
     (folder / "plots").mkdir(exist_ok=True)
     if picture:
         written["plots/scores.svg"] = picture
-    if results.verdicts:
-        written["claims.csv"] = lines_csv([verdict.line for verdict in results.verdicts], 5)
-    if results.contrasts:
-        written["contrasts.csv"] = lines_csv(results.contrasts, 5)
-    # from an earlier report
+    claims = [verdict.line for verdict in results.verdicts]
+    for name, lines in (("claims.csv", claims), ("contrasts.csv", results.contrasts)):
+        written |= {name: lines_csv(lines, 5)} if lines else {}
     for name in ("claims.csv", "contrasts.csv", "plots/scores.svg"):
         if name not in written:
-            (folder / name).unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)  # from an earlier report
     (folder / "answers.parquet").write_bytes(results.parquet)
     for name, text in written.items():
         write_atomically(folder / name, text)

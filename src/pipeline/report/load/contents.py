@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
-from pipeline.tables.schema import TRAININGS
 
 MOST_MERGES = 2  # that are named of a row
 
@@ -86,11 +84,6 @@ class CellResult:
     role: str = ""
     best: bool = False
 
-    @property
-    def as_published(self) -> float | None:
-        """The number by the papers' method, which is compared with the published one."""
-        return self.value if self.maximum is None else self.maximum
-
     def decimal(self, value: float | None) -> str:
         """A number of the cell's own scale, with the decimals that it shows."""
         return "" if value is None else f"{value:.{self.digits}f}"
@@ -112,8 +105,7 @@ class ScoreBehind(NamedTuple):
 class Results:
     """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
-    `seconds`: total of all finished runs behind the table; `failed`: run -> why it failed; `missing`: run -> why
-    it was never started.
+    `failed`: run -> why it failed; `missing`: run -> why it was never started.
     `computed`: title -> sentences on how the numbers were computed; `other_bases`: sentences on adapters that were
     scored on another base than the one that they name.
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
@@ -133,7 +125,6 @@ class Results:
     runs: Sequence[RunResult] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
@@ -182,15 +173,7 @@ class Results:
         """Number of cells with a value."""
         return sum(cell.value is not None for cell in self.cells)
 
-    @property
-    def trainings(self) -> list[RunResult]:
-        return [run for run in self.runs if run.stage in TRAININGS and run.finished]
-
-    @cached_property
-    def score_rows(self) -> list[ScoreBehind]:
-        """The score rows behind each cell's number, from each of its finished evaluations."""
-        return score_rows_of(self.cells)
-
 
 def score_rows_of(cells: Iterable[CellResult]) -> list[ScoreBehind]:
+    """The score rows behind the number of each cell, from each of its finished evaluations."""
     return [ScoreBehind(cell, score, row) for cell in cells for score in cell.scores for row in score.rows]

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.benchmarks import find_benchmark
 from pipeline.errors import PipelineError
 from pipeline.report.compare import interval_text
-from pipeline.report.load.contents import Results
+from pipeline.report.load.contents import Results, score_rows_of
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
 MOST_NOTES = 20  # tasks listed by name
@@ -33,16 +33,18 @@ def refuse_unlike(results: Results) -> None:
 def notes_of(results: Results) -> list[str]:
     """Notes on the numbers: metric, filter, shots and questions of each task, and limits of the intervals."""
     counts: dict[str, set[int]] = {}
-    for _, _, row in results.score_rows:
+    for _, _, row in score_rows_of(results.cells):
         how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
         how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
         counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
     listed = [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
     omitted = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
-    notes = [*results.other_bases, *(["; ".join([*listed[:MOST_NOTES], *omitted]) + "."] if listed else [])]
-    notes += ["In percent; BLEU, chrF++, perplexities and bits on their own scale."] if listed else []
-    if listed and not results.sampled:
-        notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
+    notes = [*results.other_bases]
+    if listed:
+        notes.append("; ".join([*listed[:MOST_NOTES], *omitted]) + ".")
+        notes.append("In percent; BLEU, chrF++, perplexities and bits on their own scale.")
+        if not results.sampled:
+            notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
     settings = [evaluation.settings for evaluation in results.evaluations.values()]
     dtypes = sorted({used["dtype"] for used in settings if "dtype" in used})
     numbers = [used["batch_size"] for used in settings if used.get("dtype") != "float32" and "batch_size" in used]

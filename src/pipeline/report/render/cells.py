@@ -42,9 +42,9 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
 
 
 def cell_difference(cell: CellResult) -> float | None:
-    return (
-        None if cell.as_published is None or cell.published is None else round(cell.as_published - cell.published, 10)
-    )
+    """The number by the papers' method, minus the published one."""
+    number = cell.value if cell.maximum is None else cell.maximum
+    return None if number is None or cell.published is None else round(number - cell.published, 10)
 
 
 def cell_text(cell: CellResult | None, interval: bool = False) -> str:

@@ -31,22 +31,21 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
     rows, harness = read_scores(run / "scores.json")
     time = manifest.started[:19].replace(":", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    scores, counts = {}, {}
-    for (_, task, where), samples in sample_files(run):
-        name = f"{task}_{where}"
-        scores[name] = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
-        counts[name] = len(samples)
-        write_rows(folder / f"samples_{name}_{time}.jsonl", list(map(sample_row, samples)))
-    shots = {name: row.num_fewshot for name, task_rows in scores.items() for row in task_rows}
-    content = {
-        "results": {name: {"alias": name} | dict(results_of(task_rows)) for name, task_rows in scores.items()},
-        "configs": {name: {"task": name, "num_fewshot": shots.get(name)} for name in scores},
-        "versions": dict.fromkeys(scores, manifest.decided_by.get("version")),
-        "n-shot": {name: shots.get(name) for name in scores},
-        "n-samples": {name: {"original": count, "effective": count} for name, count in counts.items()},
+    content: dict[str, Any] = {
+        **{key: {} for key in ("results", "configs", "versions", "n-shot", "n-samples")},
         "model_name": model, "date": manifest.started, "lm_eval_version": manifest.versions.get("lm-eval"),
         "config": {"model": "hf", "model_args": {"pretrained": model, "dtype": harness.get("dtype")}},
     }  # fmt: skip
+    for (_, task, where), samples in sample_files(run):
+        name = f"{task}_{where}"
+        of_task = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
+        shots = of_task[0].num_fewshot
+        content["results"][name] = {"alias": name} | dict(results_of(of_task))
+        content["configs"][name] = {"task": name, "num_fewshot": shots}
+        content["versions"][name] = manifest.decided_by.get("version")
+        content["n-shot"][name] = shots
+        content["n-samples"][name] = {"original": len(samples), "effective": len(samples)}
+        write_rows(folder / f"samples_{name}_{time}.jsonl", list(map(sample_row, samples)))
     path = folder / f"results_{time}.json"
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -16,8 +16,7 @@ COLUMNS = (
     "stale unlike"
 ).split()
 PLACES = ("row", "column", "role", "seed")  # of the table's cells that show a run
-NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, or are the same for all rows
-OWN_COLUMNS = ("eval.name", "eval.tasks", "eval.split", "eval.dtype")
+NOT_KNOBS = ("languages", "seed", "stage", "eval.name", "eval.tasks", "eval.split", "eval.dtype")  # other columns
 
 
 def tidy_rows(results: Results) -> str:
@@ -35,14 +34,12 @@ def tidy_rows(results: Results) -> str:
                 cells_of.setdefault(score.run, {}).setdefault(key, {})[value] = None
     lines: list[list[Any]] = []
     runs = {run.name: run for run in results.runs}
-    scored = [runs[name].config for name in results.evaluations]
-    settings = {
-        key for config in scored for key in config if key.startswith("eval.") and not key.startswith(OWN_COLUMNS)
-    }
-    vary = {key for key in settings if len({str(config.get(key)) for config in scored}) > 1}
+    configs = [runs[name].config for name in results.evaluations]
+    shared = {key for config in configs[:1] for key, value in config.items() if key.startswith("eval.")
+              and all(key in config and config[key] == value for config in configs)}  # fmt: skip
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
-        knobs = {key: value for key, value in run.config.items() if key in vary or not key.startswith(NOT_KNOBS)}
+        knobs = {key: value for key, value in run.config.items() if key not in shared and not key.startswith(NOT_KNOBS)}
         about_run = {
             **{key: "; ".join(map(str, values)) for key, values in cells_of.get(name, {}).items() if key in PLACES},
             **vars(run), **run.machine, **run.versions, "lm_eval": run.versions.get("lm-eval"),
