@@ -39,6 +39,7 @@ from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import build
+from pipeline.text import markdown_table
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -226,13 +227,14 @@ def card_text(
     scored = scores_of(manifest, runs_dir) if manifest else []
     if scored:
         weights = "the weights before they were cast" if rounding else "these weights"
-        rows = []
-        for row, evaluation in scored:
-            settings = ", ".join(f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items())
-            rows.append(f"| {' | '.join(cell.strip() for cell in (*score_line(row), settings))} |")
-        head = [f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals.", ""]
-        head += ["| task | language | metric | score | questions | settings |", "|---|---|---|---|---|---|"]
-        sections.append("\n".join(["## Results", "", *head, *rows]) + "\n")
+        settings = (
+            ", ".join(f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items())
+            for _, evaluation in scored
+        )
+        rows = [(*score_line(row), text) for (row, _), text in zip(scored, settings, strict=True)]
+        table = markdown_table(("task", "language", "metric", "score", "questions", "settings"), rows)
+        how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
+        sections.append("\n".join(["## Results", "", how, "", *table]) + "\n")
     stage, config_of = (manifest.stage, manifest.config) if manifest else ("", {})
     tags = [stage, (config_of.get("merge") or {}).get("method"), (config_of.get("sft") or {}).get("name")]
     results = [to_eval_result(row, evaluation) for row, evaluation in scored]

@@ -23,19 +23,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def places_of(cards: Sequence[str], workers: int) -> list[list[str]]:
-    """The cards of each slot: one, or more if there are fewer workers than cards; if there are more workers, several
+    """The cards of each place: one, or more if there are fewer workers than cards; if there are more workers, several
     share a place."""
     size = max(1, len(cards) // workers)
     return [list(cards[first : first + size]) for first in range(0, len(cards) - size + 1, size)]
 
 
 class Cards:
-    """The cards as one worker sees them. folder: of the locks; slots: as of places_of; number: the worker's."""
+    """The cards as one worker sees them. folder: of the locks; places: those of `places_of`; number: the worker's."""
 
-    def __init__(self, folder: Path, slots: Sequence[Sequence[str]], number: int) -> None:
-        self.places, self.own = slots, number % len(slots)
-        self._gates = [os.open(folder / f"gate-{index}", os.O_CREAT) for index in range(len(slots))]
-        self._cards = [os.open(folder / f"card-{index}", os.O_CREAT) for index in range(len(slots))]
+    def __init__(self, folder: Path, places: Sequence[Sequence[str]], number: int) -> None:
+        self.places, self.own = places, number % len(places)
+        self._gates = [os.open(folder / f"gate-{index}", os.O_CREAT) for index in range(len(places))]
+        self._cards = [os.open(folder / f"card-{index}", os.O_CREAT) for index in range(len(places))]
 
     def give_way(self) -> bool:
         """Whether another worker waits for this one's card, which is then free."""
@@ -53,34 +53,34 @@ class Cards:
         """
         count = -(-gpus // len(self.places[self.own]))
         first = min(self.own // count * count, len(self.places) - count)
-        group = [self.own, *(slot for slot in range(first, first + count) if slot != self.own)]
+        group = [self.own, *(place for place in range(first, first + count) if place != self.own)]
         visible_before, taken = os.environ.get(VISIBLE), self._take(group, still_wanted)
-        os.environ[VISIBLE] = ",".join(card for slot in group for card in self.places[slot])
+        os.environ[VISIBLE] = ",".join(card for place in group for card in self.places[place])
         try:
             yield taken
         finally:
             os.environ.pop(VISIBLE) if visible_before is None else os.environ.update({VISIBLE: visible_before})
-            for slot in group if taken and count > 1 else ():  # its own alone it keeps: a model may be in its memory
-                fcntl.flock(self._cards[slot], fcntl.LOCK_UN)
+            for place in group if taken and count > 1 else ():  # its own alone it keeps: a model may be in its memory
+                fcntl.flock(self._cards[place], fcntl.LOCK_UN)
 
     def _take(self, group: Sequence[int], still_wanted: Callable[[], bool]) -> bool:
         how = fcntl.LOCK_EX if len(group) > 1 else fcntl.LOCK_SH
         try:
-            if not all(_lock(self._gates[slot], how) for slot in group):
+            if not all(_lock(self._gates[place], how) for place in group):
                 return False
             if len(group) > 1:
                 self._give_back()
-            while not all([_lock(self._cards[slot], how) for slot in group]):
+            while not all([_lock(self._cards[place], how) for place in group]):
                 if len(group) == 1 or not still_wanted():
-                    for slot in group:
-                        fcntl.flock(self._cards[slot], fcntl.LOCK_UN)
+                    for place in group:
+                        fcntl.flock(self._cards[place], fcntl.LOCK_UN)
                     return False
                 stop.raise_if_signalled()
                 time.sleep(LOOK)
             return True
         finally:
-            for slot in group:
-                fcntl.flock(self._gates[slot], fcntl.LOCK_UN)
+            for place in group:
+                fcntl.flock(self._gates[place], fcntl.LOCK_UN)
 
     def _give_back(self) -> None:
         """Free the card, and all memory that this process has of it: one that has used CUDA keeps its context, some

@@ -122,8 +122,8 @@ class Local:
     def _watch_workers(self, watch: Watch) -> dict[str, str]:
         """Have workers make the runs of the session. Returns those that cannot be made now: hash -> why."""
         session = self.session
-        slots_needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
-        for number in set(range(min(self.count, slots_needed))) - self.workers.keys():
+        places_needed = sum(-(-task.gpus // len(self.places[0])) if self.places else 1 for task in session.left)
+        for number in set(range(min(self.count, places_needed))) - self.workers.keys():
             self._start(number)
         with tqdm(bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()) as line:
 

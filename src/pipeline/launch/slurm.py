@@ -200,8 +200,8 @@ class Submission:
             while not job and workers:
                 options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
                 options += dependency_on(self.before)
-                time = time_limit(runs, workers, self.launcher.time)
-                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, "%A_%a", workers, time)
+                launcher = replace(self.launcher, time=time_limit(runs, workers, self.launcher.time))
+                job = self.submit_job(f"{level}-{kind}", launcher, command, self.resources[kind], options, workers)
                 workers //= 1 if job else 2
             if not job:
                 return submitted
@@ -216,10 +216,10 @@ class Submission:
         of tasks, whose runs others make. False: there is no place for it."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
-        job, nothing = None, Resources(0, None)
+        job = None
         while not job:
             options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
-            job = self.submit_job(AGAIN_JOB, command, nothing, options, AGAIN_JOB, 1, self.launcher.time)
+            job = self.submit_job(AGAIN_JOB, self.launcher, command, Resources(0, None), options, 1)
             if not job and sum(self.jobs.values()) == 1:
                 return False
             if not job:
@@ -230,22 +230,16 @@ class Submission:
         return True
 
     def submit_job(
-        self,
-        name: str,
-        command: Sequence[str],
-        resources: Resources,
-        options: Sequence[str],
-        log: str,
+        self, name: str, launcher: Launcher, command: Sequence[str], resources: Resources, options: Sequence[str],
         tasks: int,
-        time: str | None,
-    ) -> str | None:
-        """Submit a job. Returns its id; None if the jobs before reach the site's limit."""
+    ) -> str | None:  # fmt: skip
+        """Submit an array, or the last job. Returns its id; None if the jobs before reach the site's limit."""
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
-        last = name == AGAIN_JOB
-        script = script_of(self.launcher, command, *((COMPLETED, {CONTINUES: "1"}) if last else ()))
+        log, then = (AGAIN_JOB, (COMPLETED, {CONTINUES: "1"})) if name == AGAIN_JOB else ("%A_%a", ())
+        script = script_of(launcher, command, *then)
         try:
             with delay_signals():
-                job = submit_script(replace(self.launcher, time=time), runs_dir, file, script, resources, options, log)
+                job = submit_script(launcher, runs_dir, file, script, resources, options, log)
                 self.jobs[job] = tasks
         except PipelineError as error:
             if SUBMIT_LIMIT.search(str(error)) and (self.jobs or tasks > 1):
@@ -318,8 +312,8 @@ def submit_script(
         raise
     except PipelineError as error:
         file.unlink()
-        knobs = {f"launcher.{key}": getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")}
-        words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
+        knobs = {key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")}
+        words = [f"launcher.{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else [])]
         text = f"{error}; requested: {', '.join([*words, *(launcher.options or [])])}"
         if NO_GRES.search(str(error)):

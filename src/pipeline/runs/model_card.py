@@ -21,6 +21,7 @@ from pipeline.runs.find import find_run
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import SNAPSHOTS, Ancestor, Manifest, read_manifest
 from pipeline.runs.run import External, Parent
+from pipeline.text import markdown_table
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -193,8 +194,8 @@ def data_section(made_of: Origin) -> str:
     """A table of the sets, each with its licence, which still holds under the model's licence."""
     if not made_of.sets:
         return ""
-    rows = [f"| {name} | {hub or 'a local file'} | {licence or 'unknown'} |" for name, hub, licence in made_of.sets]
-    return "\n".join(["## Trained on", "", "| set | on the Hub | licence |", "|---|---|---|", *rows]) + "\n"
+    rows = [(name, hub or "a local file", licence or "unknown") for name, hub, licence in made_of.sets]
+    return "\n".join(["## Trained on", "", *markdown_table(("set", "on the Hub", "licence"), rows)]) + "\n"
 
 
 def loading_section(name: str, made_of: Origin, relation: str) -> str:
