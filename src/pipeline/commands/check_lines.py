@@ -208,7 +208,7 @@ class Checking:
         """Dtypes as in the recipe; tokens a second and memory next to the plan's, with rows of sft.seq_length."""
         run: Run[TrainStage] = build_single(self.training(method))
         sft, length, room = run.config.sft, float(run.config.sft.seq_length), min(r["memory"] for r in self.ranks)
-        if (needed := memory_of(run, self.shape, sft, self.on_gpu, length)) > room:
+        if (needed := memory_of(run, self.shape, sft, self.on_gpu, length, room)) > room:
             raise LeftOut(
                 f"its plan is {needed / 1e9:.1f} GB for each process, and there are {room / 1e9:.1f}: "
                 "see stage=plan for knobs that fit"

@@ -39,11 +39,10 @@ from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
     WIDTH,
-    Trained,
     bytes_per_parameter,
-    full_model,
-    one_side,
+    stays_gathered,
     trained_parameters,
+    trained_parts,
     training_memory,
 )
 from pipeline.train.steps import snapshot_steps
@@ -152,7 +151,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     steps, seconds = training_work(run, shape, gpu, sft.processes)
     files = written_bytes(sft, shape.parameters, moved(run, shape), len(snapshot_steps(sft, steps)), points=0)
     return Cost(
-        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
+        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft, card=gpu.memory),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
     )  # fmt: skip
 
@@ -199,35 +198,34 @@ def seconds_of_parts(
 ) -> float:
     """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
     tokens: side -> positions of a row."""
-    sft, parts = run.config.sft, trained_parts(run, shape)
+    sft, parts = run.config.sft, trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
-    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus) for side, part in parts)
-
-
-def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained]]:
-    """(side of the rows, what they move): simultaneous training is two, all else one."""
-    sft, expert, partition = run.config.sft, run.config.expert, run.config.partition
-    if partition is None:
-        return [(expert.side, full_model(shape))]
-    if sft.method == "partial":
-        return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
-    return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
+    gathered = stays_gathered(shape, [part for _, part in parts], longest_row(run), sft, gpu.memory)
+    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus, gathered) for side, part in parts)
 
 
 def moved(run: Run[TrainStage], shape: Shape) -> int:
     """Number of trained parameters."""
     rank = run.config.sft.adapter_rank
-    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run, shape))
+    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run.config, shape))
 
 
-def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None) -> float:
-    """Bytes of a process. row: tokens of the longest row of a micro-batch; None: twice the mean, where it is known."""
-    if row is None:
-        row = sft.seq_length
-        with suppress(PipelineError):
-            row = min(row, 2 * row_tokens(run))
-    parts = [part for _, part in trained_parts(run, shape)]
-    return sum(training_memory(shape, parts, row, sft, on_gpu).values())
+def memory_of(
+    run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None, card: float = 0.0
+) -> float:
+    """Bytes of a process. row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of
+    its GPU, on which weights may stay gathered; 0: the least that it needs."""
+    parts = [part for _, part in trained_parts(run.config, shape)]
+    row = longest_row(run) if row is None else row
+    gathered = stays_gathered(shape, parts, row, sft, card)
+    return sum(training_memory(shape, parts, row, sft, on_gpu, gathered).values())
+
+
+def longest_row(run: Run[TrainStage]) -> float:
+    """Tokens of the longest row of a micro-batch: twice the mean, where it is known, at most sft.seq_length."""
+    with suppress(PipelineError):
+        return min(run.config.sft.seq_length, 2 * row_tokens(run))
+    return run.config.sft.seq_length
 
 
 # ---------------------------------------------------------------------------------------------------- scoring

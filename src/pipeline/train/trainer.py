@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, cast
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
@@ -20,8 +20,9 @@ from trl import SFTConfig, SFTTrainer
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.models.shape import shape_of
 from pipeline.progress import warn
-from pipeline.train import examples, memory, steps
+from pipeline.train import examples, memory, steps, varlen
 from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
 
@@ -38,6 +39,8 @@ def trainer_of(
         raise PipelineError(
             f"sft.padding_free=true: {model.config.model_type} would attend from row to row: leave it out"
         )
+    if sft.padding_free and torch.cuda.is_available() and config.model.attn_implementation == "sdpa":
+        varlen.attend_within_rows(model)
     held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     trainer: Any = Trainer(
         model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
@@ -50,6 +53,9 @@ def trainer_of(
         raise PipelineError(
             "accelerate's configuration asks for FSDP or DeepSpeed: leave it out there, and give sft.parallel=fsdp2"
         )
+    if memory.is_sharded(sft):
+        longest = max(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
+        trainer.accelerator.state.fsdp_plugin.reshard_after_forward = not stays_gathered(trainer, config, longest)
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
     lengths = {part: len(rows) for part, rows in trainer.sets.items()}
@@ -58,6 +64,23 @@ def trainer_of(
     tokens = sum(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
     dropped = 0 if sft.packing else len(rows) - sum(lengths.values())  # by TRL, as sft.seq_length leaves no loss
     return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
+
+
+def stays_gathered(trainer: Any, config: TrainStage, longest: int) -> bool:
+    """Whether the GPUs of all processes hold the weights from the forward pass to the backward pass, by the plan's
+    estimate for rows of `longest` tokens; no for a model whose shape it does not know."""
+    smallest = trainer.accelerator.gather(torch.tensor([card_memory()], device=trainer.args.device)).min().item()
+    try:
+        shape = shape_of(trainer.model.config.to_dict())
+    except PipelineError:
+        return False
+    parts = [part for _, part in memory.trained_parts(config, shape)]
+    return memory.stays_gathered(shape, parts, longest, config.sft, smallest)
+
+
+def card_memory() -> int:
+    """Bytes of this process' GPU."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class Trainer(SFTTrainer):
@@ -97,6 +120,9 @@ class Trainer(SFTTrainer):
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
         """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
         metrics = super().evaluate(eval_dataset, *args, **keywords)
+        for module in cast(Any, self.model).modules():  # no backward pass gives back what was gathered
+            if isinstance(module, FSDPModule):
+                module.reshard()
         if eval_dataset is None and isinstance(self.eval_dataset, dict):
             metrics["eval_loss"] = fmean(metrics[f"eval_{side}_loss"] for side in self.eval_dataset)
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
@@ -177,7 +203,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
-    (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
+    (micro, passes), shards = memory.micro_batches(sft), memory.is_sharded(sft)
     for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND"):  # of `accelerate launch`: not hashed
         os.environ.pop(name, None)
     eager = sft.optimizer == "adamw_8bit" and not torch.cuda.is_available()
@@ -199,7 +225,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
         ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,  # type: ignore[arg-type]
         # not FSDP's own checkpointing, which renames the parameters
-        fsdp_config={"version": 2, "reshard_after_forward": True} if shards else None,
+        fsdp_config={"version": 2} if shards else None,
         optim={"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit"}[sft.optimizer],  # of torch, and torchao
         optim_args="bf16_stochastic_round=True" if sft.optimizer == "adamw_8bit" else None,
     )  # fmt: skip
