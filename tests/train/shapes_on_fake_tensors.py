@@ -44,7 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import pipeline.stages.rows  # noqa: F401  # registers the stages
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
-from pipeline.estimate.flops import GPUS
+from pipeline.estimate.flops import cards
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train import trainer as trainers
@@ -428,7 +428,7 @@ def row_of(name: str) -> dict[str, Any]:
     shape = replace(SHAPES[model], layers=8) if name.startswith("eight layers") else SHAPES[model]
     assert shape_of(config_of(shape, model).to_dict()) == shape
     begun = time.perf_counter()
-    card = 0 if name.startswith("eight layers") and "gathered" not in name else GPUS["a100_80"].memory
+    card = 0 if name.startswith("eight layers") and "gathered" not in name else cards()["a100_80"].memory
     measured = measure(config, shape, card)
     parts = [part for _, part in trained_parts(config, shape)]
     gathered = stays_gathered(shape, parts, sft.seq_length, sft, card)

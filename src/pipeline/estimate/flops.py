@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
@@ -29,6 +30,7 @@ from pipeline.train.memory import (
     bytes_per_parameter,
     micro_batches,
     trained_parameters,
+    trained_width,
 )
 
 # ---------------------------------------------------------------------------------------------------- cards
@@ -76,7 +78,10 @@ class Gpu:
         return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
-GPUS = {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
+@lru_cache(maxsize=1)
+def cards() -> dict[str, Gpu]:
+    """The cards of conf/cards.yaml by name."""
+    return {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -118,8 +123,7 @@ def optimizer_bytes(sft: Sft) -> int:
 
     28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
     """
-    of_weight = 4 if sft.adapter == "lora" else WIDTH[sft.weights]  # adapters stay fp32
-    return 3 * of_weight + 2 * (bytes_per_parameter(sft) - 2 * of_weight)
+    return 2 * bytes_per_parameter(sft) - trained_width(sft)
 
 
 def training_seconds(
@@ -150,7 +154,7 @@ def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int, gathered: bool 
     and given out again."""
     peers_share = (gpus - 1) / gpus
     if sft.parallel != "fsdp2":
-        return 2 * peers_share * moved * (4 if sft.adapter == "lora" else WIDTH[sft.weights])
+        return 2 * peers_share * moved * trained_width(sft)
     weights = shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
     return micro_batches(sft)[1] * peers_share * ((1 if gathered else 2) * weights + 4 * moved)
 

@@ -19,8 +19,8 @@ from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
-    GPUS,
     Gpu,
+    cards,
     host_memory,
     prompts_of,
     rows_of,
@@ -43,6 +43,7 @@ from pipeline.train.memory import (
     stays_gathered,
     trained_parameters,
     trained_parts,
+    trained_width,
     training_memory,
 )
 from pipeline.train.steps import snapshot_steps
@@ -81,7 +82,7 @@ class Bill:
         """What the hours are by: the rates of the card, and rows of scores that are computed together."""
         rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
         ends = " to ".join(map(str, dict.fromkeys(rows[:: max(1, len(rows) - 1)])))
-        return GPUS[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
+        return cards()[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
 
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with a reason each."""
@@ -101,7 +102,7 @@ def estimate_costs(
     What selections compare is a kind of its own, `selection`.
     """
     assert plan.gpu is not None
-    total, gpu = Bill(plan), GPUS[plan.gpu]
+    total, gpu = Bill(plan), cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     scored = scored_to_choose(selections)
     computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
@@ -185,7 +186,7 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     total, trained: numbers of parameters; with adapters the trained ones are theirs. snapshots, points: snapshots and
     resume points on the disk at once.
     """
-    bytes_per_weight = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
+    bytes_per_weight = trained_width(sft)
     saved = trained if sft.adapter == "lora" else total  # an adapter is saved without its base
     weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
     states = trained * (bytes_per_parameter(sft) - 2 * bytes_per_weight)  # neither weight nor gradient
@@ -267,7 +268,7 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     if largest and (count := largest.run.config.sft.processes) > plan.gpus:
         above = sum(cost.run.config.sft.processes > plan.gpus for cost in trainings)
         yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.label}), more than plan.gpus={plan.gpus}"
-    room = GPUS[plan.gpu or ""].memory
+    room = cards()[plan.gpu or ""].memory
     large = [cost for cost in costs if cost.memory > room]
     if not large:
         return
@@ -276,7 +277,7 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     fitting = hardware_that_fits(models, room, plan.gpu, typed) if trainings else []
     if not trainings and all(least_memory(run, shape, "bfloat16") <= room for run, shape in models):
         fitting.append(f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows")
-    fitting += [f"plan.gpu={name}" for name, card in GPUS.items() if largest.memory <= card.memory]
+    fitting += [f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
     problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU"
     remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
@@ -299,13 +300,15 @@ def hardware_that_fits(
                 return False
         return True
 
-    fitting: dict[str, list[tuple[int, str]]] = {}  # card -> bytes of a node, option
+    found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
         values = read_hardware(name)
         if card := values.get("plan.gpu"):
-            memory = GPUS[card].memory
+            memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
                 if fits(values, room if gpu is None else memory):
-                    fitting.setdefault(card, []).append((memory * values["plan.gpus"], f"{HARDWARE}={name}"))
-    every = sorted(option for options in fitting.values() for option in options)
-    return [option for _, option in fitting.get(gpu or "", every[:1] if gpu else every)]
+                    found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
+    options = [option for _, option, _ in sorted(found)]
+    if gpu is None:
+        return options
+    return [option for _, option, card in sorted(found) if card == gpu] or options[:1]

@@ -121,7 +121,7 @@ class Checkpoints(TrainerCallback):
         self.asked_to_stop: str | None = None  # by this signal, after the current step, with a resume point
         self.begun = self.saved = time.monotonic()
 
-    def beat(self) -> None:
+    def beat(self, *_: Any, **__: Any) -> None:
         """Sign of life: where no other comes within sft.stall_minutes, the stacks of all threads are written, and the
         process ends with status 1."""
         if self.sft.stall_minutes is not None:
@@ -132,10 +132,7 @@ class Checkpoints(TrainerCallback):
         if state.global_step:
             say(f"{self.run.name}: resumes after step {state.global_step}")
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.beat()
-
-    on_prediction_step = on_substep_end
+    on_substep_end = on_prediction_step = beat
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat()

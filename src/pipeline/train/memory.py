@@ -34,9 +34,14 @@ Trained = frozenset[Site]  # the halves of layers that are trained, a norm that 
 OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
 
+def trained_width(sft: Sft) -> int:
+    """Bytes of a trained weight, and of its gradient: adapters stay float32."""
+    return 4 if sft.adapter == "lora" else WIDTH[sft.weights]
+
+
 def bytes_per_parameter(sft: Sft) -> int:
     """Bytes per trained parameter: weight + gradient + optimizer moments."""
-    width = 4 if sft.adapter == "lora" else WIDTH[sft.weights]  # adapters stay float32
+    width = trained_width(sft)
     return 2 * width + 2 * (1 if sft.optimizer == "adamw_8bit" else width)
 
 
@@ -147,7 +152,7 @@ def training_memory(
     """
     micro, passes = micro_batches(sft)
     lora, sharded = sft.adapter == "lora", is_sharded(sft)
-    shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], 4 if lora else WIDTH[sft.weights]
+    shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], trained_width(sft)
     counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
@@ -54,15 +54,15 @@ def trainer_of(
             "accelerate's configuration asks for FSDP or DeepSpeed: leave it out there, and give sft.parallel=fsdp2"
         )
     if memory.is_sharded(sft):
-        longest = max(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
+        longest = max(max(lengths) for lengths in trainer.lengths.values())
         trainer.accelerator.state.fsdp_plugin.reshard_after_forward = not stays_gathered(trainer, config, longest)
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
-    lengths = {part: len(rows) for part, rows in trainer.sets.items()}
-    turns, unused = steps.steps_of(sft, lengths)
+    counts = {part: len(lengths) for part, lengths in trainer.lengths.items()}
+    turns, unused = steps.steps_of(sft, counts)
     plan_steps(trainer.args, sft, sum(turns.values()))
-    tokens = sum(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
-    dropped = 0 if sft.packing else len(rows) - sum(lengths.values())  # by TRL, as sft.seq_length leaves no loss
+    tokens = sum(map(sum, trainer.lengths.values()))
+    dropped = 0 if sft.packing else len(rows) - sum(counts.values())  # by TRL, as sft.seq_length leaves no loss
     return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
 
 
@@ -103,19 +103,18 @@ class Trainer(SFTTrainer):
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
             self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, args, args.packing, None, side)
+        self.lengths = {side: [len(ids) for ids in rows["input_ids"]] for side, rows in self.sets.items()}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
+        """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes.
+        These take every n-th micro-batch: a step's are the same rows, however many processes share them."""
         from datasets import concatenate_datasets
 
-        rows = concatenate_datasets([self._remove_unused_columns(rows) for rows in self.sets.values()])
-        counts = {side: len(rows) for side, rows in self.sets.items()}
-        lengths = [len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]]
+        counts = {side: len(lengths) for side, lengths in self.lengths.items()}
         order = order_of_turns(counts, self.sft, self.args.max_steps, self.args.seed)
-        order = sort_by_length(order, lengths, self.sft.batch_size)
-        # processes take every n-th micro-batch: a step's are the same rows, however many processes share them
-        batches = BatchSampler(order, self.args.per_device_train_batch_size, drop_last=False)
-        return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
+        order = sort_by_length(order, [*chain.from_iterable(self.lengths.values())], self.sft.batch_size)
+        self.train_dataset = concatenate_datasets([*self.sets.values()]).select(order)
+        return super().get_train_dataloader()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
         """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
@@ -216,6 +215,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=passes,
         learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
         adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
+        train_sampling_strategy="sequential",  # of the order that get_train_dataloader gives
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
         assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
         completion_only_loss=None if text else sft.loss_on == "response",
