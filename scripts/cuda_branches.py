@@ -87,7 +87,9 @@ STAND_INS = {
     "train/memory.py::is_sharded": StandIn(MEMORY, "return sft.parallel"),
     "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
     "train/trainer.py::card_memory": StandIn(TRAINER, "total_memory"),
-    "train/trainer.py::trainer_of": StandIn("tests/train/test_varlen.py::test_a_gpu_uses_it", "attend_within_rows"),
+    "train/trainer.py::trainer_of": StandIn(
+        "tests/train/test_varlen.py::test_a_gpu_uses_it_in_place_of_sdpa", "attend_within_rows"
+    ),
     "train/trainer.py::Trainer.training_step": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",

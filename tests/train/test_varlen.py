@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from transformers import AutoConfig
 
 from pipeline.errors import PipelineError
 from pipeline.train import varlen
@@ -86,23 +85,23 @@ def test_autocast_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_it_cannot_compute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout, capped scores, chunks, and a model that does not hand over where rows begin."""
     refused = "sft.padding_free=true: llama's attention is more than torch's varlen_attn computes .*: leave it out"
-    with pytest.raises(PipelineError, match=refused):
-        losses(tmp_path, {"attention_dropout": 0.1}, monkeypatch, cuda=True)
+    for fields in ({"attention_dropout": 0.1}, {"layer_types": ["chunked_attention"] * 2}):
+        with pytest.raises(PipelineError, match=refused):
+            losses(tmp_path, fields, monkeypatch, cuda=True)
     module, states = tiny.model(), torch.zeros(1, 1, 2, 4)
+    unlike: dict[str, Any]
     for unlike in ({}, {"cu_seq_lens_q": torch.tensor([0, 2]), "softcap": 30.0}):
         with pytest.raises(PipelineError, match=refused):
             varlen.attend(module, states, states, states, None, **unlike)
-    chunks: Any = tiny.model()
-    chunks.config = AutoConfig.for_model("llama4_text", num_hidden_layers=4)
-    with pytest.raises(PipelineError, match="llama4_text's attention is more"):
-        varlen.attend_within_rows(chunks)
 
 
-def test_a_gpu_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of sdpa alone; on a CPU the mask stays."""
+def test_a_gpu_uses_it_in_place_of_sdpa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(model: Any) -> None:
+        raise PipelineError(f"{model.config.model_type} attends within rows")
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    chunks: Any = tiny.model(attn_implementation="sdpa")
-    chunks.config.layer_types = ["chunked_attention"] * 4
-    with pytest.raises(PipelineError, match="llama's attention is more than torch's varlen_attn computes"):
-        tiny.trainer(tmp_path, tiny.recipe(padding_free=True), tiny.rows(4), of=chunks)
+    monkeypatch.setattr(varlen, "attend_within_rows", reached)
+    with pytest.raises(PipelineError, match="llama attends within rows"):
+        tiny.trainer(tmp_path, tiny.recipe(padding_free=True), tiny.rows(4), of=tiny.model(attn_implementation="sdpa"))

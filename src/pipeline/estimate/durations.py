@@ -237,13 +237,8 @@ def data_seconds(run: Run[DataStage]) -> float | None:
     of_world = isinstance(root, Run) and root.config.expert.world is not None
     if expert.world or expert.items or expert.union or of_world:
         return 1.0
-    files = [file for _, _, file in source_files(run)]
-    if len(files) < len(expert.sources) and (root is None or not root.folder.is_dir()):
-        return None
-    if not files and root is not None:
-        files = [root.folder / source.file for source in expert.sources.values()]
-    bytes_read = sum(file.stat().st_size for file in files)
-    return 0.7 + bytes_read / READ_RATE
+    sizes = [file.stat().st_size for _, _, file in source_files(run, readable=False)]
+    return 0.7 + sum(sizes) / READ_RATE if sizes else None
 
 
 # ---------------------------------------------------------------------------------------------------- this machine

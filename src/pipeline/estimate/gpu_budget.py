@@ -7,7 +7,7 @@ the CPU and not counted, nor are resume points, which go when their training end
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -85,11 +85,14 @@ class Bill:
         return cards()[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
 
     def left_out(self) -> list[str]:
-        """How many runs of each kind are not in it, with a reason each."""
-        missing = Counter(kind for kind, _ in self.unknown.values())
-        reasons = dict(reversed(list(self.unknown.values())))  # kind -> the first
-        counts = {kind: missing[kind] + len(self.kinds.get(kind, ())) for kind in missing}
-        return [f"{count:,} of {counts[kind]:,} of {kind} ({reasons[kind]})" for kind, count in missing.items()]
+        """How many runs of each kind are not in it, with the first reason."""
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for kind, reason in self.unknown.values():
+            reasons[kind].append(reason)
+        return [
+            f"{len(of_kind):,} of {len(of_kind) + len(self.kinds.get(kind, ())):,} of {kind} ({of_kind[0]})"
+            for kind, of_kind in reasons.items()
+        ]
 
 
 def estimate_costs(

@@ -153,18 +153,19 @@ def first_rows(file: Path, changed: int) -> list[dict[str, Any]]:
     return list(islice(read_rows(file), COUNTED))
 
 
-def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
-    """The files of data_root that a data run will read, where they can be read here."""
+def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source, Path]]:
+    """The files that a data run will read, where all are on this disk or below data_root; those whose rows a plan can
+    read, or all."""
     if not isinstance(data, Run):
         return []
-    sources, root = data.config.expert.sources, data.parents.get("data_root")
-    if all(map(is_here, sources.values())):
-        files = {name: Path(source.url or "") for name, source in sources.items()}
+    sources, root = data.config.expert.sources.items(), data.parents.get("data_root")
+    if all(is_here(source) for _, source in sources):
+        files = [(name, source, Path(source.url or "")) for name, source in sources]
     elif root is not None and root.folder.is_dir():
-        files = {name: root.folder / source.file for name, source in sources.items()}
+        files = [(name, source, root.folder / source.file) for name, source in sources]
     else:
         return []
-    return [(name, sources[name], file) for name, file in files.items() if file.suffix in READABLE]
+    return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
 
 
 def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:

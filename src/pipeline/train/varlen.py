@@ -18,10 +18,7 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")  # what varlen_attn cannot do, b
 
 
 def attend_within_rows(model: Any) -> None:
-    """Have a model that was loaded with sdpa attend by varlen_attn. Raises PipelineError where a layer attends to
-    chunks, which transformers says by a mask."""
-    if "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ()):
-        raise refusal(model.config)
+    """Have a model that was loaded with sdpa attend by varlen_attn."""
     AttentionInterface.register(ATTENTION, attend)
     model.set_attn_implementation(ATTENTION)
 
@@ -32,9 +29,14 @@ def attend(
     max_length_q: int = 0, **other: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """[1, heads, tokens, width] -> [1, tokens, heads, width]. A window holds a token and those before it. Autocast does
-    not know this product: what is float32 is cast here."""
-    if cu_seq_lens_q is None or dropout or any(other.get(name) is not None for name in UNKNOWN):
-        raise refusal(module.config)
+    not know this product: what is float32 is cast here. Raises PipelineError for attention that is more; that of chunks
+    is told by a mask alone, which is not made here."""
+    chunks = "chunked_attention" in (getattr(module.config, "layer_types", None) or ())
+    if cu_seq_lens_q is None or dropout or chunks or any(other.get(name) is not None for name in UNKNOWN):
+        raise PipelineError(
+            f"sft.padding_free=true: {module.config.model_type}'s attention is more than torch's varlen_attn computes "
+            "(dropout, chunks, capped scores, sinks): leave it out"
+        )
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
@@ -44,10 +46,3 @@ def attend(
         enable_gqa=True,
     )  # fmt: skip
     return attended[None], None
-
-
-def refusal(config: Any) -> PipelineError:
-    return PipelineError(
-        f"sft.padding_free=true: {config.model_type}'s attention is more than torch's varlen_attn computes (dropout, "
-        "chunks, capped scores, sinks): leave it out"
-    )
