@@ -196,11 +196,11 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
         return f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB, {time}"
     gpu, takes, hours = gpu or ON_GPU, "? GB a GPU", "?"
     with suppress(PipelineError, KeyError):
-        room = cards()[gpu].memory
-        memory = memory_of(run, shape_for(run), sft, card=room)
-        above = f", more than its {room / 1e9:.0f}: see hardware=" * (memory > room)
+        card = cards()[gpu]
+        memory = memory_of(run, shape_for(run), sft, card=card.memory)
+        above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (memory > card.memory)
         takes = f"{memory / 1e9:.0f} GB a GPU{above}"
-        hours = f"{training_cost(run, cards()[gpu]).hours:.1f}"
+        hours = f"{training_cost(run, card).hours:.1f}"
     takes = f"{takes}, {hours} GPU-hours"
     return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
 

@@ -251,10 +251,14 @@ def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
 def warn_of_rate(sft: Sft) -> None:
     """Warn of a rate at which what is trained hardly moves: adapters, of which one factor starts from zero, and
     bfloat16 weights that are rounded to nearest."""
-    what, remedy = "adapters hardly move", "sft.learning_rate=6e-5, the papers' (recipe=unreasonable_lora)"
-    if sft.adapter == "none":
-        what = "most updates of bfloat16 weights are lost in rounding, 84 % at 1e-05 and 98 % at 1e-06"
-        remedy = "sft.weights=float32, or sft.optimizer=adamw_8bit"
-    rounded = sft.weights == "bfloat16" and sft.optimizer == "adamw"
-    if (sft.adapter == "lora" or rounded) and (sft.learning_rate or LOW_RATE) < LOW_RATE:
-        warn(f"sft.learning_rate={sft.learning_rate:g} is below {LOW_RATE:g}, where {what}: give {remedy}")
+    rate = sft.learning_rate or LOW_RATE
+    if rate >= LOW_RATE:
+        return
+    low = f"sft.learning_rate={rate:g} is below {LOW_RATE:g}, where"
+    if sft.adapter == "lora":
+        warn(f"{low} adapters hardly move: give sft.learning_rate=6e-5, the papers' (recipe=unreasonable_lora)")
+    elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
+        warn(
+            f"{low} most updates of bfloat16 weights are lost in rounding, 84 % at 1e-05 and 98 % at 1e-06: give "
+            "sft.weights=float32, or sft.optimizer=adamw_8bit"
+        )
