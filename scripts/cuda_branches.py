@@ -54,7 +54,7 @@ STAND_INS = {
     "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
         DECODE + "test_shapes_rounded_up_change_no_answer", "cuda"
     ),
-    "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "gathered + 4 * moved"),
+    "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "weights + 4 * moved"),
     "estimate/flops.py::training_seconds": StandIn(EXCHANGED, "bytes_between"),
     "evaluate/steps.py::Steps.next": StandIn(DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"),
     "evaluate/steps.py::columns_for": StandIn(
@@ -84,15 +84,17 @@ STAND_INS = {
         HERE + "test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back", "execv"
     ),
     "runs/provenance.py::machine_facts": StandIn(HERE + "test_manifests_name_the_card", "get_device_name"),
-    "train/memory.py::training_memory": StandIn(MEMORY, "lora, sharded = "),
+    "train/memory.py::is_sharded": StandIn(MEMORY, "return sft.parallel"),
     "train/processes.py::join_processes": StandIn(HERE + "test_processes_meet_as_gpus", "PartialState(cpu"),
-    "train/trainer.py::trainer_of": StandIn(PROCESSES + "test_shards_in_two_processes_equal_one", ""),
+    "train/trainer.py::card_memory": StandIn(TRAINER, "total_memory"),
+    "train/trainer.py::trainer_of": StandIn(
+        "tests/train/test_varlen.py::test_a_gpu_uses_it_in_place_of_sdpa", "attend_within_rows"
+    ),
     "train/trainer.py::Trainer.training_step": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/stage.py::prepare_process": StandIn(
         "tests/train/test_stage.py::test_a_low_rate_with_adapters_is_warned_of_and_determinism_reaches_cublas",
         "CUBLAS_WORKSPACE_CONFIG",
     ),
-    "train/load.py::choose_parameters": StandIn(PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""),
     "train/load.py::check_kernels": StandIn(HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"),
     "train/trainer.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
@@ -116,8 +118,9 @@ LINES = {  # place -> how many of its lines are found, where more than one: a ne
     "evaluate/torch_backend.py::TorchBackend._fit_rows": 3,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
-    "train/load.py::check_kernels": 7,
-    "train/trainer.py::trainer_arguments": 3,
+    "train/load.py::check_kernels": 5,
+    "train/trainer.py::trainer_arguments": 2,
+    "train/trainer.py::trainer_of": 2,
 }
 LIBRARIES = (  # of what is in no branch of ours
     "NCCL: collectives are gloo's in tests, and none at all in tests/train/shapes_on_fake_tensors.py",

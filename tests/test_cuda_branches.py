@@ -26,6 +26,7 @@ from pipeline.launch import cards, local
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
 from pipeline.train import load, processes, trainer
+from pipeline.train.varlen import ATTENTION as VARLEN
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -39,6 +40,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: CARD)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty_cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     return asked
@@ -79,7 +81,7 @@ def test_the_trainer_is_on_the_gpu_and_shards(cuda: list[str], monkeypatch: pyte
     shared: Any = {"precision": "bf16", "processes": 2}
     given: Any = trainer.trainer_arguments(stage_of(parallel="fsdp2", **shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["bf16"] is True and given["per_device_train_batch_size"] == 4
-    assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2, "reshard_after_forward": True}
+    assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2} and trainer.card_memory() == 80 * 2**30
     given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["fsdp"] is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -103,9 +105,14 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPat
     with pytest.raises(PipelineError, match="flash_attention_2: that FlashAttention is not installed: pip install fl"):
         load.check_kernels(kernels_of(flash))
     monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
-    load.check_kernels(kernels_of(flash, padding_free=True))
-    with pytest.raises(PipelineError, match="sft.padding_free=true with model.attn_implementation=sdpa would attend"):
-        load.check_kernels(kernels_of("sdpa", padding_free=True))
+    for attention in (flash, "sdpa"):
+        load.check_kernels(kernels_of(attention, padding_free=True, precision="bf16"))
+        with pytest.raises(
+            PipelineError, match=f"with model.attn_implementation={attention} and sft.precision=fp32 wo"
+        ):
+            load.check_kernels(kernels_of(attention, padding_free=True))
+    with pytest.raises(PipelineError, match="give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"):
+        load.check_kernels(kernels_of("eager", padding_free=True, precision="bf16"))
     with pytest.raises(PipelineError, match=r"needs the package kernels \(pip install kernels\)"):
         load.check_kernels(kernels_of(kernel))
     there.add("kernels")
@@ -114,7 +121,7 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: pytest.MonkeyPat
     ):
         load.check_kernels(kernels_of(kernel))
     (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
-    load.check_kernels(kernels_of(kernel, padding_free=True))
+    load.check_kernels(kernels_of(kernel, padding_free=True, precision="bf16"))
     with pytest.raises(PipelineError, match=r"sft.liger=true needs a GPU and Liger: pip install 'cross-lingual-m"):
         load.check_kernels(kernels_of("sdpa", liger=True))
     there.add("liger_kernel")
@@ -149,7 +156,7 @@ def test_attentions_are_those_of_transformers() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     theirs = {name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name}
-    assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE} | {"eager"}  # what decoding may have registered here
+    assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE, VARLEN} | {"eager"}  # what decoding may have registered here
     with pytest.raises(PipelineError, match="attn_implementation=flash is not of the form sdpa, eager, flash_at"):
         refuse_invalid(Model, "attn_implementation", "flash", "model.")
 

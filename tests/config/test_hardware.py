@@ -14,7 +14,7 @@ from pipeline.commands.plan import show_plan
 from pipeline.config import conf
 from pipeline.config.compose import compose, stage_of
 from pipeline.errors import PipelineError
-from pipeline.estimate.flops import GPUS
+from pipeline.estimate.flops import cards
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -174,7 +174,7 @@ def test_each_table_of_the_papers_fits_each_machine(name: str, tmp_path: Path) -
     for count, others in ((1, {}), (8, {"processes": 2})):
         a100, h100 = read(f"a100_80x{count}"), read(f"h100_80x{count}")
         assert h100 == {**a100, "sft": {**a100["sft"], **others}, "plan": {**a100["plan"], "gpu": "h100_80"}}
-    assert GPUS["a100_80"].memory == GPUS["h100_80"].memory
+    assert cards()["a100_80"].memory == cards()["h100_80"].memory
     for hardware in ("a100_80x8", "h100_80x8", *["a100_80x1"] * (name not in LARGEST)):
         words = [f"table={name}", f"hardware={hardware}", f"runs_dir={tmp_path}"]
         text = show_plan(compose(["stage=plan", *words]))  # type: ignore[arg-type]

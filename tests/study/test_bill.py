@@ -262,7 +262,7 @@ def test_scores_that_cannot_fit() -> None:
     tables = "layer_swapping_table2"
     small = flops.Gpu(1e12, 1e12, 1e12, 20 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(flops.GPUS, "a100_80", small)
+        patch.setitem(flops.cards(), "a100_80", small)
         told = estimate_costs(runs_of(tables), Plan(gpu="a100_80")).causes
     assert any(re.match(r"\d+ runs of eval need .* and a100_80 has 20: every.eval.dtype=bfloat16", one) for one in told)
     assert any(

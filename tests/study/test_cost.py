@@ -10,7 +10,7 @@ import torch
 
 from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
-from pipeline.estimate.flops import GPUS, QuestionSet, question_sets, scoring_seconds
+from pipeline.estimate.flops import QuestionSet, cards, question_sets, scoring_seconds
 from pipeline.estimate.gpu_budget import written_bytes
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
@@ -23,7 +23,7 @@ from pipeline.train.memory import (
 )
 from pipeline.train.steps import snapshot_steps
 
-H100, A100 = GPUS["h100_80"], GPUS["a100_80"]
+H100, A100 = cards()["h100_80"], cards()["a100_80"]
 STEP = 0.5  # seconds of a layer's small kernels
 PARTITIONS = {
     "A": Partition("A", 6, 2, all_attention=True), "B": Partition("B", 8, 4), "C": Partition("C", 6, 2),
@@ -283,9 +283,11 @@ def test_three_products_in_bfloat16_take_a_third_of_its_rate() -> None:
 def test_nothing_is_faster_than_the_small_kernels_of_its_layers() -> None:
     """Ten milliseconds a step of 64 rows were measured on an H200 (results/bench/evaluate_h200.json)."""
     kind = QuestionSet(64, 960, 70, 32, room=128)
-    decode, products = (scoring_seconds(LLAMA_8B, [kind], GPUS["h200_141"], "bfloat16", 64, vllm)[1] for vllm in (0, 1))
+    decode, products = (
+        scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], "bfloat16", 64, vllm)[1] for vllm in (0, 1)
+    )
     assert decode == pytest.approx(128 * 10.6e-3, rel=0.1)
-    assert decode > 128 * 32 * GPUS["h200_141"].scoring["bfloat16"][1] and decode > products
+    assert decode > 128 * 32 * cards()["h200_141"].scoring["bfloat16"][1] and decode > products
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:
@@ -293,7 +295,7 @@ def test_a_batch_is_halved_until_it_fits() -> None:
     80 GB has room for 64 rows, by memory too; an H200 for 128; in bfloat16 twice as many."""
     (math,) = question_sets("mgsm", 8, "te")
     for batch_size in (256, None):
-        rows = [flops.rows_of(LLAMA_8B, math, gpu, "float32", batch_size) for gpu in (H100, GPUS["h200_141"])]
+        rows = [flops.rows_of(LLAMA_8B, math, gpu, "float32", batch_size) for gpu in (H100, cards()["h200_141"])]
         assert rows == [64, 128] and flops.rows_of(LLAMA_8B, math, H100, "bfloat16", batch_size) == 128
     assert flops.rows_of(LLAMA_8B, math, H100, "float32", 16) == 16
     slower = scoring_seconds(LLAMA_8B, [math], H100, batch_size=256)[1]

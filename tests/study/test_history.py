@@ -31,7 +31,7 @@ from pipeline.estimate.durations import (
     guess,
     memory_here,
 )
-from pipeline.estimate.flops import Gpu, training_seconds
+from pipeline.estimate.flops import Gpu, cards, training_seconds
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import THINKING, count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
@@ -137,7 +137,7 @@ def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Pa
     shape: Any = SHAPES["llama3.1_8b"]
     flops_alone = 6 * (shape.parameters - shape.embedding) * 100 * hub.config.sft.batch_size * 320  # Kaplan et al.
     assert seconds(hub) > flops_alone / cpu.cpu(shape, 1).bf16
-    assert seconds(hub, lambda: ON_GPU) < seconds(hub) / 100
+    assert seconds(hub, lambda: cards()[ON_GPU]) < seconds(hub) / 100
 
 
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:
@@ -157,7 +157,7 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest
     run = of("stage=sft", "expert=math", *words)
     assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
     assert History(gpu=lambda: None).sum([run, run]) == ("?", "2 runs that need a GPU")
-    assert History(gpu=lambda: ON_GPU).seconds_text(run).startswith("~")
+    assert History(gpu=lambda: cards()[ON_GPU]).seconds_text(run).startswith("~")
     score = of(
         "stage=eval", "checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"
     )

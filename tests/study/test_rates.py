@@ -13,7 +13,7 @@ from pipeline.config.compose import compose
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate import flops
-from pipeline.estimate.flops import GPUS, QuestionSet, scoring_seconds, training_flops, training_seconds
+from pipeline.estimate.flops import QuestionSet, cards, scoring_seconds, training_flops, training_seconds
 from pipeline.models.shape import LLAMA_8B
 from pipeline.train.memory import full_model
 
@@ -36,12 +36,12 @@ def steps_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return dict(zip(WAYS, steps, strict=True))
 
 
-@pytest.mark.parametrize("card", [name for name, gpu in GPUS.items() if gpu.records[1]])
+@pytest.mark.parametrize("card", [name for name, gpu in cards().items() if gpu.records[1]])
 def test_rates_of_scoring_are_those_of_the_record(card: str) -> None:
     """Shares of the peak by a forward pass of 8 x 1,024 tokens, in bfloat16 by filling 64 rows with 59 tokens; what a
     step takes besides reading its weights, keys and values, or besides its products where these take longer."""
-    gpu, rows = GPUS[card], record(GPUS[card].records[1])
-    measured = GPUS["h200_141"]
+    gpu, rows = cards()[card], record(cards()[card].records[1])
+    measured = cards()["h200_141"]
     by_what = {row["what"]: row for row in rows}
     (filled,) = (row["fill_of_64_s"] for row in rows if row["what"] == "a step of 256 rows")
     passes = {products: by_what[f"a forward pass of 8 x 1,024 tokens, float32 by {products}"]["seconds"]
@@ -70,7 +70,7 @@ def test_answers_take_as_long_as_was_measured(products: str, questions: int, row
     (measured,) = (row["seconds"] for row in rows_of_it if row["rows"] == rows)
     dtype, how = WAYS[products]
     kind = QuestionSet(questions, PREFIX, QUESTION, ANSWER, room=ANSWER)
-    planned = sum(scoring_seconds(LLAMA_8B, [kind], GPUS["h200_141"], dtype, rows, products=how))
+    planned = sum(scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], dtype, rows, products=how))
     assert planned == pytest.approx(measured, rel=0.15)
 
 
@@ -79,7 +79,7 @@ def test_rates_of_training_are_those_of_the_record() -> None:
     (checked,) = (line["numbers"] for line in json.loads((BENCH / "check_h100_full.json").read_text())["lines"]
                   if line["name"] == "full")  # fmt: skip
     recipe = Sft(name="full", batch_size=4, weights="bfloat16", optimizer="adamw_8bit", gradient_checkpointing=True)
-    every, h100, h200 = full_model(LLAMA_8B), GPUS["h100_80"], GPUS["h200_141"]
+    every, h100, h200 = full_model(LLAMA_8B), cards()["h100_80"], cards()["h200_141"]
     seconds = training_seconds(LLAMA_8B, every, 4 * 100, 2048, recipe, h100)
     assert 4 * 100 * 2048 / seconds == pytest.approx(checked["tokens_a_second"], rel=0.005)
     tokens = {row["what"]: row["tokens_a_second"] for row in record("train_h200")}
@@ -92,7 +92,7 @@ def test_rates_of_training_are_those_of_the_record() -> None:
 
 def test_a_card_that_has_a_record_is_planned_by_it() -> None:
     """evaluate_h100.json is of steps that were not recorded as graphs: of the H100 the H200's stands for it."""
-    for name, gpu in GPUS.items():
+    for name, gpu in cards().items():
         own = f"evaluate_{name.partition('_')[0]}"
         if (BENCH / f"{own}.json").is_file() and any("ms" in row for row in record(own)):
             assert gpu.records[1] == own
@@ -111,7 +111,7 @@ def test_what_cards_exchange_by_hand() -> None:
     assert flops.bytes_between(LLAMA_8B, count, shards, 4) == 2 * 0.75 * (2 * 2 + 4) * count
     copies = Sft(name="full", batch_size=8, micro_batch_size=1, processes=4, parallel="ddp", precision="bf16")
     assert flops.bytes_between(LLAMA_8B, count, copies, 4) == 2 * 0.75 * 4 * count
-    every, gpu = full_model(LLAMA_8B), GPUS["h100_80"]
+    every, gpu = full_model(LLAMA_8B), cards()["h100_80"]
     optimizer = 28 * count / 4 / gpu.bandwidth
     short, long = (training_seconds(LLAMA_8B, every, 8, tokens, shards, gpu, 4) for tokens in (10, 4000))
     assert short == pytest.approx(2 * 0.75 * 8 * count / (450e9 * 0.75) + optimizer)

@@ -22,7 +22,7 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher, TableStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
-from pipeline.estimate.flops import GPUS
+from pipeline.estimate.flops import cards
 from pipeline.launch import attempts, in_process, resources, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
@@ -662,5 +662,5 @@ def test_the_estimate_is_of_the_gpu_that_hardware_names() -> None:
     for name in ("a100_80x1", "h100_80x1"):
         run = build(compose([*words, f"hardware={name}"]))  # type: ignore[arg-type]
         card = run.config.launcher.gpu
-        hours[card] = History(gpu=lambda card=card: GPUS[card]).predict(run)  # type: ignore[misc]
+        hours[card] = History(gpu=lambda card=card: cards()[card]).predict(run)  # type: ignore[misc]
     assert set(hours) == {"a100_80", "h100_80"} and 1.5 < hours["a100_80"] / hours["h100_80"] < 4

@@ -44,13 +44,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import pipeline.stages.rows  # noqa: F401  # registers the stages
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
-from pipeline.estimate.gpu_budget import trained_parts
+from pipeline.estimate.flops import cards
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions
-from pipeline.runs.run import Run
 from pipeline.train import trainer as trainers
 from pipeline.train.load import choose_parameters
-from pipeline.train.memory import micro_batches, training_memory
+from pipeline.train.memory import micro_batches, stays_gathered, trained_parts, training_memory
 
 aten = torch.ops.aten
 RECORD = Path(__file__).parents[2] / "results/bench/shapes.json"
@@ -81,6 +80,10 @@ EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B 
         "weights": "bfloat16", "gradient_checkpointing": False},
     "fsdp2, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
     "fsdp2, no checkpointing": {
+        "parallel": "fsdp2", "processes": 8, "batch_size": 32, "gradient_checkpointing": False},
+    "fsdp2, gathered": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
+    "fsdp2, gathered, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
+    "fsdp2, gathered, no checkpointing": {
         "parallel": "fsdp2", "processes": 8, "batch_size": 32, "gradient_checkpointing": False},
     "fsdp2, no autocast": {"parallel": "fsdp2", "processes": 8, "batch_size": 32, "precision": "fp32"},
     "fsdp2, bfloat16": {
@@ -334,8 +337,8 @@ def outside_modes(owner: Any, name: str) -> None:
     setattr(owner, name, prepare)
 
 
-def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
-    """Two steps of this training on fake tensors: bytes by kind, and dtypes."""
+def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
+    """Two steps of this training on fake tensors, on cards of so many bytes: bytes by kind, and dtypes."""
     import datasets
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
@@ -375,7 +378,12 @@ def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
         return real_reduce(comm, output_tensor, input_tensor, *given, **named)
 
     real_reduce = DefaultReduceScatter.__call__
-    with TemporaryDirectory() as folder, stand_ins(memory), fake_processes(sft.processes):
+    with (
+        TemporaryDirectory() as folder,
+        stand_ins(memory),
+        fake_processes(sft.processes),
+        patch.object(trainers, "card_memory", lambda: card),
+    ):
         with fake, memory:
             model = AutoModelForCausalLM.from_config(
                 config_of(shape, config.model.name), dtype=getattr(torch, sft.weights), attn_implementation="sdpa"
@@ -420,9 +428,11 @@ def row_of(name: str) -> dict[str, Any]:
     shape = replace(SHAPES[model], layers=8) if name.startswith("eight layers") else SHAPES[model]
     assert shape_of(config_of(shape, model).to_dict()) == shape
     begun = time.perf_counter()
-    measured = measure(config, shape)
-    run: Any = Run(config, "fake", version=1)
-    estimate = training_memory(shape, [part for _, part in trained_parts(run, shape)], sft.seq_length, sft)
+    card = 0 if name.startswith("eight layers") and "gathered" not in name else cards()["a100_80"].memory
+    measured = measure(config, shape, card)
+    parts = [part for _, part in trained_parts(config, shape)]
+    gathered = stays_gathered(shape, parts, sft.seq_length, sft, card)
+    estimate = training_memory(shape, parts, sft.seq_length, sft, gathered=gathered)
     total = sum(estimate.values()) - estimate.pop("context")
     return {
         "name": name, "rows a pass": micro, "tokens a row": sft.seq_length, "passes": passes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tiny
@@ -15,7 +16,7 @@ from accelerate.utils import DistributedType
 from refusing import refuses
 from safetensors.torch import load_file
 from test_simultaneous import pure_loss
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipeline.errors import PipelineError
@@ -30,6 +31,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "simultaneous, checkpointing": {"method": "simultaneous", "gradient_checkpointing": True, "steps_per_switch": 2},
     "mixed_lora": {"method": "mixed", "adapter": "lora"},
     "simultaneous_lora": {"method": "simultaneous", "adapter": "lora"},
+}  # fmt: skip
+
+
+DTYPES: dict[str, dict[str, Any]] = {
+    "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
+    "float32 weights, no autocast": {"weights": "float32", "precision": "fp32"},
+    "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
+    "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
+    "two sides in turns": {"weights": "float32", "precision": "bf16", "method": "simultaneous"},
+    "adapters in turns": {
+        "weights": "float32", "precision": "bf16", "method": "simultaneous", "adapter": "lora", "lora_rank": 4},
 }  # fmt: skip
 
 
@@ -69,8 +81,9 @@ def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 SHARDED = ("partial", "simultaneous, checkpointing", "simultaneous_lora")
 
 
-def shard_on_cpu() -> None:
-    """On a CPU accelerate uses whole copies instead of FSDP2, unless it takes the CPU for GPUs."""
+def shard_on_cpu(card: float = 0) -> None:
+    """On a CPU accelerate uses whole copies instead of FSDP2, unless it takes the CPU for GPUs (of `card` bytes)."""
+    trainers.card_memory = lambda: int(card)
     real = PartialState.__init__
 
     def init(self: Any, *given: Any, **named: Any) -> None:
@@ -82,19 +95,40 @@ def shard_on_cpu() -> None:
 
 
 def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
-    """Some of them under FSDP2."""
-    shard_on_cpu()
+    """Some of them under FSDP2, on cards that hold shards alone."""
+    return in_shards(run, work, tracker, card=0)
+
+
+def gathered(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """The same on cards that hold what is gathered until the backward pass."""
+    return in_shards(run, work, tracker, card=1e12)
+
+
+def in_shards(run: Any, work: Path, tracker: Any, card: float) -> dict[str, Any]:
+    """Also says how often each process gathered weights."""
+    shard_on_cpu(card)
     for way in WAYS.keys() - set(SHARDED):
         del WAYS[way]
     for knobs in WAYS.values():
         knobs["parallel"] = "fsdp2"
-    return all_ways(run, work, tracker)
+    gathers, real = [0], DefaultAllGather.__call__
+
+    def gather(*given: Any, **named: Any) -> Any:
+        gathers[0] += 1
+        return real(*given, **named)
+
+    with patch.object(DefaultAllGather, "__call__", gather):
+        return all_ways(run, work, tracker) | {"gathers": gathers[0]}
 
 
 def in_two(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """All ways and dtypes, then under FSDP2 some of them, in the same processes: each takes seconds to start."""
     facts: dict[str, Any] = {}
-    for name, train in (("copies", all_ways), ("ddp", dtypes), ("shards", sharded), ("fsdp2", dtypes)):
+    steps = {
+        "copies": all_ways, "ddp": dtypes, "shards": sharded, "fsdp2": dtypes, "gathered": gathered,
+        "fsdp2, gathered": dtypes,
+    }  # fmt: skip
+    for name, train in steps.items():
         (work / name).mkdir(exist_ok=True)
         facts[name] = train(run, work / name, tracker)
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -118,10 +152,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert one["world"] == 1
     told.clear()
     two = train_together(in_two, run_of(2), folder, tracker)
-    found = {name: two.pop(name) for name in ("ddp", "fsdp2")}
-    assert [facts["world"] for facts in two.values()] == [2, 2]
+    found = {name: two.pop(name) for name in ("ddp", "fsdp2", "fsdp2, gathered")}
+    assert [facts["world"] for facts in two.values()] == [2, 2, 2]
     # what a child tells reaches the tracker of its parent
-    assert told == [({"ways": len(WAYS)}, 1), ({"ways": len(SHARDED)}, 1)]
+    assert told == [({"ways": len(WAYS)}, 1), ({"ways": len(SHARDED)}, 1), ({"ways": len(SHARDED)}, 1)]
+    found["gathers"] = {name: two[name]["gathers"] for name in ("shards", "gathered")}
     return *((folder / name, facts["logs"]) for name, facts in {"one": one, **two}.items()), found
 
 
@@ -133,8 +168,26 @@ def test_two_processes_equal_one(both: Any, way: str) -> None:
 
 @pytest.mark.parametrize("way", SHARDED)
 def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
-    (one, one_logs), _, (two, two_logs), _ = both
+    (one, one_logs), _, (two, two_logs), *_ = both
     same(way, one, one_logs, two, two_logs)
+
+
+@pytest.mark.parametrize("way", SHARDED)
+def test_weights_that_stay_gathered_give_the_same_bits(both: Any, way: str) -> None:
+    """Where the card holds them, a backward pass gathers nothing: the losses and weights are those of shards that are
+    gathered twice."""
+    _, _, (shards, shard_logs), (gathered, gathered_logs), facts = both
+    first, second = torch.load(shards / f"{way}.pt"), torch.load(gathered / f"{way}.pt")
+    assert first.keys() == second.keys() and all(torch.equal(second[name], value) for name, value in first.items())
+    numbers = [[(row["loss"], row["grad_norm"]) for row in logs[way]] for logs in (shard_logs, gathered_logs)]
+    assert numbers[0] == numbers[1]
+    assert facts["gathers"]["gathered"] < 0.7 * facts["gathers"]["shards"]
+
+
+@pytest.mark.parametrize("recipe", DTYPES)
+def test_so_they_do_with_validations_between_and_in_each_dtype(both: Any, recipe: str) -> None:
+    *_, facts = both
+    assert facts["fsdp2, gathered"][recipe] == facts["fsdp2"][recipe]
 
 
 def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
@@ -153,25 +206,14 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
                 assert other[key] == pytest.approx(value, rel=1e-6), key
 
 
-DTYPES: dict[str, dict[str, Any]] = {
-    "float32 weights, tied": {"weights": "float32", "precision": "bf16"},
-    "float32 weights, no autocast": {"weights": "float32", "precision": "fp32"},
-    "bfloat16 weights, 8 bits": {"weights": "bfloat16", "precision": "bf16", "optimizer": "adamw_8bit"},
-    "adapters of bfloat16 weights": {"weights": "bfloat16", "precision": "bf16", "adapter": "lora", "lora_rank": 4},
-    "two sides in turns": {"weights": "float32", "precision": "bf16", "method": "simultaneous"},
-    "adapters in turns": {
-        "weights": "float32", "precision": "bf16", "method": "simultaneous", "adapter": "lora", "lora_rank": 4},
-}  # fmt: skip
-
-
 def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """What each recipe stores, computes, reduces and saves in two processes; work: named by how they share weights."""
     trainers.Trainer = Trainer  # type: ignore[misc]  # the pure one's loss has a dtype of its own
     facts: dict[str, Any] = {}
     for name, knobs in DTYPES.items():
-        recipe = tiny.recipe(
-            batch_size=8, micro_batch_size=2, processes=2, parallel=work.name, learning_rate=1e-3, steps=2, **knobs
-        )
+        parallel = work.name.partition(",")[0]
+        shared = {"batch_size": 8, "micro_batch_size": 2, "processes": 2, "learning_rate": 1e-3, "steps": 2}
+        recipe = tiny.recipe(parallel=parallel, **shared, **knobs)
         start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
         joint = recipe.method == "simultaneous"
         rows, held_out = (tiny.joint(16), tiny.joint(4)) if joint else (tiny.rows(32), tiny.rows(8))

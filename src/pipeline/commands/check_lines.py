@@ -22,7 +22,7 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import driver_version, visible_gpus
-from pipeline.estimate.flops import GPUS, Gpu
+from pipeline.estimate.flops import Gpu, cards
 from pipeline.estimate.gpu_budget import memory_of, seconds_of_parts, written_bytes
 from pipeline.files import cores
 from pipeline.launch.in_process import reason_of
@@ -126,8 +126,8 @@ class Checking:
     def machine(self) -> Gpu:
         """The rates that plans assume of this device; of an unknown GPU those of an A100."""
         name = self.ranks[0]["name"] if self.ranks else ""
-        listed = next((gpu for key, gpu in GPUS.items() if key.partition("_")[0].upper() in name), None)
-        return listed or (GPUS["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
+        listed = next((gpu for key, gpu in cards().items() if key.partition("_")[0].upper() in name), None)
+        return listed or (cards()["a100_80"] if self.on_gpu else cpu.cpu(self.shape, self.threads or cores()))
 
     # ------------------------------------------------------------------------------------------------ the lines
 
@@ -208,7 +208,7 @@ class Checking:
         """Dtypes as in the recipe; tokens a second and memory next to the plan's, with rows of sft.seq_length."""
         run: Run[TrainStage] = build_single(self.training(method))
         sft, length, room = run.config.sft, float(run.config.sft.seq_length), min(r["memory"] for r in self.ranks)
-        if (needed := memory_of(run, self.shape, sft, self.on_gpu, length)) > room:
+        if (needed := memory_of(run, self.shape, sft, self.on_gpu, length, room)) > room:
             raise LeftOut(
                 f"its plan is {needed / 1e9:.1f} GB for each process, and there are {room / 1e9:.1f}: "
                 "see stage=plan for knobs that fit"

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +26,7 @@ from pipeline.data.sources import is_blank, is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
-from pipeline.estimate.training_rows import COUNTED, cut_lines, source_files
+from pipeline.estimate.training_rows import cut_lines, first_rows, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
@@ -41,7 +40,6 @@ from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
-from pipeline.stages.lengths import read_rows
 from pipeline.stages.rows import build_single
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
@@ -230,9 +228,9 @@ def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
     files = {file: (name, source) for run in runs if run.config.stage == "data"
              for name, source, file in source_files(run) if source.prompt}  # fmt: skip
     for file, (name, source) in files.items():
-        with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
+        with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
-            rows = [row for row in islice(read_rows(file), COUNTED) if is_wanted(row, source)]
+            rows = [row for row in first_rows(file, file.stat().st_mtime_ns) if is_wanted(row, source)]
             blank = Counter(column for row in rows for column in columns if is_blank(row[column]))
             for column, count in blank.items():
                 dropped = f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as their column {column} is blank"

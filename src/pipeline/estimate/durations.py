@@ -23,7 +23,7 @@ from pipeline.config.defaults import HARDWARE, read_hardware
 from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.estimate.flops import GPUS, Gpu
+from pipeline.estimate.flops import Gpu, cards
 from pipeline.estimate.gpu_budget import dtype_of, memory_of, scoring_work, training_cost, training_work
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import row_tokens, source_files
@@ -40,7 +40,7 @@ from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import LIBRARIES, WIDTH
 
-ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
+ON_GPU = "a100_80"  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 DISK = 1e9  # bytes of a merge that are read or written a second: assumed
 READ_RATE = 3e6  # bytes of rows that are read and compared a second
@@ -61,7 +61,7 @@ WORK = {  # knobs that decide how long runs of one name take
 
 def gpu_here() -> Gpu | None:
     """What a GPU of this machine is taken for; None where it has none."""
-    return ON_GPU if visible_gpus() else None
+    return cards()[ON_GPU] if visible_gpus() else None
 
 
 def kind_of(stage: str, label: str, knobs: Mapping[str, Mapping[str, Any]]) -> Kind:
@@ -82,7 +82,6 @@ class History:
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
         self.medians: dict[Kind, float] = {}
         self.guesses: dict[str, float | None] = {}
-        self.too_large: dict[str, bool] = {}  # for this machine's memory
         for manifest in manifests:
             self.add(manifest)
 
@@ -110,15 +109,13 @@ class History:
         """Whether a run is too long for this machine's CPU, as predicted, or too large for its memory."""
         if not isinstance(run.config, TrainStage | EvalStage) or self.gpu():
             return False
-        if run.hash not in self.too_large:
-            self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
-        return self.too_large[run.hash] or (seconds or 0.0) > DAY
+        return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
 
     def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
         """Two texts: the time that runs take together with these workers, "?" if no time is known, and which runs it
         leaves out. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
         left = left or {}
-        predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
+        predicted = [(run, left.get(run.hash, self.predict(run))) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)
@@ -148,23 +145,17 @@ class History:
 
 def guess(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float | None:
     """Seconds of its work on a GPU, or on this machine's CPU; None where its work is not known before."""
-    try:
-        return work_seconds(run, gpu())
-    except (PipelineError, KeyError, OSError, ValueError):  # a shape that is not known, a file that is not there
-        return None
-
-
-def work_seconds(run: Run, gpu: Gpu | None) -> float | None:
     config = run.config
-    if isinstance(config, TrainStage):
-        return training_seconds(run, gpu)
-    if isinstance(config, EvalStage):
-        return evaluation_seconds(run, gpu)
-    if isinstance(config, DataStage):
-        return data_seconds(run)
-    if config.stage in ("merge", "analyze"):
-        size = bytes_of_largest_parent(run) or 4.0 * shape_for(run).parameters
-        return 1 + (len(run.parents) + 1) * size / DISK  # each is read, and the result written
+    with suppress(PipelineError, KeyError, OSError, ValueError):  # an unknown shape, a file that is not there
+        if isinstance(config, TrainStage):
+            return training_seconds(run, gpu())
+        if isinstance(config, EvalStage):
+            return evaluation_seconds(run, gpu())
+        if isinstance(config, DataStage):
+            return data_seconds(run)
+        if config.stage in ("merge", "analyze"):
+            size = bytes_of_largest_parent(run) or 4.0 * shape_for(run).parameters
+            return 1 + (len(run.parents) + 1) * size / DISK  # each is read, and the result written
     return 1.0 if config.stage == "select" else None
 
 
@@ -203,12 +194,13 @@ def describe_training(run: Run[TrainStage], options: Mapping[str, str]) -> str:
         seconds = guess(run, lambda: None)
         time = "?" if seconds is None else f"about {format_duration(seconds)}"
         return f"{about}; on this CPU: {'?' if bytes_here is None else f'{bytes_here / 1e9:.1f}'} GB, {time}"
-    gpu, takes, hours = gpu or "a100_80", "? GB a GPU", "?"
+    gpu, takes, hours = gpu or ON_GPU, "? GB a GPU", "?"
     with suppress(PipelineError, KeyError):
-        memory, room = memory_of(run, shape_for(run), sft), GPUS[gpu].memory
-        above = f", more than its {room / 1e9:.0f}: see hardware=" * (memory > room)
+        card = cards()[gpu]
+        memory = memory_of(run, shape_for(run), sft, card=card.memory)
+        above = f", more than its {card.memory / 1e9:.0f}: see hardware=" * (memory > card.memory)
         takes = f"{memory / 1e9:.0f} GB a GPU{above}"
-        hours = f"{training_cost(run, GPUS[gpu]).hours:.1f}"
+        hours = f"{training_cost(run, card).hours:.1f}"
     takes = f"{takes}, {hours} GPU-hours"
     return f"{about}; on {f'{sft.processes} x ' * (sft.processes > 1)}{gpu}: {takes}"
 
@@ -245,13 +237,8 @@ def data_seconds(run: Run[DataStage]) -> float | None:
     of_world = isinstance(root, Run) and root.config.expert.world is not None
     if expert.world or expert.items or expert.union or of_world:
         return 1.0
-    files = [file for _, _, file in source_files(run)]
-    if len(files) < len(expert.sources) and (root is None or not root.folder.is_dir()):
-        return None
-    if not files and root is not None:
-        files = [root.folder / source.file for source in expert.sources.values()]
-    bytes_read = sum(file.stat().st_size for file in files)
-    return 0.7 + bytes_read / READ_RATE
+    sizes = [file.stat().st_size for _, _, file in source_files(run, readable=False)]
+    return 0.7 + sum(sizes) / READ_RATE if sizes else None
 
 
 # ---------------------------------------------------------------------------------------------------- this machine

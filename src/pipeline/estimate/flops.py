@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
@@ -29,6 +30,7 @@ from pipeline.train.memory import (
     bytes_per_parameter,
     micro_batches,
     trained_parameters,
+    trained_width,
 )
 
 # ---------------------------------------------------------------------------------------------------- cards
@@ -76,7 +78,10 @@ class Gpu:
         return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
-GPUS = {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
+@lru_cache(maxsize=1)
+def cards() -> dict[str, Gpu]:
+    """The cards of conf/cards.yaml by name."""
+    return {name: Gpu(**values) for name, values in read_yaml(shipped_conf() / "cards.yaml").items()}
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -118,13 +123,13 @@ def optimizer_bytes(sft: Sft) -> int:
 
     28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
     """
-    of_weight = 4 if sft.adapter == "lora" else WIDTH[sft.weights]  # adapters stay fp32
-    return 3 * of_weight + 2 * (bytes_per_parameter(sft) - 2 * of_weight)
+    return 2 * bytes_per_parameter(sft) - trained_width(sft)
 
 
 def training_seconds(
-    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, gpu: Gpu, gpus: int = 1
-) -> float:
+    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, gpu: Gpu, gpus: int = 1,
+    gathered: bool = False,
+) -> float:  # fmt: skip
     """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards say to one another
     where that takes longer, as both are done at the same time; then the optimizer at the rate of its memory.
 
@@ -137,19 +142,21 @@ def training_seconds(
     precision = sft.precision if sft.weights == "float32" else "bf16"
     seconds = flops / (gpu.rate(precision, bool(rank)) * gpus)
     if gpus > 1 and gpu.link:
-        seconds = max(seconds, steps * bytes_between(shape, moved, sft, gpus) / (gpu.link * LINK_SHARE))
+        exchanged = steps * bytes_between(shape, moved, sft, gpus, gathered)
+        seconds = max(seconds, exchanged / (gpu.link * LINK_SHARE))
     shards = gpus if sft.parallel == "fsdp2" else 1
     return seconds + steps * moved / shards * optimizer_bytes(sft) / gpu.bandwidth
 
 
-def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int) -> float:
-    """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and backward,
-    and of the gradients, which are added up in fp32; under ddp of the gradients, added up and given out again."""
+def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int, gathered: bool = False) -> float:
+    """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and, unless
+    they stay gathered, backward, and of the gradients, which are added up in fp32; under ddp of the gradients, added up
+    and given out again."""
     peers_share = (gpus - 1) / gpus
     if sft.parallel != "fsdp2":
-        return 2 * peers_share * moved * (4 if sft.adapter == "lora" else WIDTH[sft.weights])
-    gathered = 2 * shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
-    return micro_batches(sft)[1] * peers_share * (gathered + 4 * moved)
+        return 2 * peers_share * moved * trained_width(sft)
+    weights = shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])
+    return micro_batches(sft)[1] * peers_share * ((1 if gathered else 2) * weights + 4 * moved)
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:

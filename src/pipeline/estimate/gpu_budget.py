@@ -7,7 +7,7 @@ the CPU and not counted, nor are resume points, which go when their training end
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,8 @@ from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
-    GPUS,
     Gpu,
+    cards,
     host_memory,
     prompts_of,
     rows_of,
@@ -39,11 +39,11 @@ from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
     WIDTH,
-    Trained,
     bytes_per_parameter,
-    full_model,
-    one_side,
+    stays_gathered,
     trained_parameters,
+    trained_parts,
+    trained_width,
     training_memory,
 )
 from pipeline.train.steps import snapshot_steps
@@ -82,14 +82,17 @@ class Bill:
         """What the hours are by: the rates of the card, and rows of scores that are computed together."""
         rows = sorted({cost.rows for costs in self.kinds.values() for cost in costs if cost.rows})
         ends = " to ".join(map(str, dict.fromkeys(rows[:: max(1, len(rows) - 1)])))
-        return GPUS[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
+        return cards()[self.plan.gpu or ""].basis() + (f"; {ends} rows scored at once" if rows else "")
 
     def left_out(self) -> list[str]:
-        """How many runs of each kind are not in it, with a reason each."""
-        missing = Counter(kind for kind, _ in self.unknown.values())
-        reasons = dict(reversed(list(self.unknown.values())))  # kind -> the first
-        counts = {kind: missing[kind] + len(self.kinds.get(kind, ())) for kind in missing}
-        return [f"{count:,} of {counts[kind]:,} of {kind} ({reasons[kind]})" for kind, count in missing.items()]
+        """How many runs of each kind are not in it, with the first reason."""
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for kind, reason in self.unknown.values():
+            reasons[kind].append(reason)
+        return [
+            f"{len(of_kind):,} of {len(of_kind) + len(self.kinds.get(kind, ())):,} of {kind} ({of_kind[0]})"
+            for kind, of_kind in reasons.items()
+        ]
 
 
 def estimate_costs(
@@ -102,7 +105,7 @@ def estimate_costs(
     What selections compare is a kind of its own, `selection`.
     """
     assert plan.gpu is not None
-    total, gpu = Bill(plan), GPUS[plan.gpu]
+    total, gpu = Bill(plan), cards()[plan.gpu]
     selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
     scored = scored_to_choose(selections)
     computing = [run for run in unfinished if isinstance(run.config, TrainStage | EvalStage)]
@@ -152,7 +155,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     steps, seconds = training_work(run, shape, gpu, sft.processes)
     files = written_bytes(sft, shape.parameters, moved(run, shape), len(snapshot_steps(sft, steps)), points=0)
     return Cost(
-        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
+        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft, card=gpu.memory),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
     )  # fmt: skip
 
@@ -186,7 +189,7 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
     total, trained: numbers of parameters; with adapters the trained ones are theirs. snapshots, points: snapshots and
     resume points on the disk at once.
     """
-    bytes_per_weight = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
+    bytes_per_weight = trained_width(sft)
     saved = trained if sft.adapter == "lora" else total  # an adapter is saved without its base
     weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
     states = trained * (bytes_per_parameter(sft) - 2 * bytes_per_weight)  # neither weight nor gradient
@@ -199,35 +202,34 @@ def seconds_of_parts(
 ) -> float:
     """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
     tokens: side -> positions of a row."""
-    sft, parts = run.config.sft, trained_parts(run, shape)
+    sft, parts = run.config.sft, trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
-    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus) for side, part in parts)
-
-
-def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained]]:
-    """(side of the rows, what they move): simultaneous training is two, all else one."""
-    sft, expert, partition = run.config.sft, run.config.expert, run.config.partition
-    if partition is None:
-        return [(expert.side, full_model(shape))]
-    if sft.method == "partial":
-        return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
-    return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
+    gathered = stays_gathered(shape, [part for _, part in parts], longest_row(run), sft, gpu.memory)
+    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus, gathered) for side, part in parts)
 
 
 def moved(run: Run[TrainStage], shape: Shape) -> int:
     """Number of trained parameters."""
     rank = run.config.sft.adapter_rank
-    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run, shape))
+    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run.config, shape))
 
 
-def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None) -> float:
-    """Bytes of a process. row: tokens of the longest row of a micro-batch; None: twice the mean, where it is known."""
-    if row is None:
-        row = sft.seq_length
-        with suppress(PipelineError):
-            row = min(row, 2 * row_tokens(run))
-    parts = [part for _, part in trained_parts(run, shape)]
-    return sum(training_memory(shape, parts, row, sft, on_gpu).values())
+def memory_of(
+    run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None, card: float = 0.0
+) -> float:
+    """Bytes of a process. row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of
+    its GPU, on which weights may stay gathered; 0: the least that it needs."""
+    parts = [part for _, part in trained_parts(run.config, shape)]
+    row = longest_row(run) if row is None else row
+    gathered = stays_gathered(shape, parts, row, sft, card)
+    return sum(training_memory(shape, parts, row, sft, on_gpu, gathered).values())
+
+
+def longest_row(run: Run[TrainStage]) -> float:
+    """Tokens of the longest row of a micro-batch: twice the mean, where it is known, at most sft.seq_length."""
+    with suppress(PipelineError):
+        return min(run.config.sft.seq_length, 2 * row_tokens(run))
+    return run.config.sft.seq_length
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -269,7 +271,7 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     if largest and (count := largest.run.config.sft.processes) > plan.gpus:
         above = sum(cost.run.config.sft.processes > plan.gpus for cost in trainings)
         yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.label}), more than plan.gpus={plan.gpus}"
-    room = GPUS[plan.gpu or ""].memory
+    room = cards()[plan.gpu or ""].memory
     large = [cost for cost in costs if cost.memory > room]
     if not large:
         return
@@ -278,7 +280,7 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
     fitting = hardware_that_fits(models, room, plan.gpu, typed) if trainings else []
     if not trainings and all(least_memory(run, shape, "bfloat16") <= room for run, shape in models):
         fitting.append(f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows")
-    fitting += [f"plan.gpu={name}" for name, card in GPUS.items() if largest.memory <= card.memory]
+    fitting += [f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
     problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU"
     remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
@@ -301,13 +303,15 @@ def hardware_that_fits(
                 return False
         return True
 
-    fitting: dict[str, list[tuple[int, str]]] = {}  # card -> bytes of a node, option
+    found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
         values = read_hardware(name)
         if card := values.get("plan.gpu"):
-            memory = GPUS[card].memory
+            memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
                 if fits(values, room if gpu is None else memory):
-                    fitting.setdefault(card, []).append((memory * values["plan.gpus"], f"{HARDWARE}={name}"))
-    every = sorted(option for options in fitting.values() for option in options)
-    return [option for _, option in fitting.get(gpu or "", every[:1] if gpu else every)]
+                    found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
+    options = [option for _, option, _ in sorted(found)]
+    if gpu is None:
+        return options
+    return [option for _, option, card in sorted(found) if card == gpu] or options[:1]

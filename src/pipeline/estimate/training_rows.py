@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage, TrainStage
@@ -138,27 +138,34 @@ def known_rows(run: Run[TrainStage]) -> tuple[list[Example], bool]:
     rows: list[Example] = []
     all_read = True
     for name, source, file in chain.from_iterable(map(source_files, behind_data(run))):
-        with suppress(PipelineError, KeyError):  # what is wrong with a file the data run says
+        with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = source_columns(name, source)
-            first = list(islice(read_rows(file), COUNTED))
+            first = first_rows(file, file.stat().st_mtime_ns)
             all_read &= len(first) < COUNTED
             readings = [example_of(row, source, columns) for row in first if is_wanted(row, source)]
             rows += [reading for reading in readings if isinstance(reading, dict)]
     return rows, all_read
 
 
-def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
-    """The files of data_root that a data run will read, where they can be read here."""
+@lru_cache(maxsize=16)
+def first_rows(file: Path, changed: int) -> list[dict[str, Any]]:
+    """The rows of a file that a plan looks at, read once until it is changed. Raises PipelineError as the data run."""
+    return list(islice(read_rows(file), COUNTED))
+
+
+def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source, Path]]:
+    """The files that a data run will read, where all are on this disk or below data_root; those whose rows a plan can
+    read, or all."""
     if not isinstance(data, Run):
         return []
-    sources, root = data.config.expert.sources, data.parents.get("data_root")
-    if all(map(is_here, sources.values())):
-        files = {name: Path(source.url or "") for name, source in sources.items()}
+    sources, root = data.config.expert.sources.items(), data.parents.get("data_root")
+    if all(is_here(source) for _, source in sources):
+        files = [(name, source, Path(source.url or "")) for name, source in sources]
     elif root is not None and root.folder.is_dir():
-        files = {name: root.folder / source.file for name, source in sources.items()}
+        files = [(name, source, root.folder / source.file) for name, source in sources]
     else:
         return []
-    return [(name, sources[name], file) for name, file in files.items() if file.suffix in READABLE]
+    return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
 
 
 def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:
@@ -188,26 +195,21 @@ def padded_row(run: Run[TrainStage], side: str | None = None) -> float:
     sft = run.config.sft
     if sft.packing:
         return sft.seq_length
-    if lengths := row_lengths(run):
-        if sft.padding_free:
-            return statistics.fmean(min(length, sft.seq_length) for length in lengths)
-        return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
-    return positions(min(row_tokens(run, side), sft.seq_length), sft)
+    return positions(row_lengths(run) or assumed_lengths(min(row_tokens(run, side), sft.seq_length)), sft)
 
 
-def positions(mean: float, sft: Sft) -> float:
-    """Positions that are computed for a row of `mean` tokens, padding included."""
-    if sft.packing or sft.padding_free:
-        return mean
-    lengths = [mean * length for length in assumed_lengths()]
+def positions(lengths: Sequence[float], sft: Sft) -> float:
+    """Positions that are computed for a row, padding included; lengths: of a sample of rows, sorted."""
+    if sft.padding_free:
+        return statistics.fmean(min(length, sft.seq_length) for length in lengths)
     return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
 
 
-@lru_cache(maxsize=1)
-def assumed_lengths() -> tuple[float, ...]:
-    """Sorted lengths of rows over their mean, two hundred of a lognormal distribution."""
+@lru_cache(maxsize=64)
+def assumed_lengths(mean: float) -> list[float]:
+    """Sorted lengths of rows, two hundred of a lognormal distribution."""
     shares = ((number + 0.5) / 200 for number in range(200))
-    return tuple(math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares)
+    return [mean * math.exp(statistics.NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf(share)) for share in shares]
 
 
 def behind_data(run: Run) -> list[Run]:

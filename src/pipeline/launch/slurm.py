@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import ON_GPU, History
-from pipeline.estimate.flops import GPUS
+from pipeline.estimate.flops import cards
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
@@ -74,7 +74,7 @@ def execute(
     check_writable(runs_dir)
     unfinished = [run for run in runs if run.hash in missing]
     kinds = {run.hash: resources_of(run, launcher) for run in unfinished}
-    card = None if launcher.gpus == 0 else GPUS[launcher.gpu] if launcher.gpu else ON_GPU
+    card = None if launcher.gpus == 0 else cards()[launcher.gpu or ON_GPU]
     tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
     if launcher.dry_run:

@@ -113,15 +113,17 @@ class Checkpoints(TrainerCallback):
     def __init__(self, trainer: Any, run: Run[TrainStage], record: Record, save: Save) -> None:
         self.trainer, self.run, self.save, self.sft = trainer, run, save, run.config.sft
         self.steps = snapshot_steps(self.sft, trainer.args.max_steps)
-        record = record or {"snapshots": {}, "seconds": 0.0, "resumed": [], "step": 0}
-        self.snapshots: dict[str, dict[str, Any]] = record["snapshots"]
-        point = {"step": record["step"], "machine": record.get("machine", {})}
-        self.resumed = [*record["resumed"], *([point] if record["step"] else [])]
-        self.earlier_seconds: float = record["seconds"]  # of earlier attempts
+        self.snapshots: dict[str, dict[str, Any]] = {}
+        self.resumed: list[dict[str, Any]] = []
+        self.earlier_seconds = 0.0  # of earlier attempts
+        if record:
+            point = {"step": record["step"], "machine": record.get("machine", {})}
+            self.snapshots, self.resumed = record["snapshots"], [*record["resumed"], point]
+            self.earlier_seconds = record["seconds"]
         self.asked_to_stop: str | None = None  # by this signal, after the current step, with a resume point
         self.begun = self.saved = time.monotonic()
 
-    def beat(self) -> None:
+    def beat(self, *_: Any, **__: Any) -> None:
         """Sign of life: where no other comes within sft.stall_minutes, the stacks of all threads are written, and the
         process ends with status 1."""
         if self.sft.stall_minutes is not None:
@@ -132,10 +134,7 @@ class Checkpoints(TrainerCallback):
         if state.global_step:
             say(f"{self.run.name}: resumes after step {state.global_step}")
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.beat()
-
-    on_prediction_step = on_substep_end
+    on_substep_end = on_prediction_step = beat
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat()
@@ -164,8 +163,9 @@ class Checkpoints(TrainerCallback):
             (checkpoint / "training_args.bin").unlink(missing_ok=True)
             shutil.copyfile(self.run.work / LOG, checkpoint / LOG)
             seconds = self.earlier_seconds + time.monotonic() - self.begun
-            facts = {"snapshots": self.snapshots, "seconds": seconds, "resumed": self.resumed}
-            facts["machine"] = machine_facts()
+            facts = {
+                "snapshots": self.snapshots, "seconds": seconds, "resumed": self.resumed, "machine": machine_facts(),
+            }  # fmt: skip
             resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
@@ -208,7 +208,7 @@ def supervised(
     status UNFINISHED."""
     first, checkpoints = trainer.is_world_process_zero(), Checkpoints(trainer, run, record, save)
     progress = Progress(run, tracker, trainer.args.max_steps, record) if first else None
-    for callback in (progress, checkpoints) if progress else (checkpoints,):
+    for callback in filter(None, (progress, checkpoints)):
         trainer.add_callback(callback)
     try:
         with heard_by(partial(setattr, checkpoints, "asked_to_stop")):

@@ -27,6 +27,7 @@ from pipeline.models.partition import sides_of_all
 from pipeline.models.skeleton import build_skeleton
 from pipeline.runs.run import Run
 from pipeline.text import one_line
+from pipeline.train.memory import is_sharded
 
 Parts = dict[str, list[str]]  # part -> names of the parameters trained in its steps
 
@@ -97,12 +98,13 @@ def check_kernels(config: TrainStage) -> None:
             f"{given} needs the package kernels (pip install kernels), and that commit in the Hub's cache: fetch it on "
             f"a node that reaches the Hub, hf download {repository} --revision {commit}"
         )
-    if sft.padding_free and cuda and not (flash or of_hub):
+    in_bfloat16 = sft.precision == "bf16" or sft.weights == "bfloat16"
+    if sft.padding_free and cuda and not (in_bfloat16 and (flash or of_hub or attention == "sdpa")):
         raise PipelineError(
-            f"sft.padding_free=true with {given} would attend through a mask over all rows, slower than with padding: "
-            "give model.attn_implementation=flash_attention_2, or leave it out"
+            f"sft.padding_free=true with {given} and sft.precision={sft.precision} would attend through a mask over "
+            "all rows: give model.attn_implementation=sdpa and sft.precision=bf16, or leave it out"
         )
-    if sft.parallel == "fsdp2" and sft.processes > 1 and not cuda:
+    if is_sharded(sft) and not cuda:
         raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
     if sft.precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
         raise PipelineError("sft.precision=tf32 needs a GPU from the A100 on: give sft.precision=fp32")
@@ -183,7 +185,7 @@ def choose_parameters(model: Any, sft: Sft, partition: Partition | None) -> tupl
         raise PipelineError(
             f"sft={sft.name} has nothing to train on side {empty[0]}: change sft.lora_targets or the partition"
         )
-    if sft.precision == "bf16" and (sft.parallel != "fsdp2" or sft.processes == 1):  # whose groups have one dtype
+    if sft.precision == "bf16" and not is_sharded(sft):  # whose groups have one dtype
         narrow_frozen(model, sft)
     return model, parts
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from pipeline.config.stages import TrainStage
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
@@ -26,15 +27,21 @@ from pipeline.models.shape import Shape
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
 WIDER = 1.6  # activations of products in fp32 over those in bf16
+SPARE = 0.9  # of a card's memory, up to which shards stay gathered: the estimate is within a tenth
 CONTEXT, LIBRARIES = 1e9, 0.7e9  # bytes of CUDA's context on a GPU; on a CPU of Python, torch and transformers
 
 Trained = frozenset[Site]  # the halves of layers that are trained, a norm that both share, and what lies outside
 OUTSIDE = Site(None, "embedding")  # embeddings, final norm and head
 
 
+def trained_width(sft: Sft) -> int:
+    """Bytes of a trained weight, and of its gradient: adapters stay float32."""
+    return 4 if sft.adapter == "lora" else WIDTH[sft.weights]
+
+
 def bytes_per_parameter(sft: Sft) -> int:
     """Bytes per trained parameter: weight + gradient + optimizer moments."""
-    width = 4 if sft.adapter == "lora" else WIDTH[sft.weights]  # adapters stay float32
+    width = trained_width(sft)
     return 2 * width + 2 * (1 if sft.optimizer == "adamw_8bit" else width)
 
 
@@ -101,8 +108,29 @@ def layer_bytes(shape: Shape, weights: str) -> int:
     return of_width * shape.width + 4 * shape.kv_heads * shape.head_width + 8 * shape.inner + 4 * shape.heads + 8
 
 
+def is_sharded(sft: Sft) -> bool:
+    return sft.parallel == "fsdp2" and sft.processes > 1
+
+
+def trained_parts(config: TrainStage, shape: Shape) -> list[tuple[str, Trained]]:
+    """(side of the rows, what they move): simultaneous training is two, all else one."""
+    sft, expert, partition = config.sft, config.expert, config.partition
+    if partition is None:
+        return [(expert.side, full_model(shape))]
+    if sft.method == "partial":
+        return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
+    return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
+
+
+def stays_gathered(shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, card: float) -> bool:
+    """Whether weights that a forward pass has gathered stay until the backward pass, which then gathers none: where a
+    card of so many bytes holds them. The bits are the same."""
+    held = training_memory(shape, parts, length, sft, gathered=True)
+    return is_sharded(sft) and sum(held.values()) <= SPARE * card
+
+
 def training_memory(
-    shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, on_gpu: bool = True
+    shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, on_gpu: bool = True, gathered: bool = False
 ) -> dict[str, float]:
     """Purpose -> bytes that a process of a training holds at the worst moment of a step, within a tenth of the sum of
     all tensors (tests/train/shapes_on_fake_tensors.py, results/bench/shapes.json).
@@ -113,17 +141,18 @@ def training_memory(
     the head's gradient in fp32 besides its cast; on a CPU all logits. Frozen matrices in layers, and under adapters
     embeddings that are not tied, are held in bf16, as a base stored in bf16 allows, but under fsdp2. Autocast copies
     other fp32 weights to bf16, trained ones until the forward pass ends, of a layer while it is computed. fsdp2 divides
-    what is held, and gathers in the dtype that it computes in: a layer, the next one, and the head; it reduces
-    gradients in fp32. The gradient of tied embeddings waits for the whole backward pass, and is then added to that of
-    the input.
+    what is held, and gathers in the dtype that it computes in: a layer, the next one, and the head, or what stays
+    `gathered`; it reduces gradients in fp32. The gradient of tied embeddings waits for the whole backward pass, and is
+    then added to that of the input.
 
     Args:
         parts: what is trained; two where sides take turns.
         length: tokens of a row of the longest micro-batch; 0 for what is held in any case.
+        gathered: all layers from the forward pass on, see `stays_gathered`.
     """
     micro, passes = micro_batches(sft)
-    lora, sharded = sft.adapter == "lora", sft.parallel == "fsdp2" and sft.processes > 1
-    shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], 4 if lora else WIDTH[sft.weights]
+    lora, sharded = sft.adapter == "lora", is_sharded(sft)
+    shards, width, dtype = sft.processes if sharded else 1, WIDTH[sft.weights], trained_width(sft)
     counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
     gradients, trained, tokens = max(counts) * dtype / shards, sum(counts), micro * length
     cast = 2 if sft.precision == "bf16" else width
@@ -145,9 +174,10 @@ def training_memory(
         low = max(low, min(layer, casts))
     tile = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
     early = gradients if passes > 1 else 0.0
+    others = cast * (shape.parameters - shape.embedding) - layer if gathered else 0.0  # besides the head and a layer
     moments = [
-        (early, top, (inputs + 16 * shape.width) * tokens + tile),
-        (early, low, (inputs + one) * tokens),
+        (early, top + others, (inputs + 16 * shape.width) * tokens + tile),
+        (early, low + others, (inputs + one) * tokens),
         (gradients, low, one * tokens),
     ]
     gradients, copies, activations = max(moments, key=sum)

@@ -6,22 +6,23 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import BatchSampler, DataLoader
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.models.shape import shape_of
 from pipeline.progress import warn
-from pipeline.train import examples, memory, steps
+from pipeline.train import examples, memory, steps, varlen
 from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
 
@@ -38,6 +39,8 @@ def trainer_of(
         raise PipelineError(
             f"sft.padding_free=true: {model.config.model_type} would attend from row to row: leave it out"
         )
+    if sft.padding_free and torch.cuda.is_available() and config.model.attn_implementation == "sdpa":
+        varlen.attend_within_rows(model)
     held_out = examples.datasets_of(validation, sft, steps.SIDES if joint else ["all"]) if validation else {}
     trainer: Any = Trainer(
         model=model, args=trainer_arguments(config, "text" in rows[0], bool(validation), output),
@@ -50,14 +53,34 @@ def trainer_of(
         raise PipelineError(
             "accelerate's configuration asks for FSDP or DeepSpeed: leave it out there, and give sft.parallel=fsdp2"
         )
+    if memory.is_sharded(sft):
+        longest = max(max(lengths) for lengths in trainer.lengths.values())
+        trainer.accelerator.state.fsdp_plugin.reshard_after_forward = not stays_gathered(trainer, config, longest)
     trainer.remove_callback(PrinterCallback)
     trainer.data_collator.padding_free = sft.padding_free  # TRL's own argument would leave rows uncut
-    lengths = {part: len(rows) for part, rows in trainer.sets.items()}
-    turns, unused = steps.steps_of(sft, lengths)
+    counts = {part: len(lengths) for part, lengths in trainer.lengths.items()}
+    turns, unused = steps.steps_of(sft, counts)
     plan_steps(trainer.args, sft, sum(turns.values()))
-    tokens = sum(len(ids) for rows in trainer.sets.values() for ids in rows["input_ids"])
-    dropped = 0 if sft.packing else len(rows) - sum(lengths.values())  # by TRL, as sft.seq_length leaves no loss
+    tokens = sum(map(sum, trainer.lengths.values()))
+    dropped = 0 if sft.packing else len(rows) - sum(counts.values())  # by TRL, as sft.seq_length leaves no loss
     return trainer, {"dataset_tokens": tokens, "dropped": dropped, "steps_a_side": turns, "rows_left_out": unused}
+
+
+def stays_gathered(trainer: Any, config: TrainStage, longest: int) -> bool:
+    """Whether the GPUs of all processes hold the weights from the forward pass to the backward pass, by the plan's
+    estimate for rows of `longest` tokens; no for a model whose shape it does not know."""
+    smallest = trainer.accelerator.gather(torch.tensor([card_memory()], device=trainer.args.device)).min().item()
+    try:
+        shape = shape_of(trainer.model.config.to_dict())
+    except PipelineError:
+        return False
+    parts = [part for _, part in memory.trained_parts(config, shape)]
+    return memory.stays_gathered(shape, parts, longest, config.sft, smallest)
+
+
+def card_memory() -> int:
+    """Bytes of this process' GPU."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class Trainer(SFTTrainer):
@@ -80,23 +103,25 @@ class Trainer(SFTTrainer):
         self.sets: dict[str, Any] = {first: self.train_dataset}
         for side in others:
             self.sets[side] = self._prepare_dataset(train_dataset[side], tokenizer, args, args.packing, None, side)
+        self.lengths = {side: [len(ids) for ids in rows["input_ids"]] for side, rows in self.sets.items()}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
+        """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes.
+        These take every n-th micro-batch: a step's are the same rows, however many processes share them."""
         from datasets import concatenate_datasets
 
-        rows = concatenate_datasets([self._remove_unused_columns(rows) for rows in self.sets.values()])
-        counts = {side: len(rows) for side, rows in self.sets.items()}
-        lengths = [len(ids) for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"]]
+        counts = {side: len(lengths) for side, lengths in self.lengths.items()}
         order = order_of_turns(counts, self.sft, self.args.max_steps, self.args.seed)
-        order = sort_by_length(order, lengths, self.sft.batch_size)
-        # processes take every n-th micro-batch: a step's are the same rows, however many processes share them
-        batches = BatchSampler(order, self.args.per_device_train_batch_size, drop_last=False)
-        return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
+        order = sort_by_length(order, [*chain.from_iterable(self.lengths.values())], self.sft.batch_size)
+        self.train_dataset = concatenate_datasets([*self.sets.values()]).select(order)
+        return super().get_train_dataloader()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
         """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
         metrics = super().evaluate(eval_dataset, *args, **keywords)
+        for module in cast(Any, self.model).modules():  # no backward pass gives back what was gathered
+            if isinstance(module, FSDPModule):
+                module.reshard()
         if eval_dataset is None and isinstance(self.eval_dataset, dict):
             metrics["eval_loss"] = fmean(metrics[f"eval_{side}_loss"] for side in self.eval_dataset)
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
@@ -177,7 +202,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
     """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
     sft, seed = config.sft, config.seed
     assert sft.learning_rate is not None
-    (micro, passes), shards = memory.micro_batches(sft), sft.parallel == "fsdp2" and sft.processes > 1
+    (micro, passes), shards = memory.micro_batches(sft), memory.is_sharded(sft)
     for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND"):  # of `accelerate launch`: not hashed
         os.environ.pop(name, None)
     eager = sft.optimizer == "adamw_8bit" and not torch.cuda.is_available()
@@ -190,6 +215,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=passes,
         learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
         adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
+        train_sampling_strategy="sequential",  # of the order that get_train_dataloader gives
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
         assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
         completion_only_loss=None if text else sft.loss_on == "response",
@@ -199,7 +225,7 @@ def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: P
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
         ddp_find_unused_parameters=sft.method == "simultaneous", fsdp=shards,  # type: ignore[arg-type]
         # not FSDP's own checkpointing, which renames the parameters
-        fsdp_config={"version": 2, "reshard_after_forward": True} if shards else None,
+        fsdp_config={"version": 2} if shards else None,
         optim={"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit"}[sft.optimizer],  # of torch, and torchao
         optim_args="bf16_stochastic_round=True" if sft.optimizer == "adamw_8bit" else None,
     )  # fmt: skip
@@ -225,10 +251,14 @@ def plan_steps(args: SFTConfig, sft: Sft, number: int) -> None:
 def warn_of_rate(sft: Sft) -> None:
     """Warn of a rate at which what is trained hardly moves: adapters, of which one factor starts from zero, and
     bfloat16 weights that are rounded to nearest."""
-    what, remedy = "adapters hardly move", "sft.learning_rate=6e-5, the papers' (recipe=unreasonable_lora)"
-    if sft.adapter == "none":
-        what = "most updates of bfloat16 weights are lost in rounding, 84 % at 1e-05 and 98 % at 1e-06"
-        remedy = "sft.weights=float32, or sft.optimizer=adamw_8bit"
-    rounded = sft.weights == "bfloat16" and sft.optimizer == "adamw"
-    if (sft.adapter == "lora" or rounded) and (sft.learning_rate or LOW_RATE) < LOW_RATE:
-        warn(f"sft.learning_rate={sft.learning_rate:g} is below {LOW_RATE:g}, where {what}: give {remedy}")
+    rate = sft.learning_rate or LOW_RATE
+    if rate >= LOW_RATE:
+        return
+    low = f"sft.learning_rate={rate:g} is below {LOW_RATE:g}, where"
+    if sft.adapter == "lora":
+        warn(f"{low} adapters hardly move: give sft.learning_rate=6e-5, the papers' (recipe=unreasonable_lora)")
+    elif sft.weights == "bfloat16" and sft.optimizer == "adamw":
+        warn(
+            f"{low} most updates of bfloat16 weights are lost in rounding, 84 % at 1e-05 and 98 % at 1e-06: give "
+            "sft.weights=float32, or sft.optimizer=adamw_8bit"
+        )

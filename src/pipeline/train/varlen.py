@@ -1,0 +1,48 @@
+"""Attention to rows that follow one another without padding (sft.padding_free), by torch's own varlen_attn on CUDA.
+
+transformers gives rows to FlashAttention's packages alone; sdpa would attend through a mask over all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention import varlen
+from transformers import AttentionInterface
+
+from pipeline.errors import PipelineError
+
+ATTENTION = "varlen"  # as transformers knows it
+UNKNOWN = ("softcap", "s_aux", "position_bias")  # what varlen_attn cannot do, by transformers' names
+
+
+def attend_within_rows(model: Any) -> None:
+    """Have a model that was loaded with sdpa attend by varlen_attn."""
+    AttentionInterface.register(ATTENTION, attend)
+    model.set_attn_implementation(ATTENTION)
+
+
+def attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, dropout: float = 0.0,
+    scaling: float | None = None, sliding_window: int | None = None, cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0, **other: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """[1, heads, tokens, width] -> [1, tokens, heads, width]. A window holds a token and those before it. Autocast does
+    not know this product: what is float32 is cast here. Raises PipelineError for attention that is more; that of chunks
+    is told by a mask alone, which is not made here."""
+    chunks = "chunked_attention" in (getattr(module.config, "layer_types", None) or ())
+    if cu_seq_lens_q is None or dropout or chunks or any(other.get(name) is not None for name in UNKNOWN):
+        raise PipelineError(
+            f"sft.padding_free=true: {module.config.model_type}'s attention is more than torch's varlen_attn computes "
+            "(dropout, chunks, capped scores, sinks): leave it out"
+        )
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
+    window = ((sliding_window or 0) - 1, 0)  # (-1, 0): all that came before
+    attended: Any = varlen.varlen_attn(
+        query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling, window_size=window,
+        enable_gqa=True,
+    )  # fmt: skip
+    return attended[None], None
