@@ -185,15 +185,13 @@ class Answered(LM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return str(self.lm.apply_chat_template(chat_history, add_generation_prompt))
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        texts = (self.answers.look_up(key_of(request))[0] for request in requests)
-        return [split_thoughts(text, self.think_end)[1] for text in texts]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        return [tuple(self.answers.look_up(key_of(request))) for request in requests]
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def stored(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         return [self.answers.look_up(key_of(request)) for request in requests]
+
+    loglikelihood = loglikelihood_rolling = stored
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        return [split_thoughts(text, self.think_end)[1] for text, _ in self.stored(requests)]
 
 
 def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
