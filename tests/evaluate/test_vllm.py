@@ -190,6 +190,37 @@ def test_ten_live_merges_and_back(folders: list[Path]) -> None:
     fresh.engine.engine.close()
 
 
+def attention_swaps(folders: list[Path]) -> list[Merging]:
+    """Two merges that differ in the queries and values of the second layer alone, parts of what vLLM fuses."""
+    base, _, language = map(Checkpoint.open, folders)
+    sides = {"math": base, "language": language}
+    return [
+        open_merge(LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=0), sides)
+        for bottom in (1, 2)
+    ]
+
+
+def test_the_layers_that_changed_are_handed_over_whole(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[list[str]] = []
+    real = vllm_backend.Engine.load
+
+    def load(engine: vllm_backend.Engine, tensors: Any) -> None:
+        given = list(tensors)
+        handed.append([name for name, _ in given])
+        real(engine, given)
+
+    monkeypatch.setattr(vllm_backend.Engine, "load", load)
+    first, second = attention_swaps(folders)
+    with keep_models_resident():
+        every = [name for name, _ in by_vllm(first).model.named_parameters()]
+        assert handed == [every, every]  # larger weights, which are compared, and the merge
+        by_vllm(first)
+        assert len(handed) == 2
+        lm = by_vllm(second)
+        assert handed[2:] == [[name for name in every if name.startswith("model.layers.1.")]]
+        assert answers(lm) == answers(by_torch(second))
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize("without", ["nothing", "the prefix cache", "a tied head packed anew"])
 def test_without_its_guards_a_live_merge_is_wrong(
@@ -306,6 +337,27 @@ def test_a_sweep_of_merges_equals_the_written_ones(
         facts = read_manifest(runs_dir / row["run"]).facts["harness"]
         assert facts["backend"] == "vllm" and facts["engine"]["vllm"].startswith("0.")
     assert len(distinct) > len(rows) / 2
+
+
+@pytest.mark.skipif(REAL, reason="vLLM has no batch invariance on a CPU")
+@pytest.mark.parametrize("invariant", ["0", "1"])
+def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
+    invariant: str, folders: list[Path], data_root: Path, runs_dir: Path, make_run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three questions, of which one was answered before, two are asked, without batch invariance all."""
+    asked: list[int] = []
+    real = VllmBackend.generate
+    monkeypatch.setattr(
+        VllmBackend, "generate", lambda self, prompts, *how: asked.append(len(prompts)) or real(self, prompts, *how)
+    )
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    words = [f"checkpoint={folders[1]}", "eval=mgsm_0shot", "eval.backend=vllm", "eval.dtype=bfloat16"]
+    words += [f"eval.max_gen_toks={4 + int(invariant)}", "eval.batch_size=4", "languages=[en]", f"data_root={data_root}"]
+    for limit in 1, 3:
+        make_run("stage=eval", *words, f"eval.limit={limit}")
+    assert asked == [1, 2 if invariant == "1" else 3]
 
 
 # ------------------------------------------------------------------------------------------------ bad input

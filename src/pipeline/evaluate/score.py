@@ -120,14 +120,24 @@ def decided_by(settings: Eval) -> dict[str, Any]:
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
     if settings.products != "ieee":
         decides["products"] = settings.products
-    if settings.backend != "hf":
-        decides["engine"] = outside_core(BACKENDS, settings.backend).versions(settings)
-    return decides
+    return decides | ({"engine": engine} if (engine := engine_of(settings)) else {})
+
+
+def engine_of(settings: Eval) -> dict[str, str]:
+    """What of a backend outside of this program changes answers."""
+    return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions(settings)
+
+
+def rounds_together(settings: Eval) -> bool:
+    """Whether an answer depends on those computed together with it: below float32, but for vLLM's batch invariance,
+    which a GPU has."""
+    invariant = torch.cuda.is_available() and engine_of(settings).get("batch_invariant") == "1"
+    return below_float32(settings) and not invariant
 
 
 def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
-    """The requests of a task and what is stored of their answers. Below float32 an answer depends on those computed
-    together with it: there all of them are stored, or none.
+    """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
+    computed together with it.
 
     Raises:
         PipelineError: prompts do not fit the model. What is stored did.
@@ -135,7 +145,7 @@ def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Stor
     rows = rows_asked(definition, task, settings)
     requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
     if store:
-        together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
+        together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
         answers = store.answers(definition.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
@@ -267,17 +277,18 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if not below_float32(settings):
         return {}
     on_gpu = torch.cuda.is_available()
-    rows = settings.batch_size or (None if on_gpu else ROWS)
-    shared = {USED: rows, "share_prefix": settings.share_prefix}
-    shared |= {"suffix": True} if settings.vllm_suffix else {}
+    how: dict[str, Any] = {}
+    if rounds_together(settings):
+        how[USED] = settings.batch_size or (None if on_gpu else ROWS)
+    how |= {"share_prefix": settings.share_prefix} | ({"suffix": True} if settings.vllm_suffix else {})
     if on_gpu:
-        return shared | {"processor": torch.cuda.get_device_name()}
-    return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
+        return how | {"processor": torch.cuda.get_device_name()}
+    return how | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
 
 
 def say_if_rounded(settings: Eval) -> None:
     """Say below float32 what else decides the answers than the model."""
-    if below_float32(settings):
+    if rounds_together(settings):
         say(
             f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and the processor; "
             "in eval.dtype=float32 they do not"
@@ -286,6 +297,6 @@ def say_if_rounded(settings: Eval) -> None:
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
     """The numbers of rows that answers were computed in, also those that are stored where the number decides them."""
-    default_rows = settings.batch_size if below_float32(settings) else None
+    default_rows = settings.batch_size if rounds_together(settings) else None
     used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
     return {USED: used if len(used) > 1 else used[0]} if used else {}

@@ -1,7 +1,7 @@
 """The backend that has vLLM compute, in this process. Merges are loaded into it live.
 
-A merge is put together in memory, on the CPU, as for the other backend, and all of its tensors are handed over: in
-modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
+A merge is put together in memory, on the CPU, as for the other backend, and the layers of which a tensor changed are
+handed over whole: of modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend, most_rows
+from pipeline.models.names import tensor_names
 from pipeline.text import one_line
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class Engine:
         gc.collect()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all tensors. A part of a fused module alone would be wrong unnoticed."""
+        """Replace these tensors, of each layer all or none: a part of a fused module alone would be wrong unnoticed."""
         with self.closing_where_it_fails():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
             self.llm.apply_model(pack_head)
@@ -174,10 +176,7 @@ class VllmBackend:
             check_replacing(self, live)
             live.apply(merge)
         self.engine = live.served
-        signatures = {name: merge.signature(name) for name in merge.names}
-        if self.engine.holds != signatures:
-            put_tensors(live)
-            self.engine.holds = signatures
+        put_changed(live)
 
     def _start(self, folder: Path) -> dict[str, Any]:
         """What vLLM is started with. On a CPU it keeps keys and values of some tokens of each row, where it would take
@@ -273,7 +272,7 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
     live.holds.clear()  # what is done to its weights here is not a merge
     for parameter in live.model.parameters():
         parameter.data *= LARGER
-    put_tensors(live)
+    put_changed(live)
     tokens = live.tokenizer(PROBE).input_ids
     requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
 
@@ -291,8 +290,23 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
         )
 
 
-def put_tensors(live: Live) -> None:
-    live.served.load((name, parameter.data) for name, parameter in live.model.named_parameters())
+def put_changed(live: Live) -> None:
+    """Hand over the layers of which a tensor is not what vLLM holds; what is in no layer by itself."""
+    parameters, engine = dict(live.model.named_parameters()), live.served
+    changed = {
+        layer_of(own)
+        for own, name in tensor_names(parameters).items()
+        if engine.holds.get(name, "none") != live.holds.get(name)
+    }
+    if changed:
+        engine.load((own, parameter.data) for own, parameter in parameters.items() if layer_of(own) in changed)
+    engine.holds = dict(live.holds)
+
+
+def layer_of(name: str) -> str:
+    """model.layers.3 of all of its tensors; elsewhere the tensor's own name."""
+    layer = re.match(r".*?\.\d+(?=\.)", name)
+    return layer[0] if layer else name
 
 
 OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
