@@ -195,8 +195,7 @@ def attention_swaps(folders: list[Path]) -> list[Merging]:
     base, _, language = map(Checkpoint.open, folders)
     sides = {"math": base, "language": language}
     return [
-        open_merge(LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=0), sides)
-        for bottom in (1, 2)
+        open_merge(LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=0), sides) for bottom in (1, 2)
     ]
 
 
@@ -287,24 +286,6 @@ def test_merges_of_lora_experts_are_whole_models_of_one_engine(folders: list[Pat
     assert len({str(texts) for _, texts, _ in found}) == 5
 
 
-@pytest.mark.vllm
-def test_drafts_of_suffix_decoding_outlive_live_merges(folders: list[Path]) -> None:
-    """The same answers and likelihoods, from fewer steps in a merge that answers as the one before: its answers are
-    still there. With drafts vLLM itself leaves choices out."""
-    merge = swaps(folders)[0]
-    expected, alike = by_torch(merge), open_merge(merge.config, merge.sources, None, None, 1)
-    texts, values = answers(expected), [value for value, _ in expected.loglikelihood(choices(1))]
-    steps = []
-    with keep_models_resident():
-        for one in merge, swaps(folders)[7], alike:
-            lm = by_vllm(one, suffix=True)
-            found = answers(lm)
-            steps.append(lm.engine.steps)
-        assert found == texts
-        assert [value for value, _ in lm.loglikelihood(choices(1))] == pytest.approx(values, rel=1e-5, abs=1e-5)
-    assert steps[2] < steps[0] - 3
-
-
 # ------------------------------------------------------------------------------------------------ through the pipeline
 
 
@@ -342,7 +323,12 @@ def test_a_sweep_of_merges_equals_the_written_ones(
 @pytest.mark.skipif(REAL, reason="vLLM has no batch invariance on a CPU")
 @pytest.mark.parametrize("invariant", ["0", "1"])
 def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
-    invariant: str, folders: list[Path], data_root: Path, runs_dir: Path, make_run: Make, monkeypatch: pytest.MonkeyPatch
+    invariant: str,
+    folders: list[Path],
+    data_root: Path,
+    runs_dir: Path,
+    make_run: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of three questions, of which one was answered before, two are asked, without batch invariance all."""
     asked: list[int] = []
@@ -354,7 +340,12 @@ def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     words = [f"checkpoint={folders[1]}", "eval=mgsm_0shot", "eval.backend=vllm", "eval.dtype=bfloat16"]
-    words += [f"eval.max_gen_toks={4 + int(invariant)}", "eval.batch_size=4", "languages=[en]", f"data_root={data_root}"]
+    words += [
+        f"eval.max_gen_toks={4 + int(invariant)}",
+        "eval.batch_size=4",
+        "languages=[en]",
+        f"data_root={data_root}",
+    ]
     for limit in 1, 3:
         make_run("stage=eval", *words, f"eval.limit={limit}")
     assert asked == [1, 2 if invariant == "1" else 3]
@@ -401,16 +392,13 @@ def test_a_merge_of_another_shape_has_an_engine_of_its_own(folders: list[Path], 
 
 
 @pytest.mark.parametrize(
-    ("found", "suffix", "refusal"),
+    ("found", "refusal"),
     [
-        ({}, False, r"eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging\[vllm\]'"),
-        ({"vllm": "0.9.1"}, False, "vLLM 0.9.1 is too old to replace weights: install 0.32"),
-        ({"vllm": "0.32.0"}, True, "eval.vllm_suffix=true needs arctic-inference: pip install"),
+        ({}, r"eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging\[vllm\]'"),
+        ({"vllm": "0.9.1"}, "vLLM 0.9.1 is too old to replace weights: install 0.32"),
     ],
 )
-def test_another_installation_is_refused(
-    found: dict[str, str], suffix: bool, refusal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_installation_is_refused(found: dict[str, str], refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name not in {"torch": "", "transformers": "", **found}:
             raise PackageNotFoundError(name)
@@ -418,7 +406,7 @@ def test_another_installation_is_refused(
 
     monkeypatch.setattr(vllm_backend, "version", version)
     with pytest.raises(PipelineError, match=refusal):
-        vllm_versions(suffix)
+        vllm_versions()
 
 
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:

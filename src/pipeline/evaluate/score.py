@@ -280,7 +280,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     how: dict[str, Any] = {}
     if rounds_together(settings):
         how[USED] = settings.batch_size or (None if on_gpu else ROWS)
-    how |= {"share_prefix": settings.share_prefix} | ({"suffix": True} if settings.vllm_suffix else {})
+    how["share_prefix"] = settings.share_prefix
     if on_gpu:
         return how | {"processor": torch.cuda.get_device_name()}
     return how | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}

@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(self, start: dict[str, Any]) -> None:
         self.llm: Any = None
-        self.start, self.holds, self.steps = start, dict[str, Any](), 0
+        self.start, self.holds = start, dict[str, Any]()
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         with self.closing_where_it_fails():
@@ -100,12 +100,11 @@ class Engine:
         with self.closing_where_it_fails():
             from vllm import SamplingParams, TokensPrompt
 
-            engine, self.steps = self.llm.llm_engine, 0
+            engine = self.llm.llm_engine
             for place, (prompt, settings) in enumerate(zip(prompts, how, strict=True)):
                 params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **settings})
                 engine.add_request(str(place), TokensPrompt(prompt_token_ids=list(prompt)), params)
             while engine.has_unfinished_requests():
-                self.steps += 1
                 for output in engine.step():
                     if output.finished:
                         yield int(output.request_id), output
@@ -129,20 +128,15 @@ def reason(error: str) -> str:
 
 
 class VllmBackend:
-    """A model in vLLM. See `Backend`. share_prefix: its prefix cache. suffix: drafts by suffix decoding (arXiv
-    2411.04975)."""
+    """A model in vLLM. share_prefix: its prefix cache."""
 
     halved = False  # vLLM decides by itself how many rows its memory holds
 
-    def __init__(
-        self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True,
-        suffix: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True) -> None:
         self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
-        self.share_prefix, self.suffix = share_prefix, suffix
+        self.share_prefix = share_prefix
         self.live: Live | None = None
         self.model: Any = None
-        self.steps = 0  # of its engine, for answers
 
     # --------------------------------------------------------------------------------------------------- weights
 
@@ -190,7 +184,6 @@ class VllmBackend:
             "model": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
             "max_num_seqs": self.batch_size, "enable_prefix_caching": self.share_prefix,
             "kv_cache_memory_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
-            **({"speculative_config": {"method": "suffix"}} if self.suffix else {}),  # drafts from all answers
         }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
@@ -205,7 +198,7 @@ class VllmBackend:
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        """vLLM decides by itself what is computed once, drafts from its own answers, and draws by a seed for each."""
+        """vLLM decides by itself what is computed once, and draws by a seed for each."""
         how: dict[str, Any] = {
             "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
             "skip_special_tokens": False,
@@ -217,19 +210,17 @@ class VllmBackend:
         self._refuse_too_long(max(map(len, prompts)) + ending.room)
         for place, output in self.engine.outputs(prompts, [how | one for one in drawn]):
             ended(place, list(output.outputs[0].token_ids))
-        self.steps += self.engine.steps
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
     ) -> None:
         """A continuation of one token is a choice of its context, and all choices of a context are one request. For a
-        longer one vLLM reads the prompt without its prefix cache. With drafts vLLM has no choices, and gives none
-        without an error."""
+        longer one vLLM reads the prompt without its prefix cache."""
         self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests))
         choices: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # context -> places, and the token of each
         whole: list[int] = []
         for place, (context, continuation) in enumerate(requests):
-            if self.suffix or len(continuation) > 1:
+            if len(continuation) > 1:
                 whole.append(place)
             else:
                 choices.setdefault(tuple(context), []).append((place, continuation[0]))
@@ -314,29 +305,23 @@ OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
 
 def versions(settings: Eval) -> dict[str, str]:
     """What of vLLM changes answers."""
-    return vllm_versions(settings.vllm_suffix)
+    return vllm_versions()
 
 
 def backend(settings: Eval) -> functools.partial[VllmBackend]:
     """What opens weights, as TorchBackend does."""
-    return functools.partial(VllmBackend, share_prefix=settings.share_prefix, suffix=settings.vllm_suffix)
+    return functools.partial(VllmBackend, share_prefix=settings.share_prefix)
 
 
 @functools.cache
-def vllm_versions(suffix: bool = False) -> dict[str, str]:
-    """Versions of vLLM and of what it computes with. suffix: drafts by suffix decoding.
-
-    Raises PipelineError where there is no vLLM, one that is too old, or not what suffix decoding needs.
-    """
+def vllm_versions() -> dict[str, str]:
+    """Versions of vLLM and of what it computes with. Raises PipelineError where there is no vLLM, or one that is too
+    old."""
     versions = {}
-    for name in ("vllm", "torch", "transformers", *["arctic-inference"] * suffix):
+    for name in ("vllm", "torch", "transformers"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError as error:
-            if name == "arctic-inference":
-                raise PipelineError(
-                    "eval.vllm_suffix=true needs arctic-inference: pip install arctic-inference==0.1.1"
-                ) from error
             raise PipelineError(
                 "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
             ) from error
