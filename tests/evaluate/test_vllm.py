@@ -212,11 +212,11 @@ def test_the_layers_that_changed_are_handed_over_whole(folders: list[Path], monk
     first, second = attention_swaps(folders)
     with keep_models_resident():
         every = [name for name, _ in by_vllm(first).model.named_parameters()]
-        assert handed == [every, every]  # larger weights, which are compared, and the merge
+        assert handed == [every]  # in place of weights by chance
         by_vllm(first)
-        assert len(handed) == 2
+        assert handed == [every]
         lm = by_vllm(second)
-        assert handed[2:] == [[name for name in every if name.startswith("model.layers.1.")]]
+        assert handed[1:] == [[name for name in every if name.startswith("model.layers.1.")]]
         assert answers(lm) == answers(by_torch(second))
 
 

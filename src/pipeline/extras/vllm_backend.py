@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MOST_CHOICES = 128  # of logprob_token_ids
-LARGER = 1.25  # factor of weights that no answer stays the same with
 ROOM_ON_A_CPU = 2048  # tokens of a row
 PROBE = "One, two, three: the sum of the first three numbers is"
 SETTINGS = {  # of vLLM, unless the environment has others
@@ -62,9 +61,7 @@ class Engine:
             on_cpu, how = current_platform.is_cpu(), dict(start)
             if not on_cpu or os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
                 del how["kv_cache_memory_bytes"]
-            self.llm = vllm.LLM(
-                **how, enforce_eager=on_cpu, load_format="safetensors", max_model_len=-1, disable_log_stats=True, seed=0
-            )
+            self.llm = vllm.LLM(**how, enforce_eager=on_cpu, max_model_len=-1, disable_log_stats=True, seed=0)
             self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     @contextmanager
@@ -150,7 +147,7 @@ class VllmBackend:
                     "to vLLM: score it with eval.backend=hf"
                 )
             if isinstance(self.weights, Path):
-                self.engine = Engine(self._start(self.weights))
+                self.engine = Engine(self._start(self.weights, "safetensors"))
             else:
                 self._load_merge(self.weights)
         return self.model
@@ -162,18 +159,18 @@ class VllmBackend:
         self.live = live = model_of(merge, self.dtype, "cpu")
         self.model, self.tokenizer = live.model, live.tokenizer
         assert live.folder
-        start = self._start(live.folder)
-        if not (live.served and live.served.llm and live.served.start == start):
+        start = self._start(live.folder, "dummy")
+        if is_new := not (live.served and live.served.llm and live.served.start == start):
             if live.served:
                 live.served.close()
-            live.served = self.engine = Engine(start)
-            check_replacing(self, live)
-            live.apply(merge)
+            live.served = Engine(start)
         self.engine = live.served
         put_changed(live)
+        if is_new:
+            check_replacing(self, live)
 
-    def _start(self, folder: Path) -> dict[str, Any]:
-        """What vLLM is started with. On a CPU it keeps keys and values of some tokens of each row, where it would take
+    def _start(self, folder: Path, load_format: str) -> dict[str, Any]:
+        """What vLLM is started with; dummy: weights by chance. On a CPU it keeps keys and values of some tokens of each row, where it would take
         nearly all memory."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -181,7 +178,7 @@ class VllmBackend:
         dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
         a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
         return {
-            "model": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
+            "model": str(folder), "load_format": load_format, "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
             "max_num_seqs": self.batch_size, "enable_prefix_caching": self.share_prefix,
             "kv_cache_memory_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
         }  # fmt: skip
@@ -256,14 +253,8 @@ class VllmBackend:
 
 
 def check_replacing(backend: VllmBackend, live: Live) -> None:
-    """Once for each engine: replace all weights by larger ones, which no answer stays the same with.
-
-    Raises PipelineError where likelihoods are not those of torch, so that something was not replaced.
-    """
-    live.holds.clear()  # what is done to its weights here is not a merge
-    for parameter in live.model.parameters():
-        parameter.data *= LARGER
-    put_changed(live)
+    """Once for each engine, which began with weights by chance: raise PipelineError where likelihoods are not those of
+    torch, so that something was not replaced."""
     tokens = live.tokenizer(PROBE).input_ids
     requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
 
@@ -283,14 +274,11 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
 
 def put_changed(live: Live) -> None:
     """Hand over the layers of which a tensor is not what vLLM holds; what is in no layer by itself."""
-    parameters, engine = dict(live.model.named_parameters()), live.served
-    changed = {
-        layer_of(own)
-        for own, name in tensor_names(parameters).items()
-        if engine.holds.get(name, "none") != live.holds.get(name)
-    }
+    state, engine = live.model.state_dict(), live.served
+    names = tensor_names(state)
+    changed = {layer_of(own) for own, name in names.items() if engine.holds.get(name) != live.holds.get(name)}
     if changed:
-        engine.load((own, parameter.data) for own, parameter in parameters.items() if layer_of(own) in changed)
+        engine.load((own, state[own]) for own in names if layer_of(own) in changed)
     engine.holds = dict(live.holds)
 
 
