@@ -46,7 +46,7 @@ def model_key(checkpoint: Parent) -> Key:
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
         base = (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
-    return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
+    return base_key(folder) | {"base": base}
 
 
 def merge_key(merge: Merging, runs_dir: Path) -> Key:

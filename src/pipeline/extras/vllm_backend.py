@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MOST_CHOICES = 128  # of logprob_token_ids
-ROOM_ON_A_CPU = 2048  # tokens of a row
 PROBE = "One, two, three: the sum of the first three numbers is"
 SETTINGS = {  # of vLLM, unless the environment has others
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in this process
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB of keys and values, where it would take nearly all memory
 }
 
 
@@ -58,10 +58,8 @@ class Engine:
             import vllm
             from vllm.platforms import current_platform
 
-            on_cpu, how = current_platform.is_cpu(), dict(start)
-            if not on_cpu or os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-                del how["kv_cache_memory_bytes"]
-            self.llm = vllm.LLM(**how, enforce_eager=on_cpu, max_model_len=-1, disable_log_stats=True, seed=0)
+            eager = current_platform.is_cpu()
+            self.llm = vllm.LLM(**start, enforce_eager=eager, max_model_len=-1, disable_log_stats=True, seed=0)
             self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     @contextmanager
@@ -170,17 +168,11 @@ class VllmBackend:
             check_replacing(self, live)
 
     def _start(self, folder: Path, load_format: str) -> dict[str, Any]:
-        """What vLLM is started with; dummy: weights by chance. On a CPU it keeps keys and values of some tokens of each row, where it would take
-        nearly all memory."""
-        config = self.model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        """What vLLM is started with; dummy: weights by chance."""
         dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
-        a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
         return {
             "model": str(folder), "load_format": load_format, "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
             "max_num_seqs": self.batch_size, "enable_prefix_caching": self.share_prefix,
-            "kv_cache_memory_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
         }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
