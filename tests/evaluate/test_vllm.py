@@ -202,14 +202,18 @@ def attention_swaps(folders: list[Path]) -> list[Merging]:
 
 def test_the_layers_that_changed_are_handed_over_whole(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[list[str]] = []
-    real = vllm_backend.Engine.load
+    import vllm
 
-    def load(engine: vllm_backend.Engine, tensors: Any) -> None:
-        given = list(tensors)
-        handed.append([name for name, _ in given])
-        real(engine, given)
+    real = vllm.LLM.collective_rpc
 
-    monkeypatch.setattr(vllm_backend.Engine, "load", load)
+    def hand_over(llm: Any, method: str, **how: Any) -> Any:
+        if method == "reload_weights":
+            given = list(how["kwargs"]["weights_iterator"])
+            handed.append([name for name, _ in given])
+            how["kwargs"] = {"weights_iterator": iter(given)}
+        return real(llm, method, **how)
+
+    monkeypatch.setattr(vllm.LLM, "collective_rpc", hand_over)
     first, second = attention_swaps(folders)
     with keep_models_resident():
         every = [name for name, _ in by_vllm(first).model.named_parameters()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -76,14 +75,10 @@ def score_tasks(
                 say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
         if unanswered:
             say_if_rounded(settings)
-        questions = settings.answers * sum(len(task.rows) for task in unanswered)
-        with (
-            Bar(", ".join(task.name for task in unanswered), questions, "question")
-            if unanswered
-            else nullcontext() as bar
-        ):
-            for task in unanswered:
-                compute(lm, task, settings, bar)
+            questions = settings.answers * sum(len(task.rows) for task in unanswered)
+            with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
+                for task in unanswered:
+                    compute(lm, task, settings, bar)
         results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
@@ -159,14 +154,14 @@ def key_of(request: Instance) -> tuple[Any, ...]:
     return (request.request_type, *request.args)
 
 
-def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
+def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
     """Answer the requests that are not stored, each kind together."""
     questions_per_answer = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
     if isinstance(lm, Answering):
         set_sharing(lm, asked.definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        if asked.answers.add((kind, *arguments), answer) and bar:
+        if asked.answers.add((kind, *arguments), answer):
             bar.update(questions_per_answer)
 
     lm.ended = ended
@@ -233,8 +228,10 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, definition, settings, number)
-    how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
-    output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))
+    output: Any = evaluate(
+        lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
+        log_samples=True, **prompt_settings(settings),
+    )  # fmt: skip
     records = [
         {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
         for record in output["samples"][asked.name]

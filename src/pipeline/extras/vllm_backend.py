@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,13 +84,21 @@ class Engine:
             sys.modules["vllm.distributed"].cleanup_dist_env_and_memory()
         gc.collect()
 
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace these tensors, of each layer all or none: a part of a fused module alone would be wrong unnoticed."""
+    def take(self, live: Live) -> None:
+        """Replace the layers of which a tensor is not what vLLM holds, whole: of a fused module a part alone would be
+        wrong unnoticed. What is in no layer is replaced by itself."""
+        state = live.model.state_dict()
+        names = tensor_names(state)
+        changed = {layer_of(own) for own, name in names.items() if self.holds.get(name) != live.holds.get(name)}
+        tensors = [(own, state[own]) for own in names if layer_of(own) in changed]
+        if not tensors:
+            return
         with self.closing_where_it_fails():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
             self.llm.apply_model(pack_head)
             if not self.llm.reset_prefix_cache():
                 raise RuntimeError("vLLM did not empty its prefix cache, which holds values of the weights before")
+        self.holds = dict(live.holds)
 
     def outputs(self, prompts: Sequence[Tokens], how: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Any]]:
         """(place, output) of each prompt when it is finished. Settings of generation_config.json are not used."""
@@ -159,7 +167,7 @@ class VllmBackend:
                     live.served.close()
                 live.served = Engine(start)
             self.engine = live.served
-            put_changed(live)
+            self.engine.take(live)
             if is_new:
                 check_replacing(self, live)
         return self.model
@@ -251,16 +259,6 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
             f"eval.backend=vllm: vLLM does not replace all weights of {live.folder}: write the merge with stage=merge "
             "and score it with checkpoint=RUN, or use eval.backend=hf"
         )
-
-
-def put_changed(live: Live) -> None:
-    """Hand over the layers of which a tensor is not what vLLM holds; what is in no layer by itself."""
-    state, engine = live.model.state_dict(), live.served
-    names = tensor_names(state)
-    changed = {layer_of(own) for own, name in names.items() if engine.holds.get(name) != live.holds.get(name)}
-    if changed:
-        engine.load((own, state[own]) for own in names if layer_of(own) in changed)
-    engine.holds = dict(live.holds)
 
 
 def layer_of(name: str) -> str:
