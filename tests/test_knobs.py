@@ -443,7 +443,6 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.products": Change("eval.products=bf16x3", refused="is computed on a GPU"),
     "eval.batch_size": Change("eval.batch_size=2", same_because=ROUNDING),
     "eval.share_prefix": Change("eval.share_prefix=false", same_because=ROUNDING),
-    "eval.vllm_suffix": Change("eval.vllm_suffix=true", refused="eval.vllm_suffix=true is vLLM's"),
 }
 
 

@@ -180,11 +180,6 @@ def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
         ("mgsm", {"answers": 4}, "eval.answers=4 is read with eval.temperature above 0 alone: give eval.temp"),
         ("mgsm", {"top_p": 0.9}, "eval.top_p=0.9 is read with eval.temperature above 0 alone"),
         ("belebele", {"temperature": 0.7}, "eval.temperature=0.7 is read by tasks that the model writes answers to"),
-        (
-            "mgsm",
-            {"temperature": 0.7, "backend": "vllm", "vllm_suffix": True},
-            "eval.vllm_suffix=true drafts greedy answers: leave it out with eval.temperature above 0",
-        ),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(task: str, knobs: dict[str, Any], why: str) -> None:

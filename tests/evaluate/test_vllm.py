@@ -123,7 +123,8 @@ def by_torch(merge: Merging) -> Answering:
 
 
 def by_vllm(weights: Merging | Path, **settings: Any) -> Answering:
-    backend = VllmBackend(4, "float32", weights, **settings)
+    merge = merge_of_one(weights) if isinstance(weights, Path) else weights
+    backend = VllmBackend(4, "float32", merge, **settings)
     backend.load()
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 
@@ -189,6 +190,40 @@ def test_ten_live_merges_and_back(folders: list[Path]) -> None:
     fresh = by_vllm(written)
     assert answers(fresh) == found[1][0]
     fresh.engine.engine.close()
+
+
+def attention_swaps(folders: list[Path]) -> list[Merging]:
+    """Two merges that differ in the queries and values of the second layer alone, parts of what vLLM fuses."""
+    base, _, language = map(Checkpoint.open, folders)
+    sides = {"math": base, "language": language}
+    return [
+        open_merge(LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=0), sides) for bottom in (1, 2)
+    ]
+
+
+def test_the_layers_that_changed_are_handed_over_whole(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[list[str]] = []
+    import vllm
+
+    real = vllm.LLM.collective_rpc
+
+    def hand_over(llm: Any, method: str, **how: Any) -> Any:
+        if method == "reload_weights":
+            given = list(how["kwargs"]["weights_iterator"])
+            handed.append([name for name, _ in given])
+            how["kwargs"] = {"weights_iterator": iter(given)}
+        return real(llm, method, **how)
+
+    monkeypatch.setattr(vllm.LLM, "collective_rpc", hand_over)
+    first, second = attention_swaps(folders)
+    with keep_models_resident():
+        every = [name for name, _ in by_vllm(first).model.named_parameters()]
+        assert handed == [every]  # in place of weights by chance
+        by_vllm(first)
+        assert handed == [every]
+        lm = by_vllm(second)
+        assert handed[1:] == [[name for name in every if name.startswith("model.layers.1.")]]
+        assert answers(lm) == answers(by_torch(second))
 
 
 @pytest.mark.vllm
@@ -257,24 +292,6 @@ def test_merges_of_lora_experts_are_whole_models_of_one_engine(folders: list[Pat
     assert len({str(texts) for _, texts, _ in found}) == 5
 
 
-@pytest.mark.vllm
-def test_drafts_of_suffix_decoding_outlive_live_merges(folders: list[Path]) -> None:
-    """The same answers and likelihoods, from fewer steps in a merge that answers as the one before: its answers are
-    still there. With drafts vLLM itself leaves choices out."""
-    merge = swaps(folders)[0]
-    expected, alike = by_torch(merge), open_merge(merge.config, merge.sources, None, None, 1)
-    texts, values = answers(expected), [value for value, _ in expected.loglikelihood(choices(1))]
-    steps = []
-    with keep_models_resident():
-        for one in merge, swaps(folders)[7], alike:
-            lm = by_vllm(one, suffix=True)
-            found = answers(lm)
-            steps.append(lm.engine.steps)
-        assert found == texts
-        assert [value for value, _ in lm.loglikelihood(choices(1))] == pytest.approx(values, rel=1e-5, abs=1e-5)
-    assert steps[2] < steps[0] - 3
-
-
 # ------------------------------------------------------------------------------------------------ through the pipeline
 
 
@@ -307,6 +324,37 @@ def test_a_sweep_of_merges_equals_the_written_ones(
         facts = read_manifest(runs_dir / row["run"]).facts["harness"]
         assert facts["backend"] == "vllm" and facts["engine"]["vllm"].startswith("0.")
     assert len(distinct) > len(rows) / 2
+
+
+@pytest.mark.skipif(REAL, reason="vLLM has no batch invariance on a CPU")
+@pytest.mark.parametrize("invariant", ["0", "1"])
+def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
+    invariant: str,
+    folders: list[Path],
+    data_root: Path,
+    runs_dir: Path,
+    make_run: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of three questions, of which one was answered before, two are asked, without batch invariance all."""
+    asked: list[int] = []
+    real = VllmBackend.generate
+    monkeypatch.setattr(
+        VllmBackend, "generate", lambda self, prompts, *how: asked.append(len(prompts)) or real(self, prompts, *how)
+    )
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    words = [f"checkpoint={folders[1]}", "eval=mgsm_0shot", "eval.backend=vllm", "eval.dtype=bfloat16"]
+    words += [
+        f"eval.max_gen_toks={4 + int(invariant)}",
+        "eval.batch_size=4",
+        "languages=[en]",
+        f"data_root={data_root}",
+    ]
+    for limit in 1, 3:
+        make_run("stage=eval", *words, f"eval.limit={limit}")
+    assert asked == [1, 2 if invariant == "1" else 3]
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -350,16 +398,13 @@ def test_a_merge_of_another_shape_has_an_engine_of_its_own(folders: list[Path], 
 
 
 @pytest.mark.parametrize(
-    ("found", "suffix", "refusal"),
+    ("found", "refusal"),
     [
-        ({}, False, r"eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging\[vllm\]'"),
-        ({"vllm": "0.9.1"}, False, "vLLM 0.9.1 is too old to replace weights: install 0.32"),
-        ({"vllm": "0.32.0"}, True, "eval.vllm_suffix=true needs arctic-inference: pip install"),
+        ({}, r"eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging\[vllm\]'"),
+        ({"vllm": "0.9.1"}, "vLLM 0.9.1 is too old to replace weights: install 0.32"),
     ],
 )
-def test_another_installation_is_refused(
-    found: dict[str, str], suffix: bool, refusal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_installation_is_refused(found: dict[str, str], refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name not in {"torch": "", "transformers": "", **found}:
             raise PackageNotFoundError(name)
@@ -367,7 +412,7 @@ def test_another_installation_is_refused(
 
     monkeypatch.setattr(vllm_backend, "version", version)
     with pytest.raises(PipelineError, match=refusal):
-        vllm_versions(suffix)
+        vllm_versions()
 
 
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:

@@ -80,8 +80,6 @@ class Eval(Knobs):
     products: str = knob("ieee", options=("ieee", "bf16x3", "auto"))
     # vllm: needs the extra vllm; merges are loaded into its running engine
     backend: str = knob("hf", options=("hf", "vllm"))
-    # vLLM drafts tokens from earlier answers (arctic-inference); hashed below float32, where this changes answers
-    vllm_suffix: bool = knob(False, hashed=lambda config: config.vllm_suffix and below_float32(config))
     chat_template: bool = False  # write exemplars and question with the model's chat template
     system_instruction: str | None = None  # text before the exemplars; with eval.chat_template=true a system message
     # false: exemplars and question are one turn

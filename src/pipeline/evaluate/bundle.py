@@ -71,7 +71,7 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
         [ScoreRow(**row) for scores in written.values() for row in scores[side]] for side in ("rows", "beside")
     )
     averages = over_languages([*rows, *further])
-    parts: dict[str, dict[str, Any]] = {role: scores["harness"] for role, scores in written.items()}
+    parts = {role: scores["harness"] for role, scores in written.items()}
     first, *further_parts = parts.values()
     same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in further_parts)}
     harness = {**same, "parts": parts}

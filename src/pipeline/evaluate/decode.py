@@ -60,15 +60,12 @@ class Ending:
     completes: dict[int, bool] = field(default_factory=dict)
 
     def could_complete(self, token: int) -> bool:
-        """Whether a stop string could be complete with this token: it has all of one, or begins with the end of one,
-        maybe after a space that a decoder drops; or with the rest of a character, where one is not ASCII."""
+        """Whether a stop string could be complete with this token: it has the last letter of one, maybe a space that a
+        decoder drops; or the rest of a character, where one is not ASCII."""
         if token not in self.completes:
             text = self.to_text([token])
             broken = INCOMPLETE in text and not all(string.isascii() for string in self.stop)
-            begins = {start[:end] for start in (text, f" {text}") for end in range(1, len(start) + 1)}
-            self.completes[token] = broken or any(
-                string in f" {text}" or any(string.endswith(begin) for begin in begins) for string in self.stop
-            )
+            self.completes[token] = broken or any(string[-1:] in f" {text}" for string in self.stop)
         return self.completes[token]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -76,14 +75,10 @@ def score_tasks(
                 say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
         if unanswered:
             say_if_rounded(settings)
-        questions = settings.answers * sum(len(task.rows) for task in unanswered)
-        with (
-            Bar(", ".join(task.name for task in unanswered), questions, "question")
-            if unanswered
-            else nullcontext() as bar
-        ):
-            for task in unanswered:
-                compute(lm, task, settings, bar)
+            questions = settings.answers * sum(len(task.rows) for task in unanswered)
+            with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
+                for task in unanswered:
+                    compute(lm, task, settings, bar)
         results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
@@ -120,14 +115,24 @@ def decided_by(settings: Eval) -> dict[str, Any]:
     decides = {"backend": settings.backend, "dtype": settings.dtype} | rounding_settings(settings)
     if settings.products != "ieee":
         decides["products"] = settings.products
-    if settings.backend != "hf":
-        decides["engine"] = outside_core(BACKENDS, settings.backend).versions(settings)
-    return decides
+    return decides | ({"engine": engine} if (engine := engine_of(settings)) else {})
+
+
+def engine_of(settings: Eval) -> dict[str, str]:
+    """What of a backend outside of this program changes answers."""
+    return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions(settings)
+
+
+def rounds_together(settings: Eval) -> bool:
+    """Whether an answer depends on those computed together with it: below float32, but for vLLM's batch invariance,
+    which a GPU has."""
+    invariant = torch.cuda.is_available() and engine_of(settings).get("batch_invariant") == "1"
+    return below_float32(settings) and not invariant
 
 
 def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
-    """The requests of a task and what is stored of their answers. Below float32 an answer depends on those computed
-    together with it: there all of them are stored, or none.
+    """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
+    computed together with it.
 
     Raises:
         PipelineError: prompts do not fit the model. What is stored did.
@@ -135,7 +140,7 @@ def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Stor
     rows = rows_asked(definition, task, settings)
     requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
     if store:
-        together = digest([key_of(request) for request in requests]) if below_float32(settings) else None
+        together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
         answers = store.answers(definition.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
@@ -149,14 +154,14 @@ def key_of(request: Instance) -> tuple[Any, ...]:
     return (request.request_type, *request.args)
 
 
-def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar | None) -> None:
+def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
     """Answer the requests that are not stored, each kind together."""
     questions_per_answer = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
     if isinstance(lm, Answering):
         set_sharing(lm, asked.definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        if asked.answers.add((kind, *arguments), answer) and bar:
+        if asked.answers.add((kind, *arguments), answer):
             bar.update(questions_per_answer)
 
     lm.ended = ended
@@ -185,15 +190,13 @@ class Answered(LM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return str(self.lm.apply_chat_template(chat_history, add_generation_prompt))
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        texts = (self.answers.look_up(key_of(request))[0] for request in requests)
-        return [split_thoughts(text, self.think_end)[1] for text in texts]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        return [tuple(self.answers.look_up(key_of(request))) for request in requests]
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def stored(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         return [self.answers.look_up(key_of(request)) for request in requests]
+
+    loglikelihood = loglikelihood_rolling = stored
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        return [split_thoughts(text, self.think_end)[1] for text, _ in self.stored(requests)]
 
 
 def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
@@ -225,8 +228,10 @@ def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResu
     """
     definition, put = asked.definition, Answered(lm, asked.answers, settings.think_end)
     prepare(asked.task, definition, settings, number)
-    how: dict[str, Any] = {"task_dict": {"tasks": {asked.name: asked.task}}, "samples": {asked.name: asked.rows}}
-    output: Any = evaluate(lm=put, bootstrap_iters=0, log_samples=True, **how, **prompt_settings(settings))
+    output: Any = evaluate(
+        lm=put, task_dict={"tasks": {asked.name: asked.task}}, samples={asked.name: asked.rows}, bootstrap_iters=0,
+        log_samples=True, **prompt_settings(settings),
+    )  # fmt: skip
     records = [
         {**record, **{name: plain(record[name]) for name in ("target", *record["metrics"])}}
         for record in output["samples"][asked.name]
@@ -269,17 +274,18 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if not below_float32(settings):
         return {}
     on_gpu = torch.cuda.is_available()
-    rows = settings.batch_size or (None if on_gpu else ROWS)
-    shared = {USED: rows, "share_prefix": settings.share_prefix}
-    shared |= {"suffix": True} if settings.vllm_suffix else {}
+    how: dict[str, Any] = {}
+    if rounds_together(settings):
+        how[USED] = settings.batch_size or (None if on_gpu else ROWS)
+    how["share_prefix"] = settings.share_prefix
     if on_gpu:
-        return shared | {"processor": torch.cuda.get_device_name()}
-    return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
+        return how | {"processor": torch.cuda.get_device_name()}
+    return how | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
 
 
 def say_if_rounded(settings: Eval) -> None:
     """Say below float32 what else decides the answers than the model."""
-    if below_float32(settings):
+    if rounds_together(settings):
         say(
             f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and the processor; "
             "in eval.dtype=float32 they do not"
@@ -288,6 +294,6 @@ def say_if_rounded(settings: Eval) -> None:
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
     """The numbers of rows that answers were computed in, also those that are stored where the number decides them."""
-    default_rows = settings.batch_size if below_float32(settings) else None
+    default_rows = settings.batch_size if rounds_together(settings) else None
     used = sorted(filter(None, {task.answers.found.get(USED, default_rows) for task in asked}))
     return {USED: used if len(used) > 1 else used[0]} if used else {}

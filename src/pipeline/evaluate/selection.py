@@ -39,12 +39,11 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     select = config.select
     by_loss = select.by == "validation_loss"
     candidates = {role: parent for role, parent in run.parents.items() if role not in ("base", "model")}
-    models = dict(candidates)
-    if not by_loss:
+    if by_loss:
+        models, values = candidates, validation_losses(candidates)
+    else:
         models = {role: scored(parent, config) for role, parent in candidates.items()}
-    values = (
-        validation_losses(models) if by_loss else {role: scores(parent, config) for role, parent in candidates.items()}
-    )
+        values = {role: scores(parent, config) for role, parent in candidates.items()}
     floor = guarded(scores(run.parents["base"], config), config) if "base" in run.parents else {}
     rows = [
         {

@@ -80,12 +80,13 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
         text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")
-    merge: dict[str, Any] = {}
-    if not written:  # what the run of the written merge records
-        merge = {**measure_merge(weights, key["root"], run.config.threads)}
-    tracker.summary(scores | merge)
-    merge |= {} if written else {"merge": weights.described(run.config.partition)}
-    return {"scores": scores, "harness": result.harness, "weights_root": key["root"], **merge}
+    facts = {"scores": scores, "harness": result.harness, "weights_root": key["root"]}
+    if written:
+        tracker.summary(scores)
+        return facts
+    measured = measure_merge(weights, key["root"], run.config.threads)  # what the run of the written merge records
+    tracker.summary(scores | measured)
+    return facts | measured | {"merge": weights.described(run.config.partition)}
 
 
 def backend_of(settings: Eval) -> Callable[..., Any]:

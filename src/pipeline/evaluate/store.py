@@ -46,18 +46,19 @@ def model_key(checkpoint: Parent) -> Key:
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
         base = (model.content or model.hash) if model else base_key(local_folder(base_folder(folder)))
-    return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
+    return base_key(folder) | {"base": base}
 
 
 def merge_key(merge: Merging, runs_dir: Path) -> Key:
     """The key of a merge in memory, which is that of the written merge: by what it is made of (merge/digests.py)."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
         if merge.adapter:
-            write_adapter(merge.adapter, Path(folder))
-        copy_files(merge.giver, Path(folder), merge.dtype, bool(merge.adapter))
+            write_adapter(merge.adapter, folder)
+        copy_files(merge.giver, folder, merge.dtype, bool(merge.adapter))
         base = base_key(merge.adapter.base.folder) if merge.adapter else None
         root = weights_key(merge, known_digests(merge, runs_dir))
-        return {"root": root, "base": base, "files": deciding_files(Path(folder))}
+        return {"root": root, "base": base, "files": deciding_files(folder)}
 
 
 def base_key(folder: Path) -> Key:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -147,13 +146,13 @@ class TorchBackend:
                 cache.share(prefix)
             sizes = [len(row.tokens) for row in rows], [len(row.paths) for row in rows]
             for batch in batch_places(*sizes, self.batch_size):
-                paths = [{index: path[-keep[index] :] for index, path in rows[at].paths.items()} for at in batch]
-                needed = [sorted({node for path in ends.values() for node in path}) for ends in paths]
-                found = logits_of(self.model, cache, [rows[at] for at in batch], needed)
-                for ends, nodes, logits in zip(paths, needed, found, strict=True):
-                    column = {node: at for at, node in enumerate(nodes)}
-                    for index, path in ends.items():
-                        weigh(index, logits[[column[node] for node in path]])
+                tries = [rows[at] for at in batch]
+                ends = [(index, at, path[-keep[index] :]) for at, trie in enumerate(tries)
+                        for index, path in trie.paths.items()]  # fmt: skip
+                places = [(at, node) for _, at, path in ends for node in path]
+                found = logits_of(self.model, cache, tries, places).split([len(path) for *_, path in ends])
+                for (index, *_), logits in zip(ends, found, strict=True):
+                    weigh(index, logits)
 
         groups = group_prompts(prompts, longest, token_limit) if share else [(0, list(range(len(prompts))))]
         self._fit_rows(groups, prompts)
@@ -208,35 +207,24 @@ def most_rows(batch_size: int | None) -> int:
 
 
 def logits_of(
-    model: Any, cache: SharedCache | None, tries: Sequence[Trie], needed: Sequence[Sequence[int]]
-) -> list[torch.Tensor]:
-    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix. Padding is on the right.
-    Without a cache, for models that take no masks of positions, tries are prompts by themselves."""
+    model: Any, cache: SharedCache | None, tries: Sequence[Trie], places: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Logits [places, vocabulary] of places (trie, token of it) after the prefix. Padding is on the right. Without a
+    cache, for models that take no masks of positions, tries are prompts by themselves.
+
+    The model's head, half of the work for a vocabulary of 262,144, sees these places alone, where logits_to_keep would
+    take the same ones of all rows."""
     ids = pad_sequence([torch.tensor(trie.tokens) for trie in tries], batch_first=True)
-    with keep_places(model, needed):
-        if cache is None:
-            logits = model(input_ids=ids.to(model.device), use_cache=False).logits[0]
-        else:
-            visible, positions = visible_tokens(tries)
-            logits = cache.logits(ids, positions, cache.masks(positions, positions, visible), keep=0)[0]
-    return list(logits.split([len(positions) for positions in needed]))
-
-
-@contextmanager
-def keep_places(model: Any, places: Sequence[Sequence[int]]) -> Iterator[None]:
-    """Inside, the model's logits are [1, places of all rows, vocabulary]: its head, half of the work for a vocabulary
-    of 262,144, sees these places of each row alone, where logits_to_keep would take the same ones of all rows."""
-    rows = [row for row, columns in enumerate(places) for _ in columns]
-    columns = [column for columns in places for column in columns]
+    rows, columns = map(list, zip(*places, strict=True))
 
     def keep(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (inputs[0][rows, columns][None],)
 
-    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
-    try:
-        yield
-    finally:
-        hook.remove()
+    with model.get_output_embeddings().register_forward_pre_hook(keep):
+        if cache is None:
+            return model(input_ids=ids.to(model.device), use_cache=False).logits[0]
+        visible, positions = visible_tokens(tries)
+        return cache.logits(ids, positions, cache.masks(positions, positions, visible), keep=0)[0]
 
 
 def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,9 +39,7 @@ class Result:
     def compute(self, threads: int | None) -> None:
         """Run mergekit. Raises PipelineError where it stops, or gives other tensors than the sources have."""
         self.folder = tempfile.TemporaryDirectory(prefix="mergekit-")  # deleted with this object
-        self.checkpoint = self._compute(Path(self.folder.name), threads)
-
-    def _compute(self, place: Path, threads: int | None) -> Checkpoint:
+        place = Path(self.folder.name)
         size = max(sum(source.info(name).nbytes for name in source.names) for source in self.sources.values())
         if shutil.disk_usage(place).free < size:
             raise PipelineError(f"{place.parent} has no {size:,} bytes for mergekit's result: set TMPDIR elsewhere")
@@ -51,9 +49,8 @@ class Result:
         names = {model: str(links[role]) for model, role in self.config.roles().items() if role in links}
         (place / "merge.json").write_text(json.dumps(self.config.with_models(names)))  # JSON is YAML
         self._run(place, threads)
-        result = Checkpoint.open(place / "out")
-        self._compare(next(iter(self.sources.values())), result)
-        return result
+        self.checkpoint = Checkpoint.open(place / "out")
+        self._compare(next(iter(self.sources.values())), self.checkpoint)
 
     def _run(self, place: Path, threads: int | None) -> None:
         """`mergekit-yaml`, by its module: the command may be installed elsewhere than beside its Python."""

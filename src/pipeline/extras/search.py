@@ -215,8 +215,8 @@ class Outcome:
         folder.mkdir(parents=True, exist_ok=True)
         content = {"trials": len(self.trials), "sentences": sentences, "results": rows}
         write_atomically(folder / "search.json", json.dumps(content, indent=1) + "\n")
-        write_atomically(folder / "trials.csv", comma_separated(self.trial_rows()))
-        header, *lines = self.trial_rows()
+        header, *lines = trial_rows = self.trial_rows()
+        write_atomically(folder / "trials.csv", comma_separated(trial_rows))
         kinds = ("choosing", "test", "test, beyond given")
         titles = ["", "configuration", *(f"{name}, {kind}" for kind in kinds for name in self.names)]
         chosen = "What was chosen, on the questions that chose it and on test questions"

@@ -1,7 +1,7 @@
-"""The backend that has vLLM compute, in this process. Merges are loaded into it live.
+"""The backend that has vLLM compute, in this process. Merges are loaded into it live, a checkpoint as a merge of one.
 
-A merge is put together in memory, on the CPU, as for the other backend, and all of its tensors are handed over: in
-modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
+A merge is put together in memory, on the CPU, as for the other backend, and the layers of which a tensor changed are
+handed over whole: of modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from pipeline.evaluate.backend import Tokens, without_weights
 from pipeline.evaluate.decode import Ending, settings_beyond_greedy
 from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import TorchBackend, most_rows
+from pipeline.models.names import tensor_names
 from pipeline.text import one_line
 
 if TYPE_CHECKING:
@@ -33,35 +34,33 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MOST_CHOICES = 128  # of logprob_token_ids
-LARGER = 1.25  # factor of weights that no answer stays the same with
-ROOM_ON_A_CPU = 2048  # tokens of a row
 PROBE = "One, two, three: the sum of the first three numbers is"
 SETTINGS = {  # of vLLM, unless the environment has others
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in this process
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB of keys and values, where it would take nearly all memory
 }
 
 
 class Engine:
-    """vLLM with the model of a folder. `start`: keywords of vllm.LLM; `holds`: signatures of the tensors that it was
-    last given. What fails in it closes it: requests that are left in it would be answered among the next."""
+    """vLLM with a model of the shape of a folder's, its weights by chance. `start`: keywords of vllm.LLM; `holds`:
+    signatures of the tensors that it was last given. What fails in it closes it: requests that are left in it would be
+    answered among the next."""
 
     def __init__(self, start: dict[str, Any]) -> None:
         self.llm: Any = None
-        self.start, self.holds, self.steps = start, dict[str, Any](), 0
+        self.start, self.holds = start, dict[str, Any]()
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         with self.closing_where_it_fails():
             import vllm
             from vllm.platforms import current_platform
 
-            on_cpu, how = current_platform.is_cpu(), dict(start)
-            if not on_cpu or os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-                del how["kv_cache_memory_bytes"]
+            eager = current_platform.is_cpu()
             self.llm = vllm.LLM(
-                **how, enforce_eager=on_cpu, load_format="safetensors", max_model_len=-1, disable_log_stats=True, seed=0
+                **start, load_format="dummy", enforce_eager=eager, max_model_len=-1, disable_log_stats=True, seed=0
             )
             self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
@@ -85,25 +84,32 @@ class Engine:
             sys.modules["vllm.distributed"].cleanup_dist_env_and_memory()
         gc.collect()
 
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all tensors. A part of a fused module alone would be wrong unnoticed."""
+    def take(self, live: Live) -> None:
+        """Replace the layers of which a tensor is not what vLLM holds, whole: of a fused module a part alone would be
+        wrong unnoticed. What is in no layer is replaced by itself."""
+        state = live.model.state_dict()
+        names = tensor_names(state)
+        changed = {layer_of(own) for own, name in names.items() if self.holds.get(name) != live.holds.get(name)}
+        tensors = [(own, state[own]) for own in names if layer_of(own) in changed]
+        if not tensors:
+            return
         with self.closing_where_it_fails():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
             self.llm.apply_model(pack_head)
             if not self.llm.reset_prefix_cache():
                 raise RuntimeError("vLLM did not empty its prefix cache, which holds values of the weights before")
+        self.holds = dict(live.holds)
 
     def outputs(self, prompts: Sequence[Tokens], how: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Any]]:
         """(place, output) of each prompt when it is finished. Settings of generation_config.json are not used."""
         with self.closing_where_it_fails():
             from vllm import SamplingParams, TokensPrompt
 
-            engine, self.steps = self.llm.llm_engine, 0
+            engine = self.llm.llm_engine
             for place, (prompt, settings) in enumerate(zip(prompts, how, strict=True)):
                 params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **settings})
                 engine.add_request(str(place), TokensPrompt(prompt_token_ids=list(prompt)), params)
             while engine.has_unfinished_requests():
-                self.steps += 1
                 for output in engine.step():
                     if output.finished:
                         yield int(output.request_id), output
@@ -127,72 +133,44 @@ def reason(error: str) -> str:
 
 
 class VllmBackend:
-    """A model in vLLM. See `Backend`. share_prefix: its prefix cache. suffix: drafts by suffix decoding (arXiv
-    2411.04975)."""
+    """A model in vLLM. share_prefix: its prefix cache."""
 
     halved = False  # vLLM decides by itself how many rows its memory holds
 
-    def __init__(
-        self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True,
-        suffix: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, batch_size: int | None, dtype: str, weights: Merging, share_prefix: bool = True) -> None:
         self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
-        self.share_prefix, self.suffix = share_prefix, suffix
-        self.live: Live | None = None
+        self.share_prefix = share_prefix
         self.model: Any = None
-        self.steps = 0  # of its engine, for answers
 
     # --------------------------------------------------------------------------------------------------- weights
 
     def load(self) -> Any:
-        """As TorchBackend's, but for the model in memory, which stays on the CPU; of a folder it has no weights."""
+        """As TorchBackend's, but for the model in memory, which stays on the CPU. The vLLM that has the merge before
+        takes this one."""
+        from pipeline.merge.live import model_of
+
         if self.model is None:
-            self.model, self.tokenizer = without_weights(self.weights)
-            if settings := settings_beyond_greedy(self.model):
+            if settings := settings_beyond_greedy(without_weights(self.weights)[0]):
                 raise PipelineError(
                     f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which is not passed on "
                     "to vLLM: score it with eval.backend=hf"
                 )
-            if isinstance(self.weights, Path):
-                self.engine = Engine(self._start(self.weights))
-            else:
-                self._load_merge(self.weights)
+            live = model_of(self.weights, self.dtype, "cpu")
+            self.model, self.tokenizer = live.model, live.tokenizer
+            start = {
+                "model": str(live.folder), "tokenizer": self.tokenizer.name_or_path,
+                "dtype": str(self.model.dtype).removeprefix("torch."), "max_num_seqs": self.batch_size,
+                "enable_prefix_caching": self.share_prefix,
+            }  # fmt: skip
+            if is_new := not (live.served and live.served.llm and live.served.start == start):
+                if live.served:
+                    live.served.close()
+                live.served = Engine(start)
+            self.engine = live.served
+            self.engine.take(live)
+            if is_new:
+                check_replacing(self, live)
         return self.model
-
-    def _load_merge(self, merge: Merging) -> None:
-        """Into the engine that has the merge before, where there is one."""
-        from pipeline.merge.live import model_of
-
-        self.live = live = model_of(merge, self.dtype, "cpu")
-        self.model, self.tokenizer = live.model, live.tokenizer
-        assert live.folder
-        start = self._start(live.folder)
-        if not (live.served and live.served.llm and live.served.start == start):
-            if live.served:
-                live.served.close()
-            live.served = self.engine = Engine(start)
-            check_replacing(self, live)
-            live.apply(merge)
-        self.engine = live.served
-        signatures = {name: merge.signature(name) for name in merge.names}
-        if self.engine.holds != signatures:
-            put_tensors(live)
-            self.engine.holds = signatures
-
-    def _start(self, folder: Path) -> dict[str, Any]:
-        """What vLLM is started with. On a CPU it keeps keys and values of some tokens of each row, where it would take
-        nearly all memory."""
-        config = self.model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
-        a_token = 2 * config.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
-        return {
-            "model": str(folder), "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
-            "max_num_seqs": self.batch_size, "enable_prefix_caching": self.share_prefix,
-            "kv_cache_memory_bytes": self.batch_size * ROOM_ON_A_CPU * a_token,
-            **({"speculative_config": {"method": "suffix"}} if self.suffix else {}),  # drafts from all answers
-        }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
 
@@ -206,7 +184,7 @@ class VllmBackend:
         self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
     ) -> None:  # fmt: skip
-        """vLLM decides by itself what is computed once, drafts from its own answers, and draws by a seed for each."""
+        """vLLM decides by itself what is computed once, and draws by a seed for each."""
         how: dict[str, Any] = {
             "max_tokens": ending.room, "stop": list(ending.stop), "stop_token_ids": sorted(ending.ends),
             "skip_special_tokens": False,
@@ -218,19 +196,17 @@ class VllmBackend:
         self._refuse_too_long(max(map(len, prompts)) + ending.room)
         for place, output in self.engine.outputs(prompts, [how | one for one in drawn]):
             ended(place, list(output.outputs[0].token_ids))
-        self.steps += self.engine.steps
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int, float, bool], None]
     ) -> None:
         """A continuation of one token is a choice of its context, and all choices of a context are one request. For a
-        longer one vLLM reads the prompt without its prefix cache. With drafts vLLM has no choices, and gives none
-        without an error."""
+        longer one vLLM reads the prompt without its prefix cache."""
         self._refuse_too_long(max(len(context) + len(continuation) for context, continuation in requests))
         choices: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # context -> places, and the token of each
         whole: list[int] = []
         for place, (context, continuation) in enumerate(requests):
-            if self.suffix or len(continuation) > 1:
+            if len(continuation) > 1:
                 whole.append(place)
             else:
                 choices.setdefault(tuple(context), []).append((place, continuation[0]))
@@ -266,14 +242,8 @@ class VllmBackend:
 
 
 def check_replacing(backend: VllmBackend, live: Live) -> None:
-    """Once for each engine: replace all weights by larger ones, which no answer stays the same with.
-
-    Raises PipelineError where likelihoods are not those of torch, so that something was not replaced.
-    """
-    live.holds.clear()  # what is done to its weights here is not a merge
-    for parameter in live.model.parameters():
-        parameter.data *= LARGER
-    put_tensors(live)
+    """Once for each engine, which began with weights by chance: raise PipelineError where likelihoods are not those of
+    torch, so that something was not replaced."""
     tokens = live.tokenizer(PROBE).input_ids
     requests = [(tokens[:at], tokens[at : at + 1]) for at in range(1, len(tokens))]
 
@@ -291,8 +261,10 @@ def check_replacing(backend: VllmBackend, live: Live) -> None:
         )
 
 
-def put_tensors(live: Live) -> None:
-    live.served.load((name, parameter.data) for name, parameter in live.model.named_parameters())
+def layer_of(name: str) -> str:
+    """model.layers.3 of all of its tensors; elsewhere the tensor's own name."""
+    layer = re.match(r".*?\.\d+(?=\.)", name)
+    return layer[0] if layer else name
 
 
 OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
@@ -300,29 +272,23 @@ OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
 
 def versions(settings: Eval) -> dict[str, str]:
     """What of vLLM changes answers."""
-    return vllm_versions(settings.vllm_suffix)
+    return vllm_versions()
 
 
 def backend(settings: Eval) -> functools.partial[VllmBackend]:
     """What opens weights, as TorchBackend does."""
-    return functools.partial(VllmBackend, share_prefix=settings.share_prefix, suffix=settings.vllm_suffix)
+    return functools.partial(VllmBackend, share_prefix=settings.share_prefix)
 
 
 @functools.cache
-def vllm_versions(suffix: bool = False) -> dict[str, str]:
-    """Versions of vLLM and of what it computes with. suffix: drafts by suffix decoding.
-
-    Raises PipelineError where there is no vLLM, one that is too old, or not what suffix decoding needs.
-    """
+def vllm_versions() -> dict[str, str]:
+    """Versions of vLLM and of what it computes with. Raises PipelineError where there is no vLLM, or one that is too
+    old."""
     versions = {}
-    for name in ("vllm", "torch", "transformers", *["arctic-inference"] * suffix):
+    for name in ("vllm", "torch", "transformers"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError as error:
-            if name == "arctic-inference":
-                raise PipelineError(
-                    "eval.vllm_suffix=true needs arctic-inference: pip install arctic-inference==0.1.1"
-                ) from error
             raise PipelineError(
                 "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
             ) from error

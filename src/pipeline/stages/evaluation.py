@@ -33,8 +33,6 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         if language(code).constructed and config.data_root is None:
             raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
     refuse_sampling(config.eval)
-    if config.eval.vllm_suffix and config.eval.backend != "vllm":
-        raise PipelineError(f"eval.vllm_suffix=true is vLLM's, with eval.backend={config.eval.backend}: leave it out")
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
     config = with_base(config, resolver)
@@ -109,8 +107,6 @@ def refuse_sampling(settings: Eval) -> None:
             f"eval.temperature={settings.temperature:g} is read by tasks that the model writes answers to, not "
             f"by {', '.join(kinds)}: leave it out"
         )
-    if settings.vllm_suffix:
-        raise PipelineError("eval.vllm_suffix=true drafts greedy answers: leave it out with eval.temperature above 0")
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:

@@ -22,8 +22,6 @@ def SamplingParams(**settings):  # noqa: N802
 
 class LLM:
     def __init__(self, model, tokenizer, dtype, **settings):
-        if settings.get("kv_cache_memory_bytes", 0) > 10**12:
-            raise ValueError("Available memory is less than requested memory for kv")
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
         self.model.packed_modules_mapping = PARTS
         self.tokenizer, self.waiting, self.llm_engine = AutoTokenizer.from_pretrained(tokenizer), [], self
