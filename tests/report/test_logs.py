@@ -4,7 +4,8 @@ lm_eval ran two tasks on eight sums and one on five others: `guesses` is its dum
 the base of the sandbox, the latter with --num_fewshot 2 --limit 6 --tasks sums. inspect_ai ran its mockllm on six sums,
 of which `strong` has five, in two epochs and with a system message; `strong_json` is a log of two sums as JSON. older/
 is what lm_eval 0.4.2, 0.4.3 and 0.4.7 wrote for `pretrained=./sandbox_base,dtype=float32`: the sums, and `echo`, whose
-two filters differ. Rows name their filter and metrics from 0.4.7 on, the first that is read.
+two filters differ. From 0.4.3 on the folder has the model's name and the files the time, 0.4.2 wrote lists of JSON
+without hashes, and rows name their filter and metrics from 0.4.7 on. 0.4.4 and 0.4.5 write as 0.4.3, 0.4.1 as 0.4.2.
 """
 
 from __future__ import annotations
@@ -395,15 +396,16 @@ def test_logs_in_a_folder_that_begins_with_a_dot(tmp_path: Path) -> None:
     ]
 
 
-OLDER = LOGS / "older"
+OLDER = {version: str(LOGS / "older" / version) for version in ("0.4.2", "0.4.3", "0.4.7")}
 
 
-def test_logs_of_an_older_version(tmp_path: Path) -> None:
-    """Scores are those that it printed, by filter, and items match those of the newest by their documents."""
-    results = compared(tmp_path, str(OLDER / "0.4.7"), TINY)
-    assert results.rows == ["sandbox_base (older/0.4.7)", "sandbox_base (lm_eval/tiny)"]
+@pytest.mark.parametrize("version", OLDER)
+def test_logs_of_older_versions(version: str, tmp_path: Path) -> None:
+    """Scores are those that each version printed, by filter, and items match those of the newest by their documents."""
+    results = compared(tmp_path, OLDER[version], TINY)
+    assert results.rows == [f"sandbox_base ({name})" for name in (f"older/{version}", "lm_eval/tiny")]
     assert {line["n"] for line in results.contrasts} == {8}
-    printed = json.loads(only_file(OLDER / "0.4.7", "results*.json").read_text())["results"]["sums"]
+    printed = json.loads(only_file(OLDER[version], "results*.json").read_text())["results"]["sums"]
     columns = {"sums acc": "acc,none", "sums acc_norm": "acc_norm,none"}
     assert {column: cells_in(results, column)[0].value for column in results.columns} == {
         column: 100 * printed[key] for column, key in columns.items()
@@ -412,17 +414,24 @@ def test_logs_of_an_older_version(tmp_path: Path) -> None:
     assert "None" not in results.computed["Logs"][0]
 
 
-def test_filters_of_an_older_version(tmp_path: Path) -> None:
-    copy = shutil.copytree(OLDER / "0.4.7", tmp_path / "copy")
-    results = compared(tmp_path, str(OLDER / "0.4.7"), str(copy))
-    values = {column: [cell.value for cell in cells_in(results, column)] for column in results.columns}
-    assert values["echo exact_match (strict)"] == [0, 0] and values["echo exact_match (flexible)"] == [25, 25]
-    assert len(values) == 4
+def test_filters_of_older_versions(tmp_path: Path) -> None:
+    for version in ("0.4.2", "0.4.3"):
+        results = compared(tmp_path, OLDER[version], OLDER["0.4.7"])
+        values = {column: [cell.value for cell in cells_in(results, column)] for column in results.columns}
+        assert values["echo exact_match (strict)"] == [0, 0] and values["echo exact_match (flexible)"] == [25, 25]
+        assert len(values) == 4 and not any("prompts" in text for text in results.computed["Different settings"])
 
 
-@pytest.mark.parametrize("version", ["0.4.2", "0.4.3"])
-def test_logs_that_name_no_filters_are_refused(version: str, tmp_path: Path) -> None:
-    assert "is of lm_eval before 0.4.7, which names no filters" in refusal(tmp_path, OLDER / version, TINY)
+def test_directions_of_older_versions(tmp_path: Path) -> None:
+    """Which lm_eval before 0.4.3 has in the task's own list of metrics alone."""
+    copies = [Path(shutil.copytree(OLDER["0.4.2"], tmp_path / name)) for name in "ab"]
+    for copy in copies:
+
+        def set_direction(content: dict[str, Any]) -> None:
+            content["configs"]["sums"]["metric_list"][0]["higher_is_better"] = False
+
+        rewrite_json(copy / "results.json", set_direction)
+    assert "sums acc (lower is better)" in compared(tmp_path, *map(str, copies)).columns
 
 
 def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
@@ -430,4 +439,4 @@ def test_results_of_lm_eval_before_0_4(tmp_path: Path) -> None:
     config = {"model": "gpt2", "model_args": "", "num_fewshot": 0, "limit": None, "bootstrap_iters": 100000}
     old = {"results": {"piqa": {"acc": 0.6, "acc_stderr": 0.01}}, "versions": {"piqa": 0}, "config": config}
     (tmp_path / "results.json").write_text(json.dumps(old, indent=2))
-    assert "results.json is of lm_eval before 0.4.7, which" in refusal(tmp_path, tmp_path / "results.json", TINY)
+    assert "results.json is of lm_eval before 0.4" in refusal(tmp_path, tmp_path / "results.json", TINY)

@@ -35,7 +35,9 @@ NO_SETTING = ("model", "batch_size", "use_cache", "bootstrap_iters", "gen_kwargs
               "generation.timeout", "generation.attempt_timeout", "generation.cache")  # fmt: skip
 # of model_args; the model's name is the first of those that are set
 THE_MODEL = ("peft", "delta", "pretrained", "model", "revision", "base_url", "tokenizer")
-TOO_OLD = "{} is of lm_eval before 0.4.7, which names no filters of its items: score again with a later one"
+# of a row of lm_eval before 0.4.7, which lists its metrics next to these
+NO_METRIC = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps",
+             "doc_hash", "prompt_hash", "target_hash"}  # fmt: skip
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError, OSError)
 Item = dict[str, Any]  # a sample: texts, and under scores what the tool recorded, numbers or not
 
@@ -94,11 +96,15 @@ def read_entry(path: Path) -> list[Log]:
             keys = content.keys() if isinstance(content, dict) else ()
             if is_eval or {"version", "status", "eval"} <= set(keys):
                 logs += read_inspect(file)
+            elif {"results", "versions", "config"} == set(keys):
+                raise PipelineError(
+                    f"{file} is of lm_eval before 0.4, which logs no items: score again with a later one, --log_samples"
+                )
             elif {"rows", "harness"} <= set(keys) and (file.parent / MANIFEST).is_file():
                 with TemporaryDirectory() as folder:  # a run of stage=eval
                     written = write_harness_logs(file.parent, Path(folder), scored_model(file.parent))
                     logs += [replace(log, file=file) for log in read_lm_eval(written, json.loads(written.read_bytes()))]
-            elif {"results", "versions", "config"} <= set(keys):  # its unpaired surrogates become question marks
+            elif {"results", "configs", "n-shot"} <= set(keys):  # its unpaired surrogates become question marks
                 logs += read_lm_eval(file, json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace")))
     if not logs:
         expected = "results_*.json with samples_*.jsonl of lm_eval, .eval or .json of inspect_ai, nor a run of eval"
@@ -145,32 +151,32 @@ def item_of(prompt: Any, target: Any, response: Any, extracted: Any, scores: Map
 
 
 def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
-    """The tasks of one results file, with the samples files next to it, of lm_eval 0.4.7 or later: before, rows do not
-    name their filter."""
+    """The tasks of one results file, with the samples files next to it, of lm_eval 0.4.1 or later: until 0.4.2 their
+    names have the model's arguments in place of the time."""
     time = TIME.search(path.name)
-    names = {task: f"samples_{task}_{time[1]}.jsonl" for task in content.get("configs", ())} if time else {}
-    if not names:
-        raise PipelineError(TOO_OLD.format(path))
+    begin = "samples_" if time else re.sub("/|=", "__", f"{content['config'].get('model_args')}_")
+    names = {task: f"{begin}{task}{f'_{time[1]}' if time else ''}.jsonl" for task in content["configs"]}
     there = {task: path.parent / name for task, name in names.items() if (path.parent / name).is_file()}
     if not there:
-        expected = next(iter(names.values()))
+        expected = next(iter(names.values()), "samples_TASK_TIME.jsonl")
         raise PipelineError(f"{path} has no samples file {expected} next to it: run lm_eval with --log_samples")
     named = (model_arguments(content).get(key) for key in THE_MODEL)
     model = model_title(str(content.get("model_name") or next(filter(None, named), "")))
     for task, samples in there.items():
         by_filter: dict[str, list[tuple[str, Item]]] = {}
+        scores = content["results"].get(task, {})
         with as_one_sentence(samples, "lm_eval"):
-            for row in read_samples(samples):
-                if "filter" not in row:
-                    raise PipelineError(TOO_OLD.format(samples))
+            for row in with_filters(read_samples(samples), scores):
                 by_filter.setdefault(str(row["filter"]), []).append((str(row["doc_hash"]), lm_eval_item(row)))
             if not by_filter:
                 raise ValueError("it is empty")
         expected, shots = content.get("n-samples", {}).get(task, {}).get("effective"), content["n-shot"].get(task)
-        directions = content.get("higher_is_better", {}).get(task) or {}
+        metrics = content["configs"][task].get("metric_list") or []
+        directions = {metric["metric"]: metric.get("higher_is_better") for metric in metrics}
+        directions |= content.get("higher_is_better", {}).get(task) or {}
         for name, items in by_filter.items():
             lacking = f"{samples.name} holds {len(items)} of the {expected} items that were scored."
-            printed = {key.partition(",")[0]: value for key, value in content["results"].get(task, {}).items()
+            printed = {key.partition(",")[0]: value for key, value in scores.items()
                        if key.endswith(f",{name}") and finite_or_none(value) is not None}  # fmt: skip
             yield Log(
                 "lm_eval", model, task, name, path,
@@ -183,9 +189,27 @@ def read_lm_eval(path: Path, content: dict[str, Any]) -> Iterator[Log]:
             )  # fmt: skip
 
 
+def with_filters(rows: Iterable[dict[str, Any]], scores: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows with their filter, metrics and hash: before 0.4.7 a question has a row for each filter, in the order of the
+    scores, and until 0.4.2 no hash."""
+    names = list(dict.fromkeys(key.partition(",")[2] for key in scores if "," in key))
+    counts: Counter[Any] = Counter()
+    for row in rows:
+        if "filter" not in row:
+            row["metrics"] = [key for key in row if key not in NO_METRIC]
+            row["filter"] = names[counts[row["doc_id"]]]
+            counts[row["doc_id"]] += 1
+        if "doc_hash" not in row:
+            text = json.dumps(row["doc"], indent=2, ensure_ascii=False)
+            row["doc_hash"] = hashlib.sha256(text.encode()).hexdigest()
+        yield row
+
+
 def lm_eval_item(row: Mapping[str, Any]) -> Item:
     """One line of a samples file. Where options were weighed, what is extracted is the most likely one."""
-    requests = [list(argument.values()) for argument in row["arguments"].values()]
+    arguments = row["arguments"]
+    requests = [list(argument.values()) if isinstance(argument, dict) else list(argument)
+                for argument in (arguments.values() if isinstance(arguments, dict) else arguments)]  # fmt: skip
     read, response = row["filtered_resps"], row["resps"]
     while isinstance(response, list) and len(response) == 1:
         response = response[0]
