@@ -208,12 +208,3 @@ def test_a_mistake_in_yaml_is_its_line_and_a_remedy(text, line, remedy, loader):
     assert str(caught.value).startswith(f"mine.yaml, line {line}: invalid YAML (") and str(caught.value).endswith(
         remedy
     )
-
-
-def test_yaml_in_another_encoding_is_refused_by_name(tmp_path):
-    (tmp_path / "mine.yaml").write_bytes(b"a: \xff\n")
-    with (
-        pytest.raises(PipelineError, match=r"mine\.yaml is not UTF-8 .*: save it as UTF-8"),
-        readable_yaml("mine.yaml"),
-    ):
-        yaml.safe_load((tmp_path / "mine.yaml").read_text(encoding="utf-8"))

@@ -151,21 +151,6 @@ def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, mo
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_config_dir_brings_languages_and_refuses_shipped_codes(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "language").mkdir()
-    (tmp_path / "language/kpz.yaml").write_text(OWN)
-    words = [f"--config-dir={tmp_path}", "stage=eval", "checkpoint=no_such", "eval=mgsm_2shot"]
-
-    def told(code: str) -> str:
-        done = call(*words, f"languages=[{code}]", f"runs_dir={tmp_path}/runs")
-        assert done.status == 1
-        return done.err
-
-    assert "no_such is not a finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
-    (tmp_path / "language/sw.yaml").write_text(OWN)
-    assert "language=sw exists already" in told("kpz")
-
-
 def test_a_worker_knows_the_languages_of_config_dir(call: Call, tmp_path: Path, base: Path) -> None:
     """A table's runs are made by processes of their own; the harness has Swahili, by its code in FLORES."""
     (tmp_path / "mine/language").mkdir(parents=True)

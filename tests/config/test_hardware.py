@@ -131,15 +131,6 @@ def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: P
     assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
 
 
-def test_what_cannot_fit_is_one_sentence_of_the_plan() -> None:
-    words = ["stage=plan", "expert=math", "hardware=a100_80x1", "sft.optimizer=adamw", "sft.weights=float32"]
-    with pytest.raises(PipelineError) as error:
-        show_plan(compose(words))  # type: ignore[arg-type]
-    told = str(error.value)
-    assert told.startswith("1 run of sft needs up to ") and "hardware=a100_80x8" in told
-    assert "hardware=a100_80x1" not in told  # what is typed is kept
-
-
 def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

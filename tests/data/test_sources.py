@@ -188,15 +188,6 @@ def test_completions_come_from_the_assistant_alone() -> None:
     assert turns(said(hello)) == turns(said(("system", "be kind"))) == turns(said(ask, ("assistant", None))) == []
 
 
-def test_lists_objects_and_nan_do_not_become_python_text(tmp_path: Path) -> None:
-    rows = [["one", "two"], {"a": 1}, float("nan"), float("inf"), 7, 2.5, "text", None]
-    repositories.jsonl(tmp_path / "a.jsonl", [{"q": "q", "a": row} for row in rows])
-    found = list(read_source("own", source("own", file="a.jsonl", prompt="{q}", completion="{a}"), tmp_path))
-    assert found == [*["not_text"] * 4, *(pair("q", text) for text in ("7", "2.5", "text")), "empty"]
-    found = list(read_source("own", source("own", file="a.jsonl", rows="text", column="a"), tmp_path))
-    assert found == [*["not_text"] * 4, *({"text": text} for text in ("7", "2.5", "text")), "empty"]
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path) -> None:
     """Nor do Unicode's other separators: half of the first line is a pair of its own in CCMatrix' three columns."""
@@ -374,15 +365,6 @@ def test_a_conversation_in_the_forms_of_other_tools(row: dict[str, Any], more: d
     (tmp_path / "talk.jsonl").write_text(json.dumps(row) + "\n")
     found = list(read_source("own", Source(file="talk.jsonl", rows="conversation", **more), tmp_path))
     assert found == [pair("Two plus two?", "It is four.")]
-
-
-@pytest.mark.parametrize(
-    ("cell", "expected"),
-    [("[no JSON", "not_turns"), ("text", "not_turns"), ({"role": "user"}, "not_turns"), ("", []), (None, []),
-     ("[]", []), ([{"role": "user", "content": [{"type": "image"}]}], "not_turns")],
-)  # fmt: skip
-def test_a_cell_without_turns(cell: Any, expected: Any) -> None:
-    assert messages_of(cell) == expected
 
 
 def of_own(folder: Path, **knobs: Any) -> list[Example | Unusable]:

@@ -132,13 +132,6 @@ def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
         write_report(harness(one_language, mine, how), tmp_path / "report")
 
 
-def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_language):
-    made = harness(one_language, one_language.evaluations, {"dtype": "bfloat16"})
-    page = write_report(made, tmp_path / "report")
-    assert "Scored in bfloat16." in page.read_text() and "Scored in bfloat16." in (page.parent / "cells.md").read_text()
-    assert {row["dtype"] for row in rows_of(page.parent / "results.csv")} == {"bfloat16"}
-
-
 def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_language):
     first, *others = one_language.evaluations
     for dtype, told in (("bfloat16", True), ("float32", False)):

@@ -225,18 +225,6 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
         assert refused_by.status == 1 and told in refused_by.err.splitlines()[-1]
 
 
-def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(mine: Command, tmp_path: Path) -> None:
-    rows = [{"q": f"what is {n}?", "hint": "" if n % 3 else "count", "a": f"{n}"} for n in range(12)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = {"stage": "sft", "model": "trained", "model.path": "./base", "expert": "own", "expert.sources.own.url":
-           "./own.jsonl", "expert.sources.own.completion": "{a}"}  # fmt: skip
-    told = "own.jsonl: 8 of 12 rows are dropped, as their column hint is blank: write {hint?} to keep them"
-    for prompt in ("{q} {hint}", "{q} {hint?}"):
-        runs = {"base": {"checkpoint": "./base"}, "math": own | {"expert.sources.own.prompt": prompt}}
-        text = show_plan(mine("plan", "plan.lines=1", axes={"language": ["en"]}, runs=runs))
-        assert (told in text) == (prompt == "{q} {hint}")
-
-
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
     mine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
