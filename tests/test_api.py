@@ -1,7 +1,5 @@
 """The commands as functions: the runs, pages and numbers of the command line, by the same words."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """What goes wrong outside the program ends in one sentence, and leaves nothing that looks finished."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import io

@@ -1,7 +1,5 @@
 """Digests that are kept between processes: what they save, and when they must not be believed."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

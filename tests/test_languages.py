@@ -1,7 +1,5 @@
 """Languages by their codes: the shipped ones against langcodes and the harness, a user's own, and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The whole table on tiny models: made, made again (nothing is), and with one run that fails."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """hardware=: what its files set reaches trainings, jobs and plans, and each table of the papers fits each machine."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

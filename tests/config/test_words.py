@@ -1,7 +1,5 @@
 """The words of a table's rows: the same stage that typing them gives, for the rows of every shipped table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CSV, JSON and parquet as their files say: every cell as text, nothing guessed, nothing shifted, nothing skipped."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

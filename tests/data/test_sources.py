@@ -1,7 +1,5 @@
 """Every source, read from a folder with its repository's layout through the call that reads the Hub."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models on the Hub, with a hub that answers, refuses, or is not there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

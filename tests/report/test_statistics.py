@@ -1,7 +1,5 @@
 """The report's statistics against sums done by hand and cases whose interval is known."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from functools import cache

@@ -1,7 +1,5 @@
 """The files of a report: exact for small made-up results; nothing missing is dropped, nothing unlike is compared."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

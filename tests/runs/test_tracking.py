@@ -1,7 +1,5 @@
 """W&B: when it is online, how a run is tagged, that it finishes, and what an offline file holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

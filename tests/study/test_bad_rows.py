@@ -1,7 +1,5 @@
 """What is no table, or says something that does nothing: one sentence with file and row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An evaluation of several tasks or languages is one run, made of scoring runs that everything else shares."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Claims on what runs recorded (maps of changes, validation losses), on gains and on translations: on the shipped
 tables, with answers made up so that each is accepted, contradicted and undecided."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Costs against hand counts, against what torch counts and autograd keeps, and against the papers' studies by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

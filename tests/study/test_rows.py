@@ -1,7 +1,5 @@
 """The format of a table: what small tables expand to, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from planned import canonical, plan
 

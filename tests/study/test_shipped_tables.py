@@ -1,7 +1,5 @@
 """The tables that are shipped: each expands, names options that exist, and has a cell for each published number."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

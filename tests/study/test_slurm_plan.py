@@ -1,7 +1,5 @@
 """launcher=slurm without Slurm: what is submitted and in which order, what a refusal half-way leaves; and a status."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A merge scored without being written, and a grid of them: the scores of the written merges, by the same hash."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

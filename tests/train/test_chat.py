@@ -1,7 +1,5 @@
 """Chat templates: those of real models pass with the loss on the response and its end, broken ones are refused."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from functools import partial

@@ -1,7 +1,5 @@
 """torch.compile on a CPU: the same training within rounding; and what its speed is measured against."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shutil import which
 
