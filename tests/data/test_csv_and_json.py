@@ -136,14 +136,6 @@ def test_numbers_of_json_stay_as_written(name: str, tmp_path: Path) -> None:
     assert found[-1] == ("12006", "ten") and len(found) == 12_007
 
 
-def test_numbers_of_parquet_stay_as_written(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"q": ["x", "y", "z"], "a": pa.array([5, None, 7], pa.int64())}), tmp_path / "a.parquet")
-    assert own(tmp_path, "a.parquet") == [("x", "5"), "empty", ("z", "7")]
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
 @pytest.mark.parametrize(
     ("text", "expected"),
