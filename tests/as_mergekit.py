@@ -4,8 +4,6 @@ Linear merges (swaps, soups, resets) are its `linear` with a weight for each lay
 definition and SLERP are its methods of those names.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors of models and merges for torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the evaluation harness's own command line answers, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What mergekit itself makes, in a Python of its own: PIPELINE_TEST_MERGEKIT."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Shared by all tests: one small world and one set of tiny models, made through the pipeline itself."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The types of what fixtures give to tests: by `call` and `make_run` of conftest.py, and those like them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ They are forked from a process that has imported nothing of Hugging Face, nor of
 environment, which may be another here.
 """
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Finished runs as a report reads them, made up: manifests, logs, scores and answers, without computing anything."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """How a tokenizer cuts the items of mgsm_steps: shared by the tests of several tokenizers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -7,8 +7,6 @@ killed if a test fails that passes on the unchanged copy. The test that killed i
 an edit is once in its file: wherever it moves, the edit follows, and one that has gone is an error.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

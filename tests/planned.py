@@ -1,7 +1,5 @@
 """Tables expanded without the rest of the program: what each stage reads is written out here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

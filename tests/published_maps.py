@@ -1,7 +1,5 @@
 """The maps of the first paper, figures 4 to 9, as they are printed."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 

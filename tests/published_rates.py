@@ -1,7 +1,5 @@
 """Rates of right answers for which a table's published numbers are exactly true."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from dataclasses import replace

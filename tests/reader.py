@@ -1,7 +1,5 @@
 """A reader who types the commands of a page: its blocks, and a shell small enough to run them in this process."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex

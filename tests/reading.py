@@ -1,7 +1,5 @@
 """The examples of a source, as the data stage reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

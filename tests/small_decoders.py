@@ -1,7 +1,5 @@
 """The dense decoders that transformers builds small, random: the list of architectures that merges are tested on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints small enough to work out by hand, and random ones of few layers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs of one file for tests: asked for, made by a stage of one line, or never."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The commands as functions: the runs, pages and numbers of the command line, by the same words."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -87,16 +85,6 @@ def test_keywords_are_the_words_of_the_command() -> None:
         table("sandbox", evry={})
 
 
-def test_a_folder_of_options_is_given_as_on_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "conf/recipe").mkdir(parents=True)
-    (tmp_path / "conf/recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0\n")
-    for _ in range(2):
-        with pytest.raises(PipelineError, match="no-such-data"):
-            train("math", recipe="mine", model="sandbox", data_root="./no-such-data", config_dir=tmp_path / "conf")
-    with pytest.raises(PipelineError, match="does not exist"):
-        train("math", config_dir=tmp_path / "none")
-
-
 def test_an_option_that_was_changed_between_two_calls_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,14 +109,15 @@ def test_the_job_that_continues_a_table_has_the_keywords_of_the_call(
     """Not the arguments of the program that called."""
     monkeypatch.setattr(sys, "argv", ["notebook", "-f", "kernel.json"])
     launcher = {"dry_run": True, "gpus": 0, "options": ["--comment=it's"]}
+    runs_dir = tmp_path / "my runs"
     with pytest.raises(SystemExit):
         table(
-            "sandbox", launcher="slurm", runs_dir=tmp_path, every={"seed": 1},
+            "sandbox", launcher="slurm", runs_dir=runs_dir, every={"seed": 1},
             **{f"launcher.{key}": value for key, value in launcher.items()},
         )  # fmt: skip
-    lines = [line for file in (tmp_path / ".slurm-dry-run").rglob("*.sh") for line in file.read_text().splitlines()]
+    lines = [line for file in (runs_dir / ".slurm-dry-run").rglob("*.sh") for line in file.read_text().splitlines()]
     (words,) = [shlex.split(line) for line in lines if "pipeline" in line and "table=sandbox" in line]
     command = words[words.index("pipeline") + 1 : words.index("&")]
     again: Any = compose([*command, "launcher.dry_run=true"])
-    assert (again.table, again.runs_dir, again.every) == ("sandbox", str(tmp_path), {"seed": 1})
+    assert (again.table, again.runs_dir, again.every) == ("sandbox", str(runs_dir), {"seed": 1})
     assert again.launcher == Launcher(name="slurm", **launcher)

@@ -1,7 +1,5 @@
 """Families with sliding windows and other norms, random and tiny, through training, merging and evaluation."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

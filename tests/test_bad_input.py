@@ -1,7 +1,5 @@
 """What goes wrong outside the program ends in one sentence, and leaves nothing that looks finished."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import io
@@ -65,20 +63,6 @@ def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path
     planned = call("stage=plan", *words[1:], f"runs_dir={tmp_path}/runs")
     foreseen = expected in planned.err and planned.status == 1
     assert foreseen == (expected != "ask for") and "Traceback" not in planned.err
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["data.size=2"], "data.size=2 and data.validation=0 ask for 2 rows, expert=math has 1: ask for fewer"),
-        (["data.validation=1"], "ask for 2 rows"),
-        (["data.validation=0", "expert.sources.orca_math.rows=poems"], "expert.sources.orca_math.rows must be one of"),
-    ],
-)
-def test_too_few_rows(words: list[str], expected: str, call: Call, tmp_path: Path) -> None:
-    here = [f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled", f"runs_dir={tmp_path}/runs"]
-    refused(call("stage=data", "expert=math", *here, *words), expected)
-    assert left(tmp_path / "runs") == []
 
 
 # ------------------------------------------------------------------------------------------------ a full disk

@@ -1,7 +1,5 @@
 """scripts/bench.py on tiny shapes: its merges are merges of finished runs, byte for byte; a slower row is marked."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """slurm/Dockerfile and slurm/apptainer.def: of the same base with the same packages, and extras that exist."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small definitions by hand, at the places where they change."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.benchmarks.mgsm import QUESTION, STEPS, prompt_words

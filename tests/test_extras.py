@@ -1,7 +1,5 @@
 """The core does not need extras/: without that folder the papers' tables are planned and a table is made."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Digests that are kept between processes: what they save, and when they must not be believed."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -161,32 +159,6 @@ def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
         move_folder(tmp_path / "nowhere", tmp_path / "other")
 
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from pipeline import files
-files.SETTLED_NS = 0
-file, runs_dir, mark = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-for number in range(200):
-    state = files.FileState.now(file)
-    files.cache_digests(state, time.time_ns(), runs_dir, sha256=mark * 64, tensors={mark * 2000: mark})
-"""
-
-
-def test_processes_may_write_at_once(tmp_path, settled):
-    """Whoever reads meanwhile finds one writer's whole entry."""
-    file, runs_dir, found = written(tmp_path / "x", b"one"), tmp_path / "runs", set()
-    words = [sys.executable, "-c", WRITER, str(file), str(runs_dir)]
-    writers = [subprocess.Popen([*words, mark]) for mark in "abc"]
-    while any(writer.poll() is None for writer in writers):
-        for entry in runs_dir.glob(".digests/*.json"):
-            known = json.loads(entry.read_text())["known"]
-            found.add(known["sha256"])
-            assert list(known["tensors"].values()) == [known["sha256"][0]]
-    assert [writer.returncode for writer in writers] == [0, 0, 0] and found <= {"a" * 64, "b" * 64, "c" * 64} and found
-    assert len(entries(runs_dir)) == 1 and cached_digests(FileState.now(file), runs_dir)["sha256"] in found
-
-
 @pytest.mark.parametrize(
     ("text", "line", "remedy"),
     [
@@ -208,12 +180,3 @@ def test_a_mistake_in_yaml_is_its_line_and_a_remedy(text, line, remedy, loader):
     assert str(caught.value).startswith(f"mine.yaml, line {line}: invalid YAML (") and str(caught.value).endswith(
         remedy
     )
-
-
-def test_yaml_in_another_encoding_is_refused_by_name(tmp_path):
-    (tmp_path / "mine.yaml").write_bytes(b"a: \xff\n")
-    with (
-        pytest.raises(PipelineError, match=r"mine\.yaml is not UTF-8 .*: save it as UTF-8"),
-        readable_yaml("mine.yaml"),
-    ):
-        yaml.safe_load((tmp_path / "mine.yaml").read_text(encoding="utf-8"))

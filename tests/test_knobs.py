@@ -5,8 +5,6 @@ it says here what shows its effect. What is read in some contexts alone is chang
 not enter the hash, or be refused. What rightly changes no bits says why.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Reads every import, those inside functions and under TYPE_CHECKING included: an import that runs later is an import.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

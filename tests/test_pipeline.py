@@ -1,7 +1,5 @@
 """The whole table on tiny models: made, made again (nothing is), and with one run that fails."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -219,15 +217,16 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     files = list((runs_dir / ".scores").glob("*.jsonl"))
     assert len(scores) == len(files) == 7 * 6 + 4  # FLORES is two tasks, one a direction
 
-    # by two workers the same bytes: four scores of the same trainings
+    # by two workers the same bytes: one training, then four scores
     other = tmp_path / "two"
-    for folder in (file.parent for file in runs_dir.glob("*/manifest.json") if not file.parent.name.startswith("eval")):
+    for folder in (*runs_dir.glob("data-*"), *runs_dir.glob("qac-*")):
         shutil.copytree(folder, other / folder.name)
     told = call("stage=table", f"table={own}", *table[1:], "launcher.workers=2", f"runs_dir={other}")
-    assert told.status == 0 and told.err.count(" left in all") == told.err.count(" done in ") == 4
-    name = "reports/own/cells.csv"
-    assert (other / name).read_bytes() == (runs_dir / name).read_bytes()
-    assert len(list((other / ".logs").iterdir())) == 4 and not list((other / ".work").iterdir())
+    assert told.status == 0 and told.err.count(" left in all") == told.err.count(" done in ") == 5
+    (weights,) = other.glob("math-*/model.safetensors")
+    for name in (weights.relative_to(other), "reports/own/cells.csv"):
+        assert (other / name).read_bytes() == (runs_dir / name).read_bytes()
+    assert len(list((other / ".logs").iterdir())) == 5 and not list((other / ".work").iterdir())
 
 
 def test_a_run_that_changed_on_disk_stops_only_what_needs_it(

@@ -1,7 +1,5 @@
 """The one line of progress: what it says, where it says it, and that nothing else is on standard error."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """Random tables and spelled numbers against what is known of them: read right, or refused in one sentence."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """table=real_smoke on real MGSM and GSM8K: the same stages, real files, a base made from the data."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

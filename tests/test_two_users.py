@@ -1,7 +1,5 @@
 """Two users in one runs_dir, with and without group rights. Root is needed to be both of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -12,8 +12,6 @@ written down by
 which leaves those of old runs alone: they do not change without a new number.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

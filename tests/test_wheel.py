@@ -1,7 +1,5 @@
 """The wheel holds all that the program reads: conf/, the page, the tasks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

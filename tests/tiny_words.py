@@ -1,7 +1,5 @@
 """Words of the command line that keep things tiny: a small world, a small Llama, a few steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 WORLD = ["expert=sandbox", "expert.world.items=4"]

@@ -1,7 +1,5 @@
 """What training changed, against whole tensors, and the stage that maps it."""
 
-from __future__ import annotations
-
 import csv
 from types import SimpleNamespace
 

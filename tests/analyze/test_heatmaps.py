@@ -1,7 +1,5 @@
 """Maps drawn by hand-made values, and the published maps drawn by the same code."""
 
-from __future__ import annotations
-
 from published_maps import published_maps
 
 from pipeline.analyze.heatmaps import Map, svg_of_maps

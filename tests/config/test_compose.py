@@ -1,7 +1,5 @@
 """From words to a stage: each option composes, and each mistake is one sentence that says what would be right."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

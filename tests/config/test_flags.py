@@ -1,7 +1,5 @@
 """What the command line refuses in one sentence, where Hydra, argparse or a closed pipe would end with a traceback."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """hardware=: what its files set reaches trainings, jobs and plans, and each table of the papers fits each machine."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -129,15 +127,6 @@ def test_a_file_of_ones_own(content: str, sentence: str, call: Call, tmp_path: P
     (tmp_path / "hardware/mine.yaml").write_text(content)
     told = call(f"--config-dir={tmp_path}", "stage=sft", "expert=sw", "hardware=mine", f"runs_dir={tmp_path}/runs")
     assert told.status == 1 and sentence in told.err and told.err.count("\n") == 1
-
-
-def test_what_cannot_fit_is_one_sentence_of_the_plan() -> None:
-    words = ["stage=plan", "expert=math", "hardware=a100_80x1", "sft.optimizer=adamw", "sft.weights=float32"]
-    with pytest.raises(PipelineError) as error:
-        show_plan(compose(words))  # type: ignore[arg-type]
-    told = str(error.value)
-    assert told.startswith("1 run of sft needs up to ") and "hardware=a100_80x8" in told
-    assert "hardware=a100_80x1" not in told  # what is typed is kept
 
 
 def test_what_no_gpu_or_memory_here_can_hold_stops_before_anything_is_fetched(

@@ -1,7 +1,5 @@
 """Bounds of knobs, what is missing, and what of a configuration decides results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints

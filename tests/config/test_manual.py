@@ -1,7 +1,5 @@
 """`stage=S --help`: every knob of a command with its default, its bounds and its meaning."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

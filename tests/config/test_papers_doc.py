@@ -1,7 +1,5 @@
 """docs/papers.md: each knob that it names is there, with that default, where the options beside it are composed."""
 
-from __future__ import annotations
-
 import re
 from functools import reduce
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hub on this machine: repositories of models and data sets by revision, served as huggingface_hub asks for them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -2,8 +2,6 @@
 ways in which real rows fail. `load_dataset` reads a folder with a README as it reads the repository.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Sequence

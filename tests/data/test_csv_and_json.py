@@ -1,7 +1,5 @@
 """CSV, JSON and parquet as their files say: every cell as text, nothing guessed, nothing shifted, nothing skipped."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -136,14 +134,6 @@ def test_numbers_of_json_stay_as_written(name: str, tmp_path: Path) -> None:
     found = own(tmp_path, name)
     assert found[:6] == [("0", "5"), ("1", "3.10"), ("2", "1e3"), "empty", ("4", "007"), ("5", "-0.0")]
     assert found[-1] == ("12006", "ten") and len(found) == 12_007
-
-
-def test_numbers_of_parquet_stay_as_written(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"q": ["x", "y", "z"], "a": pa.array([5, None, 7], pa.int64())}), tmp_path / "a.parquet")
-    assert own(tmp_path, "a.parquet") == [("x", "5"), "empty", ("z", "7")]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])

@@ -1,7 +1,5 @@
 """scripts/get_laptop_data.py: what it writes is what table=laptop_real reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

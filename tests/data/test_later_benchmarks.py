@@ -1,7 +1,5 @@
 """Benchmark files that are added after a training set was built: compared with its rows, not part of its hash."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

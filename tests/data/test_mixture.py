@@ -1,7 +1,5 @@
 """Training sets: what is taken, dropped and counted, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

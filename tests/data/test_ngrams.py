@@ -1,7 +1,5 @@
 """N-grams against a plain reference, and what counts as a shared one."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """stage=prefetch against a hub on this machine, and the table's runs afterwards with the Hub off."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Training sets of a Hub that does not answer: asked for once, refused in a sentence, or taken from the cache."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

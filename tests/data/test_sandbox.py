@@ -1,7 +1,5 @@
 """The small world: known truth, and nothing of a benchmark in a training file."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

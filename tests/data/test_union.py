@@ -1,7 +1,5 @@
 """A joint set: the union of what its two experts' data runs give with the same mixture and seed."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

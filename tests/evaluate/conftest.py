@@ -1,7 +1,5 @@
 """Small made-up benchmarks, and the real data where a person has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

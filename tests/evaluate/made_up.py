@@ -1,7 +1,5 @@
 """Rows of made-up benchmarks, a model that answers from a script, and the mark of tests on real data."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

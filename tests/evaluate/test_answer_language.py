@@ -1,7 +1,5 @@
 """The language of worked answers, written by hand in several scripts, and of MGSM's own."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that a model wrote: what passes, what fails, and what they cannot do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

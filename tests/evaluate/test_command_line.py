@@ -3,8 +3,6 @@
 The slowest test of the room. It answers from prefixes computed once, where the command line computes each prompt whole.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

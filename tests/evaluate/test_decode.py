@@ -1,7 +1,5 @@
 """Decoding in slots: the tokens of plain greedy search, in the steps that refilled slots need."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

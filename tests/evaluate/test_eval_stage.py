@@ -1,7 +1,5 @@
 """A whole eval stage on a tiny model: what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

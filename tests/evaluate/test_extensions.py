@@ -1,7 +1,5 @@
 """Merge methods and benchmarks of other packages: four examples, built and unpacked as pip would; and broken ones."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

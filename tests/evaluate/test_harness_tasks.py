@@ -1,7 +1,5 @@
 """Tasks that the harness ships, from local rows, against simple_evaluate on the same task files and rows."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

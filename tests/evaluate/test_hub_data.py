@@ -1,7 +1,5 @@
 """Benchmarks on the Hub where it does not answer: refused at once, or taken from the cache."""
 
-from __future__ import annotations
-
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """Numbers and scripts read from answers, against what a person reads."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

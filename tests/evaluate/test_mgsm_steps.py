@@ -1,7 +1,5 @@
 """mgsm_steps: items from the real MGSM and GSM8K, its scores by the stock harness and by torch alone."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

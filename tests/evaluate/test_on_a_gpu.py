@@ -1,8 +1,6 @@
 """What only a GPU executes: recorded steps and products of two dtypes give the answers of the steps and products that a
 CPU can compute."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared prefixes: the same answers as without, from fewer tokens."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

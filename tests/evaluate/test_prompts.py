@@ -1,7 +1,5 @@
 """The prompts are the stock tasks', byte for byte."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What scores.json holds: the same keys in the same order for every score, read back as it was written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows computed together that the memory of a GPU decides, on made-up GPUs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sampled answers: their distribution, that they depend on nothing but the question, and their scores by hand."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores against answers that are known beforehand."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

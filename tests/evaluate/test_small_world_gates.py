@@ -1,8 +1,6 @@
 """The gates of docs/small_world.md: of the shipped base measured anew, of its experts as scripts/small_world/gates.py
 recorded them on 500 development items."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Answers are stored by all that decides them, and found by it or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is wrong with the data or the request is found before anything heavy is imported."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Token tries: the log-likelihoods of requests put to the model one at a time, from each distinct token once."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """eval.backend=vllm against the torch backend in float32: of vLLM itself (make test-vllm), or of a stand-in."""
 
-from __future__ import annotations
-
 import csv
 import gc
 from collections.abc import Iterator

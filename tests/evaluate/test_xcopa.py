@@ -1,7 +1,5 @@
 """A benchmark that is added in one file (xcopa.py, two choices): scored, planned, kept out of training, reported."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """XCOPA (Ponti et al. 2020): which of two sentences is the cause or the effect of a premise. All that adding it takes,
 but for its option in conf/eval/."""
 
-from __future__ import annotations
-
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of
 from pipeline.benchmarks.task_files import (

@@ -7,8 +7,6 @@ Commands are killed side by side, one a core. With `clocks` each start has one o
 finds no space instead, from a random instant on until it has ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 And once with clocks that are ten minutes off, once on a disk that fills.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """LoRA experts as runs of ours: found with their base by manifests, merged, scored in memory and from disk alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LoRA experts against PEFT itself, and adapters out against the dense merge."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

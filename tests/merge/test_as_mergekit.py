@@ -1,7 +1,5 @@
 """Merges as mergekit makes them, to the bit: linear ones, task arithmetic, TIES and SLERP, put in its own words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

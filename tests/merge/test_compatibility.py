@@ -1,7 +1,5 @@
 """What must not be merged, and writes that fail: one sentence, and nothing that looks finished."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

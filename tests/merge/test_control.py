@@ -1,7 +1,5 @@
 """The control of a merge: the base in the language expert's place, with the weights that the merge itself has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

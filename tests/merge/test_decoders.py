@@ -1,7 +1,5 @@
 """The towers of models that see: they come from one source, whatever the method."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """TIES under PEFT's definition, against PEFT, and under the paper's; tests/merge/test_as_mergekit.py has mergekit's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from as_torch import as_torch

@@ -3,8 +3,6 @@
 Expected tensors are computed in float64 from the experts that PEFT merged itself.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

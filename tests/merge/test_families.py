@@ -1,7 +1,5 @@
 """Layer swaps of families beside the papers', held against networks whose layers are exchanged as modules."""
 
-from __future__ import annotations
-
 import pytest
 from small_decoders import network
 

@@ -1,7 +1,5 @@
 """Merging folders that no run made: headers first, contents once, and nothing when asked for again."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

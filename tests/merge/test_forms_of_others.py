@@ -1,7 +1,5 @@
 """Models in forms that other tools write: their tokenizer's state, config.json and dtypes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The share of an expert that a reset keeps, against a count by hand; recorded by merges and by scores of live ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

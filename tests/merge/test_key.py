@@ -1,7 +1,5 @@
 """What a merge is known by: what it is made of, the same before and after it is written, and of nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from shutil import copytree, ignore_patterns

@@ -1,7 +1,5 @@
 """A merge in a model in memory: the same bits as on disk, in place, and back again."""
 
-from __future__ import annotations
-
 import random
 import shutil
 

@@ -1,7 +1,5 @@
 """Merges of checkpoints: hand-made numbers, tiny models of each architecture, and the written folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """merge=mergekit: mergekit's own command line bit by bit (where a Python has mergekit), what is read and refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The files of merge/methods: found by listing, and their labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

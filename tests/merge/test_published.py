@@ -1,7 +1,5 @@
 """The papers' configurations, all of them, against Algorithm 1 written out; and definitions against one another."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

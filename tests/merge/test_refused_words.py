@@ -1,7 +1,5 @@
 """Words of a merge that contradict each other, its experts, or arithmetic: one sentence before anything is read."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from types import SimpleNamespace

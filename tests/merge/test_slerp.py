@@ -1,7 +1,5 @@
 """SLERP against its definition written out on whole tensors, against numbers by hand, and against mergekit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """TIES against numbers worked by hand, and the streaming threshold against sorting."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Experts whose vocabularies have other numbers of rows: padded, or with tokens added on one side, by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

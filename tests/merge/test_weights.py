@@ -1,7 +1,5 @@
 """Weights of layer swaps and soups, against Algorithm 1 worked by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.errors import PipelineError

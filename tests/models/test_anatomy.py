@@ -1,7 +1,5 @@
 """Names to layers and kinds, checked against the published sizes of the four models of the papers."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What of a config.json decides arithmetic, against transformers' own reading of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

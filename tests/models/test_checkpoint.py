@@ -1,7 +1,5 @@
 """Checkpoints written by safetensors and transformers, read back by our header reader."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """The identity of a folder that no run made, computed by hand with the blake3 package."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

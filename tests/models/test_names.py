@@ -1,7 +1,5 @@
 """The tensors of a model's folder, by name: what transformers loads from the same files is the independent answer."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A folder that brings Python code along: refused by the name of auto_map at every place that loads, and never run."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Partitions A, B, C and Z against sides written out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.errors import PipelineError

@@ -1,7 +1,5 @@
 """float32 products as three of bfloat16, against float64."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """A checkpoint whose tensors are not those of its config: refused by the name of a tensor, from headers alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

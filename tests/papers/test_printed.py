@@ -1,7 +1,5 @@
 """What the papers print: as transcribed, equal where it is printed twice, and marked where it is not."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

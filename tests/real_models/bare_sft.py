@@ -3,8 +3,6 @@
 The recipe of test_real_training.py: batches of 2 in micro-batches of 1, 2 steps. OUT gets the weights and history.json.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

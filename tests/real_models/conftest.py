@@ -1,7 +1,5 @@
 """A real pretrained model for tests, and the count of each test's comparisons with the CPU seconds that they took."""
 
-from __future__ import annotations
-
 import os
 import resource
 import runpy

@@ -4,8 +4,6 @@ mergekit makes of them.
     make mergekit-digests      # writes mergekit_digests.json, in an environment of its own with mergekit 0.1.5
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

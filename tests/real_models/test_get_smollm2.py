@@ -1,7 +1,5 @@
 """What keeps the real model away is one sentence, and skips its tests by name."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import zipfile

@@ -1,7 +1,5 @@
 """SmolLM2 in float32 on real MGSM: the same prompts, answers and scores as the evaluation harness's command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Merges of SmolLM2: mergekit's bits, the base's tensors, and the same in memory as on the disk."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

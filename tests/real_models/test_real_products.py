@@ -1,7 +1,5 @@
 """float32 by three bfloat16 products on a real model: what a movement of 1e-5 a weight changes can be seen."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SmolLM2 trained on real GSM8K in each way: what moves, on which tokens, and with the bits of a bare SFTTrainer."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

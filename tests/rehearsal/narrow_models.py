@@ -5,8 +5,6 @@ Answers of random models go on to the limit. Here the output head favours the to
 contexts end it: answers have a few tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

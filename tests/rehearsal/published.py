@@ -5,8 +5,6 @@ Texts are made from a few words of each language. Data sets have hundreds of row
 tests/data/repositories.py; benchmarks a few questions in each of MGSM's languages.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The Hub of the rehearsal has what the papers' tables read, and its narrow models are the published architectures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A report of made-up results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

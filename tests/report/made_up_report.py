@@ -1,7 +1,5 @@
 """Made-up results for the report: evaluation folders with scores and samples, without a model."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence

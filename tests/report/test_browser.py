@@ -1,7 +1,5 @@
 """The page as a reader has it, in a browser: hostile text stays text, and what can be clicked does what it says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Claims as files, and what numbers make of them, on results made by hand."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

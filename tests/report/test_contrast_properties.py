@@ -1,7 +1,5 @@
 """Contrasts: what holds of any answers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What "detectable" promises: the power of the very test at the printed difference, simulated."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures: what is drawn is what the report's files say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a reader sees first: the end of stage=table, and the first screen of the page."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

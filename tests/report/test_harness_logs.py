@@ -1,7 +1,5 @@
 """Evaluations as logs of lm_eval: written from a run, and read back by what reads the harness' own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table as LaTeX: what it says, and that LaTeX takes it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -8,8 +8,6 @@ two filters differ. From 0.4.3 on the folder has the model's name and the files 
 without hashes, and rows name their filter and metrics from 0.4.7 on. 0.4.4 and 0.4.5 write as 0.4.3, 0.4.1 as 0.4.2.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

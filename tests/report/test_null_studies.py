@@ -1,7 +1,5 @@
 """The sentences of whole reports whose truth is known: studies without any effect, and with one."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The page: it parses, says everything, asks the network for nothing, and has the same bytes twice."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tests on ranks against SciPy, scikit-posthocs and statsmodels, and by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Contrasts as the page shows them, and what is read answer by answer: marks of scores, the browser of answers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of a report: exact for small made-up results; nothing missing is dropped, nothing unlike is compared."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path
@@ -126,13 +124,6 @@ def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
     mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
     with pytest.raises(PipelineError, match="were scored differently"):
         write_report(harness(one_language, mine, how), tmp_path / "report")
-
-
-def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_language):
-    made = harness(one_language, one_language.evaluations, {"dtype": "bfloat16"})
-    page = write_report(made, tmp_path / "report")
-    assert "Scored in bfloat16." in page.read_text() and "Scored in bfloat16." in (page.parent / "cells.md").read_text()
-    assert {row["dtype"] for row in rows_of(page.parent / "results.csv")} == {"bfloat16"}
 
 
 def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_language):

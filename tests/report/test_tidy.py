@@ -1,7 +1,5 @@
 """results.csv: what tells its rows apart."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Contrasts of translations against sacrebleu's own paired tests, and the p values that its test suite publishes."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dtype that a model is scored in: resolved when the run is built, one for all that is compared."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models made elsewhere, without a manifest: their base is merge.base or base; their model cards are not read."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

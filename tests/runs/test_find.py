@@ -1,7 +1,5 @@
 """What RUN means."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The folders of runs_dir: whose they are, when two share their digits too."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

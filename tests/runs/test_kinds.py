@@ -1,7 +1,5 @@
 """Runs of the first versions, whose tensors have sha256 digests: listed as before, and never compared with new ones."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from types import SimpleNamespace

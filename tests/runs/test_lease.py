@@ -1,7 +1,5 @@
 """One owner without locks: who is dead, who waits, what is taken over, and what one that was taken for dead can do."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

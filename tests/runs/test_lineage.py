@@ -1,7 +1,5 @@
 """The base of an expert."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Making a run: once, in its work folder, its manifest last."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

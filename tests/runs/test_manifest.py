@@ -1,7 +1,5 @@
 """The manifest: what is none is refused by name where it is read; commands that list runs name it and go on."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

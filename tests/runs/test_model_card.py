@@ -1,7 +1,5 @@
 """What a model card says of a model, from configurations as they are composed."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where a run was made: no credential of it is kept."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The resume point of a run: whole or not used, of this very run, and all that is kept of its work folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

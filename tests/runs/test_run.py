@@ -1,7 +1,5 @@
 """What a run is: its hash, and the name of its folder."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

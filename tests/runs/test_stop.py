@@ -1,7 +1,5 @@
 """What SIGTERM and SIGUSR1 do, from the first line of the program to its last."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

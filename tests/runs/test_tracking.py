@@ -1,7 +1,5 @@
 """W&B: when it is online, how a run is tagged, that it finishes, and what an offline file holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -29,7 +27,7 @@ from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.runs.stop import Stopped, handle_signals
-from pipeline.runs.tracking import Tracker, build_artifact, open_run, resolve_mode
+from pipeline.runs.tracking import Tracker, build_artifact, resolve_mode
 from pipeline.runs.unchanged import check_unchanged
 
 
@@ -134,22 +132,6 @@ def test_a_run_finishes_as_failed_on_every_error(error: type, tmp_path: Path, mo
     with pytest.raises(error):
         make_once(a_run(tmp_path), fails)
     assert recorded.exit_code == 1
-
-
-def test_a_server_that_cannot_be_had_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    import wandb
-
-    def refuses(**_: Any) -> None:
-        raise wandb.errors.CommError("no route")
-
-    monkeypatch.setattr(wandb, "init", refuses)
-    with open_run(tmp_path, Tracking(mode="offline")) as tracker:
-        tracker.log({"loss": 1.0}, step=1)
-        tracker.summary({"score": 1.0})
-    told = capfd.readouterr().err
-    assert told.count("warning: ") == 1 and "W&B failed (CommError: no route); the run continues without it\n" in told
 
 
 def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(

@@ -4,8 +4,6 @@ Prints rejection of true null hypotheses and coverage of 95 % intervals. `paired
 probability), the others are simulated. The tests of tests/report hold small versions to the same bounds.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

@@ -1,7 +1,5 @@
 """A real Slurm of two nodes on this machine's loopback, with fake GPUs: up in a second, gone whatever happens."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

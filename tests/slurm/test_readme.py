@@ -1,7 +1,5 @@
 """slurm/README.md: every command, in a block or in a sentence, is composed or run, those of Slurm where it is here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

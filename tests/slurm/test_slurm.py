@@ -3,8 +3,6 @@
 Left out where Slurm is not installed or this is not root: `make test-slurm` installs it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """README and docs/: each command is run as it is printed, in a smaller small world; what needs the Hub, a GPU or Slurm
 is composed and planned. Links lead somewhere, and each knob that a page names exists."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator

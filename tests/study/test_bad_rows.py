@@ -1,7 +1,5 @@
 """What is no table, or says something that does nothing: one sentence with file and row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -69,7 +67,6 @@ def refused(text: str, **every: Any) -> str:
         (ROWS, "published: a b\nrows:", "published: a b is neither TABLE nor TABLE ROW COLUMN"),
         ("name: small", "name: ../../out", "mine.yaml: name=../../out is not the name of a folder: use letters"),
         ("name: small", "name: my/table", "mine.yaml: name=my/table is not the name of a folder"),
-        ("m: [1, 2]", "m: []", "mine.yaml, axis 'm': it has no values"),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused_by_file_and_row(old: str, new: str, expected: str) -> None:

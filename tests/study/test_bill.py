@@ -11,8 +11,6 @@ recipes do not. LoRA takes 0.82 of it, 0.72 of the products at 4.05e14, the side
 1.17th. All within 10 %.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An evaluation of several tasks or languages is one run, made of scoring runs that everything else shares."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path
@@ -18,7 +16,6 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import build
-from pipeline.tables.planned_runs import Planning
 
 ASKED = ["eval.max_gen_toks=4", "eval.limit=3"]
 
@@ -56,24 +53,6 @@ def test_one_run_for_the_user_of_scoring_runs(
     again = make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", "eval=belebele_0shot",
                      "eval.options=text", "languages=[qac]", *ASKED)  # fmt: skip
     assert again == parents["belebele_0shot.qac"]
-
-
-def test_a_table_and_a_bundle_share_their_scores(make_run: Make, world: Path, tmp_path: Path) -> None:
-    table = tmp_path / "mine.yaml"
-    words = f"{{data_root: {world}, eval.max_gen_toks_of: {{qac: 5}}, eval.max_gen_toks: 4, eval.limit: 3}}"
-    table.write_text(
-        f"name: mine\nevery: {words}\nruns: {{m: {{checkpoint: package:data/sandbox_base}}}}\n"
-        "score: {eval: sandbox, task: mgsm}\ncolumns: {m: m}\nrows: {en: {in: en}, qac: {in: qac}}\n"
-    )
-    planning = Planning.of(compose(["stage=plan", f"table={table}", f"runs_dir={tmp_path}/runs"]))  # type: ignore[arg-type]
-    bundle = build(
-        compose(
-            ["stage=eval", "eval=sandbox", "checkpoint=package:data/sandbox_base", f"data_root={world}",
-             "languages=[en,qac]", "+eval.max_gen_toks_of={qac:5}", *ASKED, f"runs_dir={tmp_path}/runs"]
-        )  # type: ignore[arg-type]
-    )  # fmt: skip
-    hashes = {one.hash for role, one in bundle.parents.items() if role.startswith("mgsm")}
-    assert {run.hash for run in planning.targets()} == hashes and len(hashes) == 2
 
 
 def test_what_decides_a_scoring_run() -> None:

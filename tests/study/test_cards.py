@@ -1,7 +1,5 @@
 """The cards of a node, counted among workers: eight made-up ones, whose runs write down when they had which."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """stage=check: whole on the CPU, and each failure that it names."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -1,8 +1,6 @@
 """Claims on what runs recorded (maps of changes, validation losses), on gains and on translations: on the shipped
 tables, with answers made up so that each is accepted, contradicted and undecided."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from test_verdicts import Alike, Made
 from pipeline.analyze.changes import COLUMNS
 from pipeline.report.claims import Verdict
 from pipeline.report.placed_claims import PlacedClaim, claims_of
-from pipeline.report.stored import NoScore, percent_rows_changed
+from pipeline.report.stored import percent_rows_changed
 from pipeline.report.verdicts import JUDGES, judge_claims
 from pipeline.stats.contrast import contrast, contrast_of_trainings
 from pipeline.stats.ranks import profile_likeness
@@ -121,33 +119,6 @@ def test_flat_validation_losses(apart: float, spread: float, word: str) -> None:
     if spread:
         assert found.left_value == pytest.approx(1.1 + apart, abs=4 * spread) and found.n == 3
         assert found.difference == pytest.approx(apart, abs=4 * spread)  # in the loss's own unit
-
-
-class HalfMade(Recorded):
-    """Nothing of the experts and trainings of the first value of an axis."""
-
-    def scores_by_question(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
-        spec = self.plan.specs.get(score.model)
-        if spec is None or 1 in spec.at.values():
-            raise NoScore("eval-x is not made yet")
-        return super().scores_by_question(score, metric, pair)
-
-
-@pytest.mark.parametrize("table", ["layer_swapping_claims", "unreasonable_table_a3", "layer_swapping_table1"])
-def test_a_half_finished_table_makes_no_verdict_of_what_is_missing(table: str) -> None:
-    there = plan_of(table)
-
-    def number(fact: str, of: dict[str, Any]) -> float:
-        if 1 in of.values():
-            raise NoScore("sft-x is not made yet")
-        return 1.0
-
-    found = judge_claims(there, HalfMade(there, number))  # type: ignore[arg-type]
-    assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}
-    missing = [one for one in found if one.verdict == "not made"]
-    assert (missing or table == "unreasonable_table_a3") and all(
-        "is not made yet" in one.sentence and one.low is None for one in missing
-    )
 
 
 class AlikeRecorded(Alike):

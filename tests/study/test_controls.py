@@ -1,7 +1,5 @@
 """controls in a table: each merge again with the base in the language expert's place, chosen and compared as it is."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

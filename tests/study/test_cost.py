@@ -1,7 +1,5 @@
 """Costs against hand counts, against what torch counts and autograd keeps, and against the papers' studies by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
 from pipeline.estimate.flops import QuestionSet, cards, question_sets, scoring_seconds
-from pipeline.estimate.gpu_budget import written_bytes
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
 from pipeline.train.memory import (
@@ -21,7 +18,6 @@ from pipeline.train.memory import (
     trained_parameters,
     training_memory,
 )
-from pipeline.train.steps import snapshot_steps
 
 H100, A100 = cards()["h100_80"], cards()["a100_80"]
 STEP = 0.5  # seconds of a layer's small kernels
@@ -225,20 +221,6 @@ def test_sides_that_take_turns_have_gradients_one_at_a_time() -> None:
     assert turns["gradients"] == 4 * counts[0] and turns["moments"] == 8 * sum(counts)
     alone = training_memory(LLAMA_8B, sides[:1], 1024, recipe(micro_batch_size=4))
     assert alone["casts"] == 2 * (LLAMA_8B.parameters - LLAMA_8B.outside) / 32  # of one layer at a time, in bf16
-
-
-def test_disk_of_a_training() -> None:
-    """layer_swapping A.2: a snapshot each 5,000 of 40,000 samples; 144 of 32.1 GB are 4.6 TB."""
-    options = {"batch_size": 8, "snapshot_every": 5000}
-    kept = [
-        len(snapshot_steps(recipe(**options), 5000)),
-        len(snapshot_steps(recipe(**options, snapshot_keep=2), 5000)),
-    ]
-    assert kept == [8, 2] and snapshot_steps(recipe(batch_size=8), 5000) == []
-    whole = LLAMA_8B.parameters
-    needs = written_bytes(recipe(**options), whole, whole, snapshots=8, points=2)
-    assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole
-    assert 18 * needs["snapshots"] == pytest.approx(4.6e12, rel=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------- scoring

@@ -3,8 +3,6 @@
 Runs are the same where their filled words and what they are made of are (planned.canonical), in any table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

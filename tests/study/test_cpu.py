@@ -5,8 +5,6 @@ MGSM 8-shot in English (32 and 8 questions, answers of 512 tokens), 5-shot multi
 questions), trainings on GSM8K in rows padded to 232 tokens, all of the process after its imports.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a run will write, against a count by hand."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Of candidates with equally many right answers the first is chosen, whatever the rounding of their means."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """stage=export of a checkpoint: what plain transformers loads, what the card says, what never goes along, refusals."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

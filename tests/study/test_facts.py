@@ -1,7 +1,5 @@
 """What a training recorded, as columns of a table; and what evaluations keep in memory when one begins."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

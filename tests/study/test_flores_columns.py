@@ -1,7 +1,5 @@
 """BLEU, chrF++ and spBLEU as columns of a table, against sacrebleu's own command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

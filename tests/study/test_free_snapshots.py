@@ -1,7 +1,5 @@
 """A table that frees the snapshots that its selections have ranked, on tiny models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores that are finished do not need the weights that they are of."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """More processes than GPUs: refused before anything is made, on a machine whose GPUs are counted by torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a plan says of each run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How long a run is expected to take: by its work, or what finished runs of its kind took."""
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

@@ -1,7 +1,5 @@
 """launcher=local: lines of a plan, failures, dead workers, how it ends; tests/test_pipeline.py has a whole table."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

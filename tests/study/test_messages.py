@@ -1,7 +1,5 @@
 """What users read: names instead of numbers, the knob that is at fault, and lines before minutes of silence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

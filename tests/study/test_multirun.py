@@ -1,7 +1,5 @@
 """`-m`: the folders of all, and the status of the worst: 130, 1, 75, 0."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A score that is not a finite number, as of a model whose logits overflow, is missing: not compared, never best."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first screen of stage=plan: what is decided, in 24 lines of 120 columns."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Questions about one passage count as one: Belebele asks some 900 questions about 488 passages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

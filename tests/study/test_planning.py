@@ -1,7 +1,5 @@
 """Tables as runs: every shipped table plans, its runs are those of the command line, and knobs mean what they say."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Evaluations that cannot run are found by the plan, and before a table's first training."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The rates of cards in plans against the records that they name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Each shipped table's full report, of answers made up for all of its runs with the published numbers as truth. What no
 paper's table has: no effect, one question, all right, all wrong, half of the runs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

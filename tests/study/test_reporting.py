@@ -1,7 +1,5 @@
 """stage=report and stage=export of a table of made-up runs: what is shown, marked, remembered, packed, refused."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

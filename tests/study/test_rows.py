@@ -1,7 +1,5 @@
 """The format of a table: what small tables expand to, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from planned import canonical, plan
 
@@ -210,17 +208,6 @@ def test_a_row_may_name_the_run_and_the_only_columns_that_it_fills() -> None:
     assert made.cells["plain", "math"].items[0].readings == ({(): scored("base", "en")},)
 
 
-def test_a_row_may_be_reduced_over_rows() -> None:
-    made = plan(TABLE + "  both: {max: [sw.avg, te.avg]}\n")
-    cell = made.cells["both", "best"]
-    assert cell.of == ("sw.avg", "te.avg") and cell.reduce == (("max", ()),) and not cell.items
-
-
-def test_reductions_keep_their_order() -> None:
-    made = plan(changed("{mean: [m, l]}", "{max: [l], mean: [m]}"))
-    assert made.cells["sw.avg", "best"].reduce == (("max", ("l",)), ("mean", ("m",)))
-
-
 def test_a_run_in_every_is_not_given_to_itself_or_what_it_is_made_of() -> None:
     made = plan(
         changed("eval.dtype: float32}", "eval.dtype: float32, data_root: world}").replace(
@@ -230,12 +217,6 @@ def test_a_run_in_every_is_not_given_to_itself_or_what_it_is_made_of() -> None:
     assert "data_root" not in made.specs["world"].words
     assert made.specs["math m=1"].words["data_root"] == Ref("world")
     assert ("data_root", Ref("world")) in made.scores[0].words
-
-
-def test_the_command_line_adds_to_every() -> None:
-    made = plan(TABLE, **{"sft.processes": 4, "model": "other"})
-    assert made.specs["math m=1"].words["sft.processes"] == 4
-    assert made.specs["base"].words == {"model": "other"}
 
 
 def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:

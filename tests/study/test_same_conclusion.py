@@ -6,8 +6,6 @@ Six trainings of a minute or more, so it is left out unless it is asked for:
     PIPELINE_TEST_ROUNDING=1 python -m pytest -s tests/study/test_same_conclusion.py
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """docs/table.schema.json: what editors check tables and studies by, against jsonschema and every shipped table."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """stage=search: interrupted anywhere it is the same search; better than a grid of as many points; what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

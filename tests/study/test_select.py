@@ -1,7 +1,5 @@
 """Stage select: the rule by hand, and whole runs on tiny snapshots; stage clean, which frees what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

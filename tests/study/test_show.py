@@ -1,7 +1,5 @@
 """stage=show, and the scores that an evaluation ends with, against the files of the runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """slurm/*.sbatch without Slurm: the commands that they start, and what becomes of their exit status."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

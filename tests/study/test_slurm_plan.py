@@ -1,11 +1,8 @@
 """launcher=slurm without Slurm: what is submitted and in which order, what a refusal half-way leaves; and a status."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -17,9 +14,8 @@ import pytest
 from fixture_types import Call
 from small_runs import a_run, writes
 
-from pipeline import api
 from pipeline.config.compose import compose
-from pipeline.config.stages import Launcher, TableStage
+from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
 from pipeline.estimate.flops import cards
@@ -143,22 +139,6 @@ def test_a_dry_run_writes_the_jobs_that_would_be_submitted(
     assert [file.name for file in scripts] == [file.name for file in real] and len(real) == 3
     for mine, theirs in zip(scripts, real, strict=True):
         assert mine.read_text() == theirs.read_text().replace(str(theirs.parent), str(mine.parent))
-
-
-def test_a_dry_run_from_python_names_its_own_command_and_leaves_the_report_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    knobs = {"launcher.dry_run": True, "launcher.gpus": 0, "every": {"seed": 1}}
-    with pytest.raises(SystemExit):
-        api.table("sandbox", launcher="slurm", runs_dir="./my runs", **knobs)
-    script = (tmp_path / "my runs/.slurm-dry-run/goes-on.sh").read_text()
-    (command,) = [line for line in script.splitlines() if "-m pipeline" in line]
-    words = shlex.split(command.removesuffix(" & PID=$!"))[3:]
-    config = compose(words)
-    assert isinstance(config, TableStage) and not config.launcher.dry_run and config.launcher.name == "slurm"
-    assert (config.table, config.every, config.runs_dir) == ("sandbox", {"seed": 1}, "./my runs")
-    assert not list((tmp_path / "my runs").glob("reports/*"))
 
 
 def asked_of_sbatch(launcher: Launcher, gpus: int, threads: int | None, tools: Path, tmp_path: Path) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Small worlds: items of their own retrain nothing, and one of the script is a data_root."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

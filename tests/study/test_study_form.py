@@ -1,7 +1,5 @@
 """The study form: what it is written out as, and that it is computed like a table."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

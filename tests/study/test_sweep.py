@@ -1,7 +1,5 @@
 """A merge scored without being written, and a grid of them: the scores of the written merges, by the same hash."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -13,14 +11,11 @@ import pytest
 from fixture_types import Call, Make
 from tiny_words import FEW
 
-from pipeline.commands.sweep import evaluation_at, parse_shard
-from pipeline.config.compose import compose
+from pipeline.commands.sweep import parse_shard
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
 from pipeline.merge.resident import keep_models_resident
-from pipeline.runs.manifest import read_manifest
-from pipeline.stages.rows import build
 from pipeline.stats.statistics import split_half
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
@@ -52,23 +47,6 @@ def expert(make_run: Make, world: Path, base: Path, math_expert: Path, language_
 
 def answers(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted((folder / "samples").glob("*.jsonl"))}
-
-
-def test_a_merge_in_memory_scores_as_the_written_one(
-    make_run: Make, world: Path, experts: list[str], scored: Path
-) -> None:
-    """`scored` is the evaluation of the same swap, written to disk by stage=merge."""
-    found = make_run("stage=eval", *experts, "merge.top_layers=1", *ASKED, f"data_root={world}", "redo=true")
-    assert (
-        json.loads((found / "scores.json").read_text())["rows"]
-        == json.loads((scored / "scores.json").read_text())["rows"]
-    )
-    assert answers(found) == answers(scored)
-    manifest = read_manifest(found)
-    tasks = ("mgsm_0shot", "belebele_0shot", "global_mmlu_0shot")
-    scores = {f"{task}.{language}" for task in tasks for language in ("en", "qac")} | {"flores_0shot.qac"}
-    assert manifest is not None and set(manifest.parents) == {"math", "language", *scores}
-    assert manifest.decided_by["config"]["merge"] == {"method": "layer_swap", "bottom_layers": 3, "top_layers": 1}
 
 
 def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
@@ -196,21 +174,6 @@ def test_other_weights_in_memory_are_scored(
         "merge.files_from=language",
     ]
     assert scored_again(make_run("stage=eval", *by_another_recipe, *asked)) == ["mgsm_en_0shot", "mgsm_qac_0shot"]
-
-
-def test_a_point_is_the_evaluation_that_the_command_line_composes(tmp_path: Path) -> None:
-    named = [
-        "merge=layer_swap",
-        "merge.math=hub:a/b",
-        "merge.language=hub:a/c",
-        "merge.zones=math",
-        "languages=[en,sw]",
-        "eval.dtype=float32",
-    ]
-    swept = compose(["stage=sweep", *named, "sweep.top_layers=[0,1]", "eval=mgsm_2shot", "seed=3", "eval.batch_size=7"])
-    found = build(evaluation_at(swept, {"top_layers": 1}))  # type: ignore[arg-type]
-    typed = build(compose(["stage=eval", *named, "merge.top_layers=1", "eval=mgsm_2shot", "seed=3"]))  # type: ignore[arg-type]
-    assert found.hash == typed.hash and found.label == typed.label
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A mean over languages of which one has fewer questions, against the formula of a mean over clusters by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The papers' claims against the shipped tables' names, and their verdicts on answers made by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

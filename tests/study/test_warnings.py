@@ -1,7 +1,5 @@
 """What trainings warn of is kept: printed at the end of their table, and shown on its page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

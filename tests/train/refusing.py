@@ -1,7 +1,5 @@
 """A stage that one of its processes refuses. Apart from the tests, as each process imports what it runs."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

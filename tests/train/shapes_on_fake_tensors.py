@@ -16,8 +16,6 @@ place, are left out, as is torchao's step, which is compiled. What the allocator
 not seen.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,9 +1,6 @@
 """Chat templates: those of real models pass with the loss on the response and its end, broken ones are refused."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,12 +12,8 @@ import trl
 from tiny import model, stage
 from transformers import AutoTokenizer
 
-from pipeline.config.evaluation import Eval
-from pipeline.config.knob import identity
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.evaluate.model import Answering
-from pipeline.evaluate.prompts import set_template_date
 from pipeline.models.load import with_template_date
 from pipeline.train.examples import check_rows, datasets_of
 from pipeline.train.load import make_bpe
@@ -153,17 +146,6 @@ def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path
     assert sentence.endswith("or use sft.template=plain")
 
 
-def test_a_row_that_a_template_raises_on_later_is_one_sentence(tmp_path: Path) -> None:
-    """Named by its beginning, as it may be one of validation."""
-    strict = (
-        "{% if 'odd' in messages[0].content %}{{ raise_exception('odd') }}{% endif %}" + TURN + "{% endfor %}" + ASK
-    )
-    made = tokenizer(strict)
-    rows = [*ROWS, {"prompt": "odd", "completion": "1"}]
-    with pytest.raises(PipelineError, match=r"the tokenizer raises on .*odd.* \(odd\): correct it"):
-        check_rows(rows, made, recipe())
-
-
 @pytest.mark.parametrize("at", [0, 24, 299])
 @pytest.mark.parametrize("loss_on", ["response", "all"])
 def test_every_row_is_rendered(at: int, loss_on: str) -> None:
@@ -217,16 +199,6 @@ def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: 
     assert f"Today Date: {datetime.now().strftime('%d %b %Y')}" in learnt_from(None)
     with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is not a date: give one as 2024-07-26"):
         learnt_from("26 Jul 2024")
-
-
-def test_evaluation_prints_the_same_date() -> None:
-    made = tokenizer((SHIPPED / "llama3_2.jinja").read_text(), *REAL["llama3_2"])
-    lm = Answering(pretrained=model(vocab_size=len(made)), tokenizer=made, batch_size=1)
-    asked = Eval(name="x", tasks=[], chat_template=True)
-    set_template_date(lm, asked)
-    assert "Today Date: 26 Jul 2024" in lm.apply_chat_template([{"role": "user", "content": "How many?"}])
-    assert "template_date" not in identity(replace(asked, template_date="2023-02-01", chat_template=False))
-    assert identity(replace(asked, template_date="2023-02-01"))["template_date"] == "2023-02-01"
 
 
 TALKS = [

@@ -1,7 +1,5 @@
 """Killed at any step, a training ends with the bits and the log that it would have had; and what stops it early."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """What a base is refused for when it is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

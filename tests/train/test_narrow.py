@@ -1,8 +1,6 @@
 """Frozen matrices in bfloat16, and adapters whose inputs PEFT does not cast: the same bits as without, in half the
 bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Optimizers: what they save, and what rounding costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

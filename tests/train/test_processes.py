@@ -1,7 +1,5 @@
 """Two processes on the CPU (gloo) against one with the same global batch, every way to train, DDP and FSDP2."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

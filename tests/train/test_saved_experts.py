@@ -4,8 +4,6 @@ config.json and the names of the base's file are those of transformers 4; the ex
 and saved by `save_model`. What merges must give is computed by torch on the experts that transformers and PEFT load.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ several. Each way to train, and one GPU and several, are in one that is always r
 PIPELINE_TEST_SHAPES=1 (make test-shapes), in ten minutes of two cores.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

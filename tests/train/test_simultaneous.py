@@ -1,7 +1,5 @@
 """Simultaneous training against two AdamW optimizers of its own, by hand, in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ways to train through the whole stage, on the tiny base of all tests."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Under torchrun, the death of a process ends all: nobody waits for it in a collective."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What each way to train moves, on the four architectures; adapters, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

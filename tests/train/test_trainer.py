@@ -1,7 +1,5 @@
 """Stages sft and cpt: tokens, labels, counts, and what is refused. Whole runs are in test_pipeline.py."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What each way to train is asked for with, and what of it decides a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny models of the four architectures, and a trainer on made-up rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """As much of vLLM as extras/vllm_backend.py uses, computed by transformers, one token of one prompt at a time."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch
