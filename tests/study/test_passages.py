@@ -7,8 +7,8 @@ import pytest
 from planned import plan
 
 from pipeline.evaluate.records import passage_group
-from pipeline.report.contrasts import declared_pairs, measure_pairs
-from pipeline.report.load.answers import answers_of, passage_of
+from pipeline.report.contrasts import measure_pairs, pairs_across
+from pipeline.report.load.answers import answers_of
 from pipeline.report.stored import StoredAnswers
 from pipeline.tables.plan import ScoreRef, TablePlan
 
@@ -39,7 +39,7 @@ class Answers(StoredAnswers):
 
 def line_of(world: int, grouped: bool) -> dict[str, Any]:
     there = plan(TABLE)
-    (line,) = measure_pairs(there, Answers(there, world, grouped), declared_pairs(there))
+    (line,) = measure_pairs(there, Answers(there, world, grouped), pairs_across(there, there.compare))
     return line
 
 
@@ -51,14 +51,8 @@ def test_the_difference_stays_and_its_level_is_kept() -> None:
     assert false[True] <= 15 and false[False] > 20  # of 150
 
 
-def test_passages_of_samples_with_and_without_their_group() -> None:
-    texts = ["The cat sat. P: or not?", "The dog ran."]
-    exemplar = "P: Another passage.\nQ: Why?\nA: x\nB: y\nC: z\nD: w\nAnswer: A\n\n"
-    prompts = [f"{exemplar}P: {texts[at // 2]}\nQ: Number {at}?\nA: x\nB: y\nC: z\nD: w\nAnswer:" for at in range(4)]
-    assert [passage_of(prompt) for prompt in prompts[2:]] == [texts[1]] * 2
-    assert len({passage_of(prompt) for prompt in prompts}) == 2
-    for name, extra in (("old", {}), ("new", {"group": "g"})):
-        lines = [{"doc_id": at, "prompt": prompt, **extra} for at, prompt in enumerate(prompts)]
-        groups = answers_of(("run", "belebele", "sw"), lines).groups
-        assert (groups[0] == groups[1], groups[2] == groups[3], groups[0] == groups[2]) == (True, True, name == "new")
+def test_a_passage_is_its_text_without_blanks_around_it() -> None:
+    lines = [{"doc_id": at, "prompt": "", "group": passage_group(f"Passage {at // 2}.")} for at in range(4)]
+    groups = answers_of(("run", "belebele", "sw"), lines).groups
+    assert groups[0] == groups[1] != groups[2] == groups[3]
     assert passage_group("The dog ran. ") == passage_group("The dog ran.") != passage_group("The cat sat.")
