@@ -12,6 +12,7 @@ commit fb35b6d).
 
 from __future__ import annotations
 
+import inspect
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,8 @@ class SharedCache(Cache):
 
     def __init__(self, model: Any, rows: int = 0, room: int = 0) -> None:
         self.model, self.rows, self.room = weakref.proxy(model), rows, room  # the model keeps the cache
+        # transformers 5.24 gave it another name
+        self.keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
@@ -236,9 +239,9 @@ class SharedCache(Cache):
             input_ids=ids.to(self.device),
             position_ids=(self.shared + places).expand(ids.shape).to(self.device),
             attention_mask=masks,
-            past_key_values=self,
             use_cache=True,
             logits_to_keep=keep,
+            **{self.keyword: self},
         ).logits
 
     def attend(
