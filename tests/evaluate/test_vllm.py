@@ -121,8 +121,7 @@ def by_torch(merge: Merging) -> Answering:
 
 
 def by_vllm(weights: Merging | Path, **settings: Any) -> Answering:
-    merge = merge_of_one(weights) if isinstance(weights, Path) else weights
-    backend = VllmBackend(4, "float32", merge, **settings)
+    backend = VllmBackend(4, "float32", weights, **settings)
     backend.load()
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 

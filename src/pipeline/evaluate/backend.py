@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.files import sha256
-from pipeline.hub.models import local_folder
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.load import load_tokenizer
@@ -27,8 +26,7 @@ Tokens = Sequence[int]
 
 
 def merge_or_folder(run: Run) -> Merging | Path:
-    """What a run scores: a merge that is put together in memory, such as of an adapter with its base, or a folder,
-    which another backend than torch is given as a merge of one."""
+    """What a run scores: a merge that is put together in memory, such as of an adapter with its base, or a folder."""
     from pipeline.merge.live import merge_of_one
     from pipeline.merge.resident import keeps_models
     from pipeline.merge.stage import merge_of
@@ -37,8 +35,6 @@ def merge_or_folder(run: Run) -> Merging | Path:
     if "checkpoint" not in run.parents:
         return merge_of(run)
     folder = run.parents["checkpoint"].folder
-    if run.config.eval.backend != "hf":
-        return merge_of_one(local_folder(folder))
     return merge_of_one(folder) if is_adapter(folder) or (keeps_models() and folder.is_dir()) else folder
 
 

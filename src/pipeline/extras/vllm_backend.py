@@ -1,4 +1,4 @@
-"""The backend that has vLLM compute, in this process. Merges are loaded into it live, a checkpoint as a merge of one.
+"""The backend that has vLLM compute, in this process. Merges are loaded into it live.
 
 A merge is put together in memory, on the CPU, as for the other backend, and the layers of which a tensor changed are
 handed over whole: of modules that vLLM fuses (q, k and v; gate and up) a part alone would not arrive, without an error.
@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -45,9 +46,8 @@ SETTINGS = {  # of vLLM, unless the environment has others
 
 
 class Engine:
-    """vLLM with a model of the shape of a folder's, its weights by chance. `start`: keywords of vllm.LLM; `holds`:
-    signatures of the tensors that it was last given. What fails in it closes it: requests that are left in it would be
-    answered among the next."""
+    """vLLM with the model of a folder. `start`: keywords of vllm.LLM; `holds`: signatures of the tensors that it was
+    last given. What fails in it closes it: requests that are left in it would be answered among the next."""
 
     def __init__(self, start: dict[str, Any]) -> None:
         self.llm: Any = None
@@ -59,9 +59,7 @@ class Engine:
             from vllm.platforms import current_platform
 
             eager = current_platform.is_cpu()
-            self.llm = vllm.LLM(
-                **start, load_format="dummy", enforce_eager=eager, max_model_len=-1, disable_log_stats=True, seed=0
-            )
+            self.llm = vllm.LLM(**start, enforce_eager=eager, max_model_len=-1, disable_log_stats=True, seed=0)
             self.max_length = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     @contextmanager
@@ -137,7 +135,7 @@ class VllmBackend:
 
     halved = False  # vLLM decides by itself how many rows its memory holds
 
-    def __init__(self, batch_size: int | None, dtype: str, weights: Merging, share_prefix: bool = True) -> None:
+    def __init__(self, batch_size: int | None, dtype: str, weights: Merging | Path, share_prefix: bool = True) -> None:
         self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
         self.share_prefix = share_prefix
         self.model: Any = None
@@ -145,32 +143,44 @@ class VllmBackend:
     # --------------------------------------------------------------------------------------------------- weights
 
     def load(self) -> Any:
-        """As TorchBackend's, but for the model in memory, which stays on the CPU. The vLLM that has the merge before
-        takes this one."""
-        from pipeline.merge.live import model_of
-
+        """As TorchBackend's, but for the model in memory, which stays on the CPU; of a folder it has no weights."""
         if self.model is None:
-            if settings := settings_beyond_greedy(without_weights(self.weights)[0]):
+            self.model, self.tokenizer = without_weights(self.weights)
+            if settings := settings_beyond_greedy(self.model):
                 raise PipelineError(
                     f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which is not passed on "
                     "to vLLM: score it with eval.backend=hf"
                 )
-            live = model_of(self.weights, self.dtype, "cpu")
-            self.model, self.tokenizer = live.model, live.tokenizer
-            start = {
-                "model": str(live.folder), "tokenizer": self.tokenizer.name_or_path,
-                "dtype": str(self.model.dtype).removeprefix("torch."), "max_num_seqs": self.batch_size,
-                "enable_prefix_caching": self.share_prefix,
-            }  # fmt: skip
-            if is_new := not (live.served and live.served.llm and live.served.start == start):
-                if live.served:
-                    live.served.close()
-                live.served = Engine(start)
-            self.engine = live.served
-            self.engine.take(live)
-            if is_new:
-                check_replacing(self, live)
+            if isinstance(self.weights, Path):
+                self.engine = Engine(self._start(self.weights, "safetensors"))
+            else:
+                self._load_merge(self.weights)
         return self.model
+
+    def _load_merge(self, merge: Merging) -> None:
+        """Into the engine that has the merge before, where there is one."""
+        from pipeline.merge.live import model_of
+
+        live = model_of(merge, self.dtype, "cpu")
+        self.model, self.tokenizer = live.model, live.tokenizer
+        assert live.folder
+        start = self._start(live.folder, "dummy")
+        if is_new := not (live.served and live.served.llm and live.served.start == start):
+            if live.served:
+                live.served.close()
+            live.served = Engine(start)
+        self.engine = live.served
+        self.engine.take(live)
+        if is_new:
+            check_replacing(self, live)
+
+    def _start(self, folder: Path, load_format: str) -> dict[str, Any]:
+        """What vLLM is started with; dummy: weights by chance."""
+        dtype = str(self.model.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+        return {
+            "model": str(folder), "load_format": load_format, "tokenizer": self.tokenizer.name_or_path, "dtype": dtype,
+            "max_num_seqs": self.batch_size, "enable_prefix_caching": self.share_prefix,
+        }  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- answers
 
