@@ -94,7 +94,8 @@ def score(run: Run, folder: Path, answers: int, rate: float | None) -> None:
 def answer(doc: int, right: bool, task: str, metric: str, chosen: str) -> dict[str, Any]:
     reply = f"She had {doc} and got {doc + 3}, so that {doc} + {doc + 3} = {2 * doc + 3}. " * 3
     return {
-        "doc_id": doc, "prompt": f"Question {doc}: how many does she have in all?\nAnswer:" * 4, "target": "7",
+        "doc_id": doc, "group": str(doc), "target": "7",
+        "prompt": f"Question {doc}: how many does she have in all?\nAnswer:" * 4,
         "response": f"{reply} The answer is {7 if right else 8}", "extracted": "7" if right else "8",
         "correct": None if task == "flores" else right, "cut_off": False, "filter": chosen, "prompt_hash": "0" * 64,
         "scores": {metric: 100.0 * right if task == "flores" else float(right)},

@@ -149,7 +149,7 @@ def test_full_training_equals_a_bare_sfttrainer(
     full = trained("full")
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     texts = [conversation(row) for row in rows_of(full.rows)]
-    taught = full.trainer.train_dataset
+    (taught,) = full.trainer.sets.values()
     for row, (before, answer) in zip(taught, texts, strict=True):
         assert tokenizer.decode(row["input_ids"]) == before + answer
         labels = [label for label in row["labels"] if label != -100]

@@ -60,8 +60,10 @@ def export_table(config: ExportStage, to: str) -> Path:
     file, form, is_folder = Path(to), config.export.format, config.export.format in ("figures", LM_EVAL)
     if is_folder and file.is_dir() and any(file.iterdir()):
         raise PipelineError(f"export.to={file} holds files: name a new or empty folder for export.format={form}")
-    if (file.is_file() if is_folder else file.is_dir()) or not file.parent.is_dir():
-        kind = "folder" if is_folder else "file"
+    kind = "folder" if is_folder else "file"
+    if file.is_file() if is_folder else file.is_dir():
+        raise PipelineError(f"export.to={file} exists and is no {kind}: give the {kind} another name")
+    if not file.parent.is_dir():
         raise PipelineError(f"export.to={file} is not a place for a {kind}: name one in an existing folder")
     if config.export.format == "archive" and file.suffix != ".zip":
         raise PipelineError(f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}")

@@ -136,7 +136,7 @@ def plan_text(
         table=kinds_table(runs, waiting, reasons, bill, history),
         details=[*host_line(bill), *training_details(remaining), *merge_details([*runs, *waiting]), *stored_lines(runs),
                  *score_details([*runs, *waiting]), *overview.details],
-        next=overview.next if reasons else overview.next.replace("stage=table", "stage=report"),
+        next=overview.next if reasons or fix else overview.next.replace("stage=table", "stage=report"),
     )  # fmt: skip
     lines = overview.lines()
     if config.plan.lines:
@@ -161,7 +161,7 @@ def total_text(
         takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus}"
         takes += f" = {time} of one node" if plan.gpus > 1 else f" = {time}"
     elif not remaining:
-        takes = "Nothing is left to compute"
+        takes = "All that can be planned is computed" if fix else "Nothing is left to compute"
     else:
         workers = workers_of(config.launcher, runs) if config.launcher.name == "local" else 1
         time, unknown = history.sum(remaining, workers)

@@ -109,7 +109,10 @@ def read_entry(path: Path) -> list[Log]:
     if not logs:
         expected = "results_*.json with samples_*.jsonl of lm_eval, .eval or .json of inspect_ai, nor a run of eval"
         there = f"holds no log, neither {expected}" if path.exists() else "does not exist"
-        raise PipelineError(f"results={path} {there}: give folders or files that lm_eval or inspect_ai wrote")
+        raise PipelineError(
+            f"results={path} {there}: give folders or files that lm_eval or inspect_ai "
+            "wrote, or folders of evaluations, such as runs/eval-..."
+        )
     return logs
 
 
