@@ -227,11 +227,10 @@ def card_text(
     scored = scores_of(manifest, runs_dir) if manifest else []
     if scored:
         weights = "the weights before they were cast" if rounding else "these weights"
-        settings = (
-            ", ".join(f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items())
-            for _, evaluation in scored
-        )
-        rows = [(*score_line(row), text) for (row, _), text in zip(scored, settings, strict=True)]
+        rows = []
+        for row, evaluation in scored:
+            settings = ", ".join(f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items())
+            rows.append((*score_line(row), settings))
         table = markdown_table(("task", "language", "metric", "score", "questions", "settings"), rows)
         how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
         sections.append("\n".join(["## Results", "", how, "", *table]) + "\n")

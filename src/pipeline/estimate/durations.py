@@ -82,6 +82,7 @@ class History:
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
         self.medians: dict[Kind, float] = {}
         self.guesses: dict[str, float | None] = {}
+        self.too_large: dict[str, bool] = {}  # for this machine's memory
         for manifest in manifests:
             self.add(manifest)
 
@@ -109,13 +110,15 @@ class History:
         """Whether a run is too long for this machine's CPU, as predicted, or too large for its memory."""
         if not isinstance(run.config, TrainStage | EvalStage) or self.gpu():
             return False
-        return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
+        if run.hash not in self.too_large:
+            self.too_large[run.hash] = (memory_here(run, row=0) or 0.0) > cpu.memory()
+        return self.too_large[run.hash] or (seconds or 0.0) > DAY
 
     def sum(self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] | None = None) -> tuple[str, str]:
         """Two texts: the time that runs take together with these workers, "?" if no time is known, and which runs it
         leaves out. With several workers runs are given parents first. left: run hash -> seconds of those that run."""
         left = left or {}
-        predicted = [(run, left.get(run.hash, self.predict(run))) for run in runs]
+        predicted = [(run, left[run.hash] if run.hash in left else self.predict(run)) for run in runs]
         feasible = [(run.hash, seconds) for run, seconds in predicted if not self.needs_gpu(run, seconds)]
         predictions = [(key, seconds) for key, seconds in feasible if seconds is not None]
         needing, unknown = len(runs) - len(feasible), len(feasible) - len(predictions)

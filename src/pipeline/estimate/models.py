@@ -14,27 +14,32 @@ from pipeline.runs.run import External, Parent, Run, Snapshot
 
 
 def shape_for(run: Run) -> Shape:
-    """The shape of the model that a run trains or scores: by a config.json of it or of what it is made of, else by a
-    name. Raises PipelineError where neither is known."""
+    """The shape of the model that a run trains or scores, by its base: a folder that is here, or a known one."""
     changed = run.runs_dir.stat().st_mtime_ns if run.runs_dir.is_dir() else 0
-    known = _known(run.runs_dir, changed)
-    if run.hash not in known:
-        models = [*ancestors(run)]
-        here = (shape_in(model.folder) for model in models if (model.folder / "config.json").is_file())
-        shape = next(here, None) or next(filter(None, map(named_shape, models)), None)
-        if shape is None:
-            raise PipelineError(
-                f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch first, or "
-                "name a folder with its config.json"
-            )
-        known[run.hash] = shape
-    return known[run.hash]
+    if shape := shape_of_parent(run, _known(run.runs_dir, changed)):
+        return shape
+    raise PipelineError(
+        f"the size of the model of {run.label} is unknown, as it is not here: run stage=prefetch first, or name a "
+        "folder with its config.json"
+    )
 
 
 @lru_cache(maxsize=8)
 def _known(runs_dir: Path, changed: int) -> dict[str, Shape]:
     """Hash -> shape, until another run is published, whose files may say otherwise than its name."""
     return {}
+
+
+def shape_of_parent(run: Parent, shapes: dict[str, Shape]) -> Shape | None:
+    """The shape of a model: by its config.json, its parents, or its name; None if it is not known."""
+    if run.hash not in shapes:
+        shape = shape_in(run.folder) if (run.folder / "config.json").is_file() else None
+        inherited = (shape_of_parent(parent, shapes) for parent in models_of(run))
+        shape = shape or next(filter(None, inherited), None) or named_shape(run)
+        if shape is None:
+            return None
+        shapes[run.hash] = shape
+    return shapes[run.hash]
 
 
 def named_shape(run: Parent) -> Shape | None:

@@ -67,6 +67,8 @@ def average(parts: Sequence[Any]) -> Any:
     """The mean of several numbers, exactly rounded, or of several arrays."""
     import numpy as np
 
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(parts[0], float):
         return statistics.fmean(parts)
     return np.mean(np.broadcast_arrays(*parts), axis=0)

@@ -141,7 +141,7 @@ def read_answers(
                 with one_sentence(file_of(*place)):
                     answers[place] = answers_of(place, samples, keep.get(place, 0))
                     constant = dict(zip(CONSTANT, (*place, shots.get(place[1:])), strict=True))
-                    rows += [constant | answer_row(place[1], sample) for sample in samples]
+                    rows += [constant | row for row in answer_rows(place[1], samples)]
                 if len(rows) >= AT_ONCE:
                     write_rows()
         write_rows()
@@ -205,15 +205,19 @@ def text_of(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def answer_row(task: str, sample: Sample) -> dict[str, Any]:
+def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """The columns of answers.parquet that differ from answer to answer. score: a share of 1, right or wrong, else the
     task's own metric; None if it is neither, such as bits."""
     metric, _ = primary_metric(task)
-    right, cut_off = (value if value is None else bool(value) for value in map(sample.get, ("correct", "cut_off")))
-    number = None if is_measure(metric) else finite_or_none((sample.get("scores") or {}).get(metric))
-    score = number if number is None else percent_factor(metric) / 100 * number
-    texts = {name: text_of(sample.get(name)) for name in TEXTS}
-    return {
-        "doc_id": str(sample["doc_id"]), "correct": right, "cut_off": cut_off,
-        "score": score if right is None else float(right), **texts,
-    }  # fmt: skip
+    factor = None if is_measure(metric) else percent_factor(metric) / 100
+    for sample in samples:
+        right, cut_off = sample.get("correct"), sample.get("cut_off")
+        number = finite_or_none((sample.get("scores") or {}).get(metric)) if factor else None
+        score = number if number is None else (factor or 1) * number
+        yield {
+            "doc_id": str(sample["doc_id"]),
+            "correct": None if right is None else bool(right),
+            "score": score if right is None else float(right),
+            "cut_off": None if cut_off is None else bool(cut_off),
+            **{name: text_of(sample.get(name)) for name in TEXTS},
+        }

@@ -39,7 +39,7 @@ def write_harness_logs(run: Path, folder: Path, model: str) -> Path:
     for (_, task, where), samples in sample_files(run):
         name = f"{task}_{where}"
         of_task = [row for row in rows if (row.task, row.where, row.subject) == (task, where, None)]
-        shots = of_task[0].num_fewshot
+        shots = next((row.num_fewshot for row in of_task), None)
         content["results"][name] = {"alias": name} | dict(results_of(of_task))
         content["configs"][name] = {"task": name, "num_fewshot": shots}
         content["versions"][name] = manifest.decided_by.get("version")

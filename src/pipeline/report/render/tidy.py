@@ -35,8 +35,8 @@ def tidy_rows(results: Results) -> str:
     lines: list[list[Any]] = []
     runs = {run.name: run for run in results.runs}
     configs = [runs[name].config for name in results.evaluations]
-    shared = {key for config in configs[:1] for key, value in config.items() if key.startswith("eval.")
-              and all(key in config and config[key] == value for config in configs)}  # fmt: skip
+    settings = {key for config in configs for key in config if key.startswith("eval.")}
+    shared = {key for key in settings if len({str(config.get(key)) for config in configs}) == 1}
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
         knobs = {key: value for key, value in run.config.items() if key not in shared and not key.startswith(NOT_KNOBS)}
