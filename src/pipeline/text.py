@@ -10,6 +10,12 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:
+    """The first `most` items and, if these are not all, "and 3 more". where: where the others are."""
+    omitted = [f"and {len(items) - most} more{where}"] if len(items) > most else []
+    return [*items[:most], *omitted]
+
+
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Lines of equally wide columns, two spaces between them; those in `right` are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

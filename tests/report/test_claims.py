@@ -9,9 +9,11 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.report.claims import (
+    NOT_MADE,
     Claim,
     Ranked,
     Unit,
+    Verdict,
     correct_verdicts,
     judge_alike,
     judge_difference,
@@ -20,7 +22,6 @@ from pipeline.report.claims import (
     judge_spearman,
     judge_wilcoxon,
     judge_wins,
-    not_made,
     read_claims,
     word_of,
 )
@@ -216,7 +217,7 @@ def test_maps_of_a_kind_decide():
 def test_claims_csv_has_a_line_a_claim():
     verdicts = [
         judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.25),
-        not_made(claim(id="two", text='With "quotes", commas and more'), "run x is not made yet"),
+        Verdict(claim(id="two", text='With "quotes", commas and more'), NOT_MADE, detail="run x is not made yet"),
     ]
     shown, open_ = csv.DictReader(io.StringIO(lines_csv([verdict.line for verdict in verdicts], 5)))
     assert [shown["sentence"], open_["sentence"]] == ["shown", "not made: run x is not made yet"]

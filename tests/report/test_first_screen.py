@@ -13,6 +13,7 @@ from test_page import Page
 from pipeline.report import figures
 from pipeline.report.collect import describe_other_bases, differences
 from pipeline.report.compare import correct_contrasts, headline_sentences
+from pipeline.report.contrasts import measured_detectable
 from pipeline.report.load.contents import CellResult, RunResult
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
@@ -62,11 +63,31 @@ def test_the_detectable_differences_are_a_small_table_of_what_was_measured(tmp_p
     line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, could_see=11.9)
     results = replace(made_up(tmp_path / "runs", ["qac"], [0], n=40), contrasts=correct_contrasts([line]))
     tables = Page(write_report(results, tmp_path / "runs/reports/t")).tables
-    rows = next(rows for rows in tables if rows[0][0] == "Questions" and len(rows) == 3)
+    rows = next(rows for rows in tables if rows[0][0] == "points detectable at p < 0.05")
     assert [row[0] for row in rows[1:]] == ["100 questions", "200 questions"]
     assert rows[0][1:] == ["these trainings", "3 seeds", "5 seeds", "8 seeds"]
     assert [float(value) for value in rows[1][1:2]] == [11.9]  # as the sentence says
     assert float(rows[1][2]) > float(rows[1][3]) > float(rows[1][4]) and float(rows[2][1]) < 11.9
+
+
+def test_nothing_is_advised_about_another_comparison_than_the_primary_one() -> None:
+    lines = [line_of("swap", "base", "sw", 0.0, 1.0, discordant=0.0), line_of("swap", "base", "en", 4.0, 0.1)]
+    assert measured_detectable(correct_contrasts(lines, ("swap", "base", "sw")), []) is None
+    of_primary = measured_detectable(correct_contrasts(lines, ("swap", "base", "en")), [])
+    assert of_primary is not None and of_primary.name == "swap with base in en" and of_primary.level == 0.025
+    first = measured_detectable(correct_contrasts(lines), [])  # that has answers that differ
+    assert first is not None and first.name == "swap with base in en" and first.level == 0.025
+
+
+def test_a_score_of_0_is_said_beside_the_primary_comparison() -> None:
+    zero = {"left_value": 0.0, "right_value": 0.0, "low": -1.0, "high": 1.0}
+    primary = ("swap", "base", "sw")
+    (told, *_) = headline_sentences(correct_contrasts([line_of(*primary, 0.0, 1.0, **zero)], primary), primary)
+    assert told.endswith(" Read the answers first: “swap” and “base” scored exactly 0.")
+    (told, *_) = headline_sentences(correct_contrasts([line_of(*primary, 50.0, 0.001)], primary), primary)
+    assert told.endswith(" Read the answers first: “base” scored exactly 0.") and "“swap” is better" in told
+    (told, *_) = headline_sentences(correct_contrasts([line_of(*primary, 4.0, 0.001)], primary), primary)
+    assert "exactly 0" not in told
 
 
 def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:

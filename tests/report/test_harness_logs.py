@@ -7,6 +7,7 @@ import pytest
 from made_up_report import sample, score, write_eval
 
 from pipeline.errors import PipelineError
+from pipeline.extras.compare import CompareStage
 from pipeline.extras.logs import read_entry, read_models
 from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.runs.manifest import Ancestor, Manifest
@@ -48,6 +49,17 @@ def test_a_run_and_its_written_logs_are_read_alike(run: Path, tmp_path: Path) ->
     answers = [item["extracted"] for item in own["belebele_sw"].items.values()]
     assert answers == ["B", "B"]  # the most likely option
     assert [*read_models([str(tmp_path / "logs"), str(run)])] == ["my-model (logs)", f"my-model (runs/{run.name})"]
+
+
+def test_runs_are_compared_by_their_names(run: Path, tmp_path: Path) -> None:
+    stage = CompareStage(stage="compare", results=[], runs_dir=str(run.parent))
+    assert stage.folder_of(run.name) == stage.folder_of("eval-x") == str(run)
+    assert stage.folder_of(str(run)) == str(run) and stage.folder_of("logs") == "logs"  # which read_entry refuses
+    second = run.with_name("eval-x-en-0123456789ab")
+    second.mkdir()
+    (second / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+    with pytest.raises(PipelineError, match="results=eval-x means more than one run: "):
+        stage.folder_of("eval-x")
 
 
 def test_another_folder_is_no_evaluation(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_cell_expands_into_languages_seeds_and_runs(tmp_path, reports):
         found[name] = write_eval(tmp_path / "runs" / name, [score("mgsm", count / 40, 40, language)])
         scores.append(CellScore(name, {"language": language, "seed": str(seed)}))
     scores.append(CellScore("swap-qab-s1", {"language": "qab", "seed": "1"}))
-    cells = [CellResult("swap", "math", 51.2, n=4, runs=list(found), scores=scores, task="mgsm")]
+    cells = [CellResult("swap", "math", 51.2, n=4, runs=[*found, "swap-qab-s1"], scores=scores, task="mgsm")]
     cells.append(CellResult("swap", "loss", 1.234, runs=["sft-1"], digits=3))  # a fact of a training
     page = Page(write_report(results_of(cells, found), reports))
     (_, (_, math, loss)) = page.tables[0]

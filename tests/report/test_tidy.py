@@ -10,7 +10,7 @@ from made_up_report import results_of, score, write_eval
 
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report import results as frames
-from pipeline.report.load.contents import CellResult, CellScore
+from pipeline.report.load.contents import CellResult, CellScore, RunResult
 from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.write import write_report
 
@@ -23,16 +23,30 @@ def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
     }
     row = ScoreRow("mgsm", "en", None, None, 0, "exact_match", "x", 0.5, None, 10)
     runs = [
-        SimpleNamespace(
-            name=name, config=config, model="m", weights_root=None, machine={}, versions={}, attempt=1, started="",
-            seconds=1, stale="", unlike=[],
-        )
+        RunResult(name, "eval", Path(), config=config, model="m", attempt=1, seconds=1)
         for name, config in configs.items()
-    ]  # fmt: skip
+    ]
     scored = {name: SimpleNamespace(settings={}, rows=[row]) for name in configs}
     results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
     told = {line["run"]: line["knobs"] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
     assert told == {"a": "eval.temperature=0.7; merge.name=soup", "b": "eval.chat_template=True"}
+
+
+def test_the_seeds_of_the_trainings_behind_a_score_are_beside_it() -> None:
+    """Also where the table has no axis of seeds: grouping by an empty column would drop every row. A snapshot is of its
+    training; a model from elsewhere has no known seed."""
+    runs = [
+        RunResult("math-1", "sft", Path()), RunResult("sw-2", "sft", Path(), config={"seed": 3}),
+        RunResult("merged-3", "merge", Path(), parents={"math": "math-1", "language": "sw-2"}),
+        RunResult("eval-math", "eval", Path(), parents={"checkpoint": "sw-2@40"}),
+        RunResult("eval-swap", "eval", Path(), parents={"checkpoint": "merged-3"}),
+        RunResult("eval-hub", "eval", Path(), parents={"checkpoint": "llama"}),
+    ]  # fmt: skip
+    row = ScoreRow("mgsm", "en", None, None, 0, "exact_match", "x", 0.5, None, 10)
+    scored = {run.name: SimpleNamespace(settings={}, rows=[row]) for run in runs[3:]}
+    results: Any = SimpleNamespace(cells=[], runs=runs, evaluations=scored, table="t")
+    told = {line["run"]: line["seed"] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
+    assert told == {"eval-math": "3", "eval-swap": "0; 3", "eval-hub": ""}
 
 
 def test_names_that_read_like_missing_values_are_names_in_a_notebook(tmp_path: Path) -> None:

@@ -37,6 +37,13 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find_run("a_merge-3-2", tmp_path, "checkpoint")
 
 
+def test_a_merge_that_was_scored_in_memory_is_found_by_its_scores(tmp_path: Path) -> None:
+    name = make_once(a_run(tmp_path, label="eval-mgsm-layer_swap-1-1-math-sw-en"), writes()).name
+    for reference in ("layer_swap", "layer_swap-1-1"):
+        with pytest.raises(PipelineError, match=rf"{reference} is not a finished run of .*; its scores are {name}: gi"):
+            find_run(reference, tmp_path, "run")
+
+
 def test_a_run_that_is_not_finished_says_its_state(tmp_path: Path) -> None:
     run = a_run(tmp_path, label="kpz-full")
     run.workplace.mkdir(parents=True)

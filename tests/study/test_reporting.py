@@ -146,7 +146,9 @@ def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: P
     for form, name in (("csv", "cells.csv"), ("markdown", "cells.md")):
         assert call("stage=export", *words(home), f"export.format={form}", f"export.to={tmp_path}/{name}").status == 0
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
-    assert call("stage=export", *words(home), "export.format=latex", f"export.to={tmp_path}/t.tex").status == 0
+    for replaced in (False, True):
+        told = call("stage=export", *words(home), "export.format=latex", f"export.to={tmp_path}/t.tex")
+        assert told.status == 0 and (f"export.to={tmp_path}/t.tex exists and is replaced" in told.err) is replaced
     with (folder / "cells.csv").open(encoding="utf-8") as file:
         values = [float(row["value"]) for row in csv.DictReader(file) if row["value"]]
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")

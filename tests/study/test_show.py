@@ -23,7 +23,7 @@ def test_a_training(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> Non
     kept = json.loads((math_expert / "manifest.json").read_text())
     assert text.startswith(f"{math_expert.name}\nstage=sft, attempt 1, began {kept['started']}\n")
     assert f"hash {kept['hash']}" in text
-    assert f"  sft.steps={kept['decided_by']['config']['sft']['steps']}\n" in text and '  sft.separator=" "\n' in text
+    assert f"  sft.steps={kept['decided_by']['config']['sft']['steps']}\n" in text and "  sft.separator=' '\n" in text
     for role, parent in kept["parents"].items():
         assert any(line.split() == [role, parent["name"], parent["hash"][:12]] for line in text.splitlines())
     logged = [json.loads(line) for line in (math_expert / "log.jsonl").read_text().splitlines()]

@@ -65,8 +65,10 @@ def export_table(config: ExportStage, to: str) -> Path:
         raise PipelineError(f"export.to={file} exists and is no {kind}: give the {kind} another name")
     if not file.parent.is_dir():
         raise PipelineError(f"export.to={file} is not a place for a {kind}: name one in an existing folder")
-    if config.export.format == "archive" and file.suffix != ".zip":
+    if form == "archive" and file.suffix != ".zip":
         raise PipelineError(f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}")
+    if file.is_file():
+        say(f"export.to={file} exists and is replaced")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
     results = gather_results(planning, remembered.failed)
@@ -88,8 +90,8 @@ def export_table(config: ExportStage, to: str) -> Path:
         for reason in write_figures(results, file):
             say(f"not drawn: {reason}")
         return file
-    if config.export.format != "archive":
-        write_atomically(file, cells_text(results, config.export.format))
+    if form != "archive":
+        write_atomically(file, cells_text(results, form))
         return file
     roots = [str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".") if root]
     return write_archive(

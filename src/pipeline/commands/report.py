@@ -13,6 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
 from pipeline.report.report_state import Reported
 from pipeline.tables.planned_runs import Planning
+from pipeline.text import first_few
 
 
 def report_table(config: ReportStage) -> Path:
@@ -41,7 +42,7 @@ def write_results(
 ) -> Path:
     """Write the report: page, cells, contrasts and claims. Returns the page."""
     from pipeline.report.collect import gather_results
-    from pipeline.report.render.cells import by_message, first_and_more
+    from pipeline.report.render.cells import by_message
     from pipeline.report.write import write_report
 
     folder = report_folder(planning)
@@ -50,7 +51,7 @@ def write_results(
     page = write_report(results, folder)
     print((folder / "summary.txt").read_text(encoding="utf-8"), file=sys.stderr)
     for message, names in by_message((warning, run.name) for run in results.runs for warning in run.warnings):
-        print(f"warning: {message} ({first_and_more(names)})", file=sys.stderr)
+        print(f"warning: {message} ({' '.join(first_few(names, 1))})", file=sys.stderr)
     reported.write_state(folder, finished=results.finished)
     if planning.config.tracking.mode != "disabled":
         from pipeline.runs.tracking import track_report

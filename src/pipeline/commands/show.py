@@ -6,9 +6,9 @@ import json
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from pipeline.commands.status import all_statuses
+from pipeline.config.overrides import override_of
 from pipeline.config.stages import ShowStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
@@ -134,17 +134,11 @@ def heading_lines(manifest: Manifest) -> list[str]:
 def deciding_lines(manifest: Manifest) -> list[str]:
     """The knobs that differ from their defaults, as KEY=VALUE of the command line."""
     knobs = flatten_dict(manifest.decided_by.get("config", {}))
-    assignments = [f"{key}={format_value(value)}" for key, value in knobs.items() if key != "stage"]
+    assignments = [override_of(key, value) for key, value in knobs.items() if key != "stage"]
     return [
         "decided by (all else is at its default):",
         *(f"  {assignment}" for assignment in assignments or ["nothing but its parents"]),
     ]
-
-
-def format_value(value: Any) -> str:
-    """A knob's value as a command takes it."""
-    plain = isinstance(value, str) and value and not any(letter.isspace() for letter in value)
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 def parent_lines(manifest: Manifest) -> list[str]:

@@ -10,13 +10,15 @@ from pathlib import Path
 from pipeline.config.knob import knob
 from pipeline.config.stages import Stage
 from pipeline.progress import say
+from pipeline.runs.find import find_run
+from pipeline.runs.folders import finished_names
 
 
 @dataclass
 class CompareStage(Stage):
     """The report page of what `lm_eval --log_samples` and inspect_ai wrote, for two models or more."""
 
-    results: list[str] = knob()  # folders or files of these tools, the baseline first: [DIR_A, DIR_B]
+    results: list[str] = knob()  # folders or files of these tools, or evaluations of runs_dir, the baseline first
 
     def answer(self) -> Path:
         """Write the page of the comparison to runs_dir/reports, and its verdict to standard error. Returns its path."""
@@ -24,7 +26,7 @@ class CompareStage(Stage):
         from pipeline.report.compare import headline_sentences
         from pipeline.report.write import write_report
 
-        entries = self.results
+        entries = list(map(self.folder_of, self.results))
         digits = hashlib.sha256("\n".join(str(Path(entry).resolve()) for entry in entries).encode()).hexdigest()[:8]
         name = f"compare-{digits}"
         command = shlex.join(["python", "-m", "pipeline", "stage=compare", f"results=[{','.join(entries)}]"])
@@ -33,3 +35,10 @@ class CompareStage(Stage):
         for sentence in [*headline_sentences(results.contrasts, results.primary), results.note]:
             say(sentence)
         return page
+
+    def folder_of(self, entry: str) -> str:
+        """The folder of a finished run that an entry names, or the entry, a file or a folder."""
+        runs_dir = Path(self.runs_dir)
+        if Path(entry).exists() or not finished_names(runs_dir, entry):
+            return entry
+        return str(find_run(entry, runs_dir, "results").folder)

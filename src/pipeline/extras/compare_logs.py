@@ -30,7 +30,7 @@ from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import Side, Table
-from pipeline.text import pluralize
+from pipeline.text import first_few, pluralize
 
 LANGUAGE = "all"  # stands where a language does: logs do not name one
 LONGEST = 120  # characters of a setting that are shown
@@ -118,8 +118,8 @@ def compare_logs(entries: Sequence[str], name: str, command: str) -> Results:
     columns = {column.title: column for column in matched_columns(models, computed)}
     computed = {title: list(dict.fromkeys(sentences)) for title, sentences in computed.items()}
     if not columns:
-        problem = f"results=[{','.join(entries)}] have nothing to compare: {first_of(computed['Not compared'], '.')}"
-        raise PipelineError(problem.rstrip("."))
+        reasons = " ".join(first_few(computed["Not compared"], IN_NOTE))
+        raise PipelineError(f"results=[{','.join(entries)}] have nothing to compare: {reasons}")
     pairs = [(left, right, column.title) for column in columns.values() for right, left in combinations(column.logs, 2)]
     sides = [Side(title, {"run": title}) for title in titles]
     primary = pairs[0] if len(pairs) == 1 else ()
@@ -217,14 +217,9 @@ def differences_of(task: str, logs: Mapping[str, Log], keys: Sequence[str]) -> I
             yield f"{name}: {', '.join(texts)}."
 
 
-def first_of(sentences: Sequence[str], where: str) -> str:
-    more = [f"And {len(sentences) - IN_NOTE} more{where}"] if len(sentences) > IN_NOTE else []
-    return " ".join([*sentences[:IN_NOTE], *more])
-
-
 def note_of(computed: Sentences) -> str:
     """What a reader of the verdict must know: the matched part, differences in settings, and what is not compared."""
-    sentences = [f"{title}: {first_of(listed, ' under “How it was computed”.')}" for title, listed in computed.items()
-                 if listed and title != "Logs"]  # fmt: skip
+    sentences = [f"{title}: {' '.join(first_few(listed, IN_NOTE, ' under “How it was computed”.'))}"
+                 for title, listed in computed.items() if listed and title != "Logs"]  # fmt: skip
     same = [] if computed["Different settings"] else ["The recorded settings are the same."]
     return " ".join([*same, *sentences])

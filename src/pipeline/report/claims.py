@@ -193,14 +193,6 @@ def format_points(value: float, sign: str = "") -> str:
 # ---------------------------------------------------------------------------------------------------- verdicts
 
 
-def not_made(claim: Claim, reason: str) -> Verdict:
-    return Verdict(claim, NOT_MADE, detail=reason)
-
-
-def not_testable(claim: Claim, reason: str) -> Verdict:
-    return Verdict(claim, NOT_TESTABLE, detail=reason)
-
-
 def word_of(claim: Claim, low: float, high: float) -> str:
     """The verdict by the interval of left minus right, in shares (for a relative claim: left minus scaled right)."""
     sides, around = [claim.excess(end) for end in (low, high)], claim.direction == "within" and low <= 0 <= high
@@ -277,7 +269,7 @@ def judge_alike(claim: Claim, likeness: Alike) -> Verdict:
     text = f"mean correlation {likeness.within:+.2f} within a kind, {likeness.between:+.2f} between, "
     text += f"{likeness.labellings} labellings"
     if not likeness.least_p < LEVEL:
-        return not_testable(claim, f"too few trainings, or no profile, for any p below {LEVEL}; {text}")
+        return Verdict(claim, NOT_TESTABLE, detail=f"too few trainings, or no profile, for any p below {LEVEL}; {text}")
     side = (likeness.p < LEVEL) - (
         likeness.opposed < LEVEL
     )  # of the difference of the correlations, 0 if it is not significant
@@ -365,7 +357,7 @@ def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def judge_spearman(claim: Claim, correlations: Correlations, n: int) -> Verdict:
     if math.isnan(correlations.low):
-        return not_testable(claim, "a correlation needs four pairs per group that are not all equal")
+        return Verdict(claim, NOT_TESTABLE, detail="a correlation needs four pairs per group that are not all equal")
     text = f"rho {correlations.left:+.2f} against {correlations.right:+.2f}; Fisher's z {correlations.difference:+.2f}"
     text += f" ({correlations.low:+.2f} to {correlations.high:+.2f})"
     return Verdict(claim, word_of(claim, correlations.low, correlations.high), p=correlations.p, n=n, detail=text)

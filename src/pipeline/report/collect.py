@@ -18,6 +18,7 @@ from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import questions_to_keep
 from pipeline.report.private import without_private
+from pipeline.report.report_state import overrides_of
 from pipeline.report.stored import StoredAnswers, first_failure
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -76,8 +77,7 @@ def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> 
 def command_of(config: TableStage) -> str:
     """The command that computes a table, for a shell: its folders of options and all overrides that decide results."""
     overrides = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
-    overrides += [f"every.{key}={'null' if value is None else value}" for key, value in config.every.items()]
-    overrides += [f"data_root={config.data_root}"] if config.data_root else []
+    overrides += overrides_of(config)
     overrides += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
     return shlex.join(["python", "-m", "pipeline", *overrides])
 

@@ -43,15 +43,8 @@ def first_detectable(planning: Planning) -> tuple[Detectable, str] | None:
     level = holm_level(len(compared), first == primary, bool(primary))
     trains = any(run.stage in TRAININGS for run in plan.table.runs.values())
     detectable = Detectable.of(f"{left} with {right} in {place}", counts[first], level, seeds, trains)
-    counts_of_others = [count for pair, count in counts.items() if pair != first and count]
-    text = f"{detectable.name} ({'primary' if first == primary else 'first'})"
-    if counts_of_others:
-        level = holm_level(len(compared), False, bool(primary))
-        ends = interval_text(
-            [100 * planned_difference(count, level, seeds, SPREAD) for count in counts_of_others], ".1f"
-        )
-        text += f" and {len(compared) - 1} more (Holm's correction; {ends} points are detectable)"
-    return detectable, text
+    others = f" and {len(compared) - 1} more (Holm's correction)" if len(compared) > 1 else ""
+    return detectable, f"{detectable.name} ({'primary' if first == primary else 'first'}){others}"
 
 
 class DetectableClaim(NamedTuple):
@@ -66,7 +59,7 @@ class DetectableClaim(NamedTuple):
         if self.points is None:
             return f"claim {self.id}: {NOT_TESTABLE}"
         published = f", published {interval_text(self.published, '+.1f')}" if self.published else ""
-        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points{published}"
+        return f"claim {self.id}: minimum detectable difference {self.points:.1f} points at p < {LEVEL:g}{published}"
 
     def is_small(self) -> bool:
         """Whether a published difference is smaller than what can be detected."""
@@ -129,13 +122,14 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 
 
 def measured_detectable(lines: Sequence[Line], trainings: Sequence[str]) -> Detectable | None:
-    """That of the primary comparison, else of the first one, with what was measured of it. lines: of contrasts.csv;
-    trainings: the labels of the trainings behind them, which seeds share."""
-    tested = [line for line in lines if line["p_holm"] is not None and line.get("discordant")]
-    line = next((line for line in sorted(tested, key=lambda line: not line["primary"])), None)
-    if line is None:
+    """That of the primary comparison, else of the first one, with what was measured of it; None where no question tells
+    its models apart. lines: of contrasts.csv; trainings: the labels of the trainings behind them, which seeds share."""
+    tested = [line for line in lines if line["p_holm"] is not None]
+    has_primary = any(line["primary"] for line in lines)
+    line = next((line for line in tested if line["primary"] or (line.get("discordant") and not has_primary)), None)
+    if not (line and line.get("discordant")):
         return None
-    level = holm_level(len(tested), line["primary"], any(line["primary"] for line in lines))
+    level = holm_level(len(tested), line["primary"], has_primary)
     seeds = max(map(trainings.count, trainings)) if line.get("trainings") == "a sample" else 0
     name = f"{line['left']} with {line['right']} in {line['place']}"
     spread = SPREAD if line.get("spread") is None else line["spread"] / 100

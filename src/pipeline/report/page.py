@@ -111,10 +111,9 @@ def lines_of(cell: CellResult) -> list[Line]:
         axes = ", ".join([row.where, *(f"{axis} {value}" for axis, value in score.at.items() if value != row.where)])
         value = None if row.value is None else percent_factor(row.metric) * row.value
         lines.append((axes, score.run, cell.decimal(value) or score.run))
-    unscored = {score.run: score.at for score in cell.scores if not score.rows}
-    lines += [(", ".join(f"{axis} {value}" for axis, value in at.items()), run, run) for run, at in unscored.items()]
-    named = {score.run for score in cell.scores}
-    return lines + [("", run, run) for run in cell.runs if run not in named]
+    places, shown = {score.run: score.at for score in cell.scores}, {score.run for _, score, _ in sources}
+    rest = {run: places.get(run, {}) for run in cell.runs if run not in shown}
+    return lines + [(", ".join(f"{axis} {value}" for axis, value in at.items()), run, run) for run, at in rest.items()]
 
 
 def runs_table(results: Results) -> dict[str, Any]:

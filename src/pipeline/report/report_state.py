@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from pipeline.config.overrides import override_of
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
@@ -30,28 +31,23 @@ class Reported:
     finished: int = 0
 
     @classmethod
-    def read_state(cls, folder: Path) -> Reported:
-        """The stored state; an empty one for a folder without report.json, or with that of another program."""
+    def of(cls, config: TableStage) -> Reported:
+        """The stored state of a table's report; an empty one without report.json, or with that of another program."""
+        from pipeline.tables.planned_runs import load_table
+
+        folder = Path(config.runs_dir) / "reports" / load_table(config).name
         try:
             return TypeAdapter(cls).validate_json((folder / FILE).read_bytes())
         except (OSError, ValueError):
             return cls()
 
-    @classmethod
-    def of(cls, config: TableStage) -> Reported:
-        """The stored state of a table's report."""
-        from pipeline.tables.planned_runs import load_table
-
-        return cls.read_state(Path(config.runs_dir) / "reports" / load_table(config).name)
-
     def asked_again(self, config: Asking) -> Asking:
         """The configuration with the settings of the last stage=table, unless the command sets data_root or every."""
         if config.data_root is not None or config.every or not (self.data_root or self.every):
             return config
-        overrides = [f"data_root={self.data_root}"] if self.data_root else []
-        overrides += [f"every.{key}={value}" for key, value in self.every.items()]
-        print(f"as stage=table was asked: {' '.join(overrides)}", file=sys.stderr)
-        return replace(config, data_root=self.data_root, every=dict(self.every))
+        asked = replace(config, data_root=self.data_root, every=dict(self.every))
+        print(f"as stage=table was asked: {' '.join(overrides_of(asked))}", file=sys.stderr)
+        return asked
 
     def warn_of_another(self, table: str, folder: Path) -> None:
         """Warn where the folder holds the report of another file, as two tables may have one name."""
@@ -69,3 +65,9 @@ class Reported:
     def write_state(self, folder: Path, **changed: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n")
+
+
+def overrides_of(config: TableStage) -> list[str]:
+    """The settings of a table that decide its results, as a command line gives them."""
+    overrides = [override_of(f"every.{key}", value) for key, value in config.every.items()]
+    return overrides + ([f"data_root={config.data_root}"] if config.data_root else [])

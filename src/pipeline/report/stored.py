@@ -147,17 +147,18 @@ class StoredAnswers:
                 question: value - subtrahends[question] for question, value in values.items() if question in subtrahends
             }
         scale, (answers,) = percent_factor(metric) / 100, self.answers_under(score, pair or score.language).values()
-        benchmark = find_benchmark(self.finished(score).config.eval.tasks[0].task)
+        run = self.finished(score)
+        benchmark = find_benchmark(run.config.eval.tasks[0].task)
+        of_harness = benchmark is not None and benchmark.of_harness
         numbers = [isinstance(value, int | float) for value in answers.scores.get(metric, {}).values()]
         of_all = NoScore(f"{metric} is of all answers together, not of each")
-        if benchmark and benchmark.of_harness and not (len(numbers) == answers.n and all(numbers)):
+        if of_harness and not (len(numbers) == answers.n and all(numbers)):
             raise of_all
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
-        of_harness = benchmark is not None and benchmark.of_harness
         if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, [*stored.values()]):
             raise of_all  # a task's own function of them, as a perplexity is
         if not all(map(math.isfinite, stored.values())):
-            raise NoScore(f"{self.finished(score).name} has an answer whose {metric} is not a finite number")
+            raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
         return stored
 
     def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:

@@ -13,6 +13,8 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
 from pipeline.report.claims import (
     FACT,
+    NOT_MADE,
+    NOT_TESTABLE,
     Claim,
     Ranked,
     Unit,
@@ -25,8 +27,6 @@ from pipeline.report.claims import (
     judge_spearman,
     judge_wilcoxon,
     judge_wins,
-    not_made,
-    not_testable,
 )
 from pipeline.report.expression import is_plain_mean, leaf_cells, scores_under
 from pipeline.report.placed_claims import PlacedClaim, claims_of
@@ -147,17 +147,17 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
         try:
             placed = PlacedClaim.of(claim, plan)
         except PipelineError as error:
-            verdicts[claim.id] = not_made(claim, str(error))
+            verdicts[claim.id] = Verdict(claim, NOT_MADE, detail=str(error))
             continue
         try:
             if placed.untestable:
-                verdicts[claim.id] = not_testable(claim, placed.untestable)
+                verdicts[claim.id] = Verdict(claim, NOT_TESTABLE, detail=placed.untestable)
             elif claim.test == "wilcoxon":
                 signed_ranks.append((claim, ranked_pairs(placed, answers)))
             else:
                 verdicts[claim.id] = JUDGES[claim.test](placed, answers)
         except NoScore as error:
-            verdicts[claim.id] = not_made(claim, str(error))
+            verdicts[claim.id] = Verdict(claim, NOT_MADE, detail=str(error))
     verdicts |= {verdict.claim.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
     return correct_verdicts([verdicts[claim.id] for claim in claims])
 
@@ -204,7 +204,8 @@ def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdic
     text = f"{array.size} of {' x '.join(placed.axes) or 'one training a side'}: "
     text += ", ".join(f"{100 * value:+.3g}" for value in array.ravel())
     if min(array.shape, default=1) < 3 or not np.ptp(array):
-        return not_testable(claim, f"fewer than three trainings, or all alike, show no variance; {text}")
+        text = f"fewer than three trainings, or all alike, show no variance; {text}"
+        return Verdict(claim, NOT_TESTABLE, detail=text)
     return judge_difference(claim, contrast_of_trainings(array), float(left.mean()), float(right.mean()), text)
 
 

@@ -16,6 +16,7 @@ from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 from pipeline.runs.state import read_state
+from pipeline.text import first_few
 
 
 def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
@@ -84,13 +85,16 @@ def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
 
 
 def suggest_names(word: str, names: list[str]) -> str:
-    """'; did you mean a, b' where names are similar to the word, else '; there are' with the first names."""
+    """'; did you mean a, b' where names are similar to the word, the scores of a model that is not there, else
+    '; there are' with the first names."""
+    if scored := [name for name in names if name.startswith("eval-") and f"-{word}-" in name]:
+        shown = ", ".join(scored[:4])
+        return f"; its scores are {shown}: give one of these (what was merged in memory is written by stage=merge)"
     beginnings = {name[: len(word)]: name for name in reversed(names)}  # a RUN may be the beginning of a name
     close = close_matches(word, names, cutoff=0.5) or [
         beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)
     ]
-    omitted = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}{omitted}"
+    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(first_few(names, 8)) or 'none'}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:

@@ -18,6 +18,7 @@ class Detectable(NamedTuple):
 
     name: str
     seeds: int  # of the table's trainings; 0 if these are no sample
+    level: float  # of p, after the correction for a table's other comparisons
     points: dict[int, dict[int, float]]  # questions -> seeds -> points
 
     @classmethod
@@ -28,7 +29,7 @@ class Detectable(NamedTuple):
         """trains: whether the models are trained here, so that there can be more seeds. discordant, spread: the shares
         that are assumed, or were measured."""
         of_seeds = sorted({0, seeds, *(MORE_SEEDS if trains else ())})
-        return cls(name, seeds, {
+        return cls(name, seeds, level, {
             count: {number: 100 * planned_difference(count, level, number, spread, discordant) for number in of_seeds}
             for count in (questions, 2 * questions)
         })  # fmt: skip
@@ -39,7 +40,7 @@ class Detectable(NamedTuple):
         heads = ["these trainings" if not seeds else f"{seeds} seeds" for seeds in of_first]
         lines = [[f"{count:,} questions", *(f"{points:.1f}" for points in points_by_seeds.values())]
                  for count, points_by_seeds in self.points.items()]  # fmt: skip
-        return [["detectable, in points", *heads], *lines]
+        return [[f"points detectable at p < {self.level:.2g}", *heads], *lines]
 
     def advice(self) -> str:
         """What is detectable now, what of more questions or seeds helps most, and what three seeds are for."""

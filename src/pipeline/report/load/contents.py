@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
+from pipeline.text import first_few
 
 MOST_MERGES = 2  # that are named of a row
 
@@ -148,19 +149,14 @@ class Results:
     @property
     def merged(self) -> list[str]:
         """What the merges of the table do, each after the row (or column) that has it."""
-        of_run = {run.name: run.merge for run in self.runs}
+        of_run = {run.name: run.merge for run in self.runs if run.merge}
         texts_by_side: dict[str, dict[str, dict[str, None]]] = {"row": {}, "column": {}}
         for cell in self.cells:
             for side, names in texts_by_side.items():
                 texts = names.setdefault(getattr(cell, side), {})
-                texts.update(dict.fromkeys(text for name in cell.runs if (text := of_run.get(name))))
+                texts |= {of_run[name]: None for name in cell.runs if name in of_run}
         shorter = min(texts_by_side.values(), key=lambda names: sum(map(len, names.values())))
-        omitted = {name: len(texts) - MOST_MERGES for name, texts in shorter.items()}
-        return [
-            f"{name}: {'; '.join(list(texts)[:MOST_MERGES])}"
-            + (f" and {omitted[name]} more" if omitted[name] > 0 else "")
-            for name, texts in shorter.items() if texts
-        ]  # fmt: skip
+        return [f"{name}: {'; '.join(first_few(list(texts), MOST_MERGES))}" for name, texts in shorter.items() if texts]
 
     @property
     def languages_of_primary(self) -> list[str]:

@@ -8,6 +8,7 @@ from pipeline.benchmarks import find_benchmark
 from pipeline.errors import PipelineError
 from pipeline.report.compare import interval_text
 from pipeline.report.load.contents import Results, score_rows_of
+from pipeline.text import first_few
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
 MOST_NOTES = 20  # tasks listed by name
@@ -38,10 +39,9 @@ def notes_of(results: Results) -> list[str]:
         how += [f"{row.num_fewshot}-shot"] if row.num_fewshot is not None else []
         counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}", set()).add(row.n)
     listed = [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
-    omitted = [f"and {len(listed) - MOST_NOTES} more, in results.csv"] if len(listed) > MOST_NOTES else []
     notes = [*results.other_bases]
     if listed:
-        notes.append("; ".join([*listed[:MOST_NOTES], *omitted]) + ".")
+        notes.append("; ".join(first_few(listed, MOST_NOTES, ", in results.csv")) + ".")
         notes.append("In percent; BLEU, chrF++, perplexities and bits on their own scale.")
         if not results.sampled:
             notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")

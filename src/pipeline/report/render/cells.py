@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.report.compare import p_text
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.templates import render
-from pipeline.text import align_columns
+from pipeline.text import align_columns, first_few
 
 MISSING = "—"
 WIDTH, MOST_COMPARED = 120, 8
@@ -78,7 +78,7 @@ def cell_texts(results: Results, interval: bool = False) -> list[list[str]]:
 def group_reasons(results: Results, name: str) -> list[str]:
     """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
     cells = by_message((getattr(cell, name), f"{cell.row}, {cell.column}") for cell in results.cells)
-    return [f"{first_and_more(names)}: {reason}" for reason, names in cells if reason]
+    return [f"{' '.join(first_few(names, 1))}: {reason}" for reason, names in cells if reason]
 
 
 def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, list[str]]]:
@@ -87,10 +87,6 @@ def by_message(messages: Iterable[tuple[str | None, str]]) -> list[tuple[str, li
     for message, name in messages:
         names_of.setdefault(message or "", []).append(name)
     return list(names_of.items())
-
-
-def first_and_more(names: Sequence[str]) -> str:
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
+from pipeline.config.stages import TrainStage
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor, score_interval
-from pipeline.report.load.contents import Results
+from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.render.sheets import comma_separated
+from pipeline.tables.schema import TRAININGS
 
 COLUMNS = (
     "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr "
@@ -41,6 +44,7 @@ def tidy_rows(results: Results) -> str:
         run = runs[name]
         knobs = {key: value for key, value in run.config.items() if key not in shared and not key.startswith(NOT_KNOBS)}
         about_run = {
+            "seed": "; ".join(dict.fromkeys(map(str, training_seeds(run, runs)))),
             **{key: "; ".join(map(str, values)) for key, values in cells_of.get(name, {}).items() if key in PLACES},
             **vars(run), **run.machine, **run.versions, "lm_eval": run.versions.get("lm-eval"),
             "table": results.table, "run": name, "split": run.config.get("eval.split", "test"),
@@ -51,6 +55,14 @@ def tidy_rows(results: Results) -> str:
             line = about_run | in_percent(row)
             lines.append([line.get(column) for column in COLUMNS])
     return comma_separated([list(COLUMNS), *lines])
+
+
+def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
+    """The seeds of the trainings that a run's model is made of."""
+    if run.stage in TRAININGS:
+        return [run.config.get("seed", TrainStage.seed)]
+    parents = (name.partition("@")[0] for name in run.parents.values())
+    return [seed for name in parents if name in runs for seed in training_seeds(runs[name], runs)]
 
 
 def in_percent(row: ScoreRow) -> dict[str, Any]:
@@ -66,5 +78,5 @@ def sort_key(score: ScoreRow) -> tuple[str, ...]:
 
 def scale_number(number: Any, scale: int) -> float | None:
     """The scaled number rounded to ten digits, so that 100 * 0.07 is 7; None if it is not finite."""
-    is_number = isinstance(number, int | float) and math.isfinite(number)
-    return float(f"{scale * number:.10g}") if is_number else None
+    finite = finite_or_none(number)
+    return None if finite is None else float(f"{scale * finite:.10g}")
