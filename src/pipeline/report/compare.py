@@ -66,7 +66,7 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     pair += [line for line in same_pair if not line["primary"]][: MOST_SENTENCES - 1]
     further = [line for line in tested if not any(line is pair_line for pair_line in pair)]
     significant = sorted(filter(is_significant, further), key=lambda line: -abs(line["difference"]))
-    sentences = missing + [primary_sentence(line, tested) + none_right(line) for line in pair]
+    sentences = missing + [primary_sentence(line, tested) + warning_of_zero(line) for line in pair]
     sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
     omitted = len(significant) - MOST_SENTENCES
     if omitted > 0:
@@ -108,7 +108,7 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     )
 
 
-def none_right(line: Line) -> str:
+def warning_of_zero(line: Line) -> str:
     """A warning about a comparison with a score of 0, which is rather an error than an effect; empty for others."""
     models = [f"“{line[side]}”" for side in ("left", "right") if line.get(f"{side}_value") == 0]
     return f" Read the answers first: {' and '.join(models)} scored exactly 0." if models else ""
