@@ -60,9 +60,9 @@ def test_a_forest_has_differences_detectable_ones_and_significance(report: Path)
 
 
 def test_without_corrected_p_nothing_is_called_insignificant() -> None:
-    """results/sandbox was published by an earlier version, whose p is not corrected."""
+    """results/laptop_translations was published by an earlier version, whose p is not corrected."""
     with pytest.raises(PipelineError, match="has no p_holm"):
-        figures.contrasts(Path(__file__).parents[2] / "results/sandbox")
+        figures.contrasts(Path(__file__).parents[2] / "results/laptop_translations")
 
 
 def test_files_depend_on_the_numbers_alone(report: Path, tmp_path: Path) -> None:
