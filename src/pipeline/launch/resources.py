@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
@@ -58,10 +58,20 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
+def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resources | None:
+    """What a job requests that makes all of these runs; None if they take longer than LEAST, or their GPUs differ."""
+    most = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead))
+    is_enough = all(kind.gpus == most.gpus for kind in kinds)
+    return most if is_enough and seconds_of_work(tasks) < LEAST else None
+
+
 def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
     """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS."""
-    work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
-    return min(len(tasks), limit or min(WORKERS, max(1, math.ceil(work / LEAST))))
+    return min(len(tasks), limit or min(WORKERS, max(1, math.ceil(seconds_of_work(tasks) / LEAST))))
+
+
+def seconds_of_work(tasks: Sequence[Task]) -> float:
+    return sum(LEAST if task.seconds is None else task.seconds for task in tasks)
 
 
 def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:

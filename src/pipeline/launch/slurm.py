@@ -4,6 +4,9 @@ A task of an array is a worker (launch/work.py): it makes any free run of its le
 left. Arrays wait for those of the level before by `afterany`; a failure costs what depends on it. A last job runs the
 command again when all are done, and submits what was lost with its job, as long as that gets any further.
 
+A plan of less than five minutes is one job: a process imports libraries for seconds, and jobs wait in the queue. The
+last job makes it itself, or what choices add to it, if it has what that requests.
+
 The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs beside their ids.
 """
 
@@ -27,7 +30,14 @@ from pipeline.estimate.flops import cards
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
-from pipeline.launch.resources import Resources, describe_work, number_of_workers, resources_of, time_limit
+from pipeline.launch.resources import (
+    Resources,
+    describe_work,
+    number_of_workers,
+    one_job_for,
+    resources_of,
+    time_limit,
+)
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
     last_log_line,
@@ -36,6 +46,7 @@ from pipeline.launch.slurm_commands import (
     sbatch,
 )
 from pipeline.launch.work import PLAN, Session
+from pipeline.launch.worker import work_in_job
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -47,18 +58,21 @@ from pipeline.text import pluralize
 FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
-CONTINUES = "PIPELINE_CONTINUES"  # in the environment of the last job: what failed before is not tried again
+# in the environment of the last job, with what it requested: what failed before is not tried again
+CONTINUES = "PIPELINE_CONTINUES"
 # how Slurm names a limit of submitted jobs, and of the tasks of an array
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+# asked to stop, it is requeued; else 75 says that the jobs which it submitted continue
+GOES_ON = requeue_lines("${SLURM_JOB_ID}", ' && [ -n "$ASKED" ]') + f"\n{COMPLETED}"
 
 
 def execute(
     launcher: Launcher, again: Sequence[str] | None, targets: list[Run], earlier: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Submit the unfinished runs, unless jobs of the same plan are in the queue. Returns the failures where there is
-    nothing to submit.
+    """Submit the unfinished runs, unless jobs of the same plan are in the queue, or make them, as the last job. Returns
+    the failures where none is left.
 
     again: the words of the command that a last job runs when the others are done; None: no such job.
 
@@ -77,10 +91,12 @@ def execute(
     card = None if launcher.gpus == 0 else cards()[launcher.gpu or ON_GPU]
     tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
+    if one_job := None if launcher.workers else one_job_for(tasks, resources.values()):
+        tasks = [replace(task, level=0, kind=one_job.name) for task in tasks]
     if launcher.dry_run:
         folder = runs_dir / DRY_RUN
         shutil.rmtree(folder, ignore_errors=True)
-        Submission(launcher, name, Session(folder, tasks), resources, []).submit(again)
+        Submission(launcher, name, Session(folder, tasks), resources, one_job, []).submit(again)
         show_dry_run(folder)
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
         queue = {job: Path(script) for job, script in queued_jobs().items() if job != os.environ.get("SLURM_JOB_ID")}
@@ -94,15 +110,22 @@ def execute(
         session = Session(folder, tasks)
         publish_plan(runs_dir, name, tasks)
         session.look()
-        if session.left and not goes_further(session):
-            reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
-            session.failed |= {task.hash: reasons[task.array] for task in session.left}
-            session.left = []
-        failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
-        if not session.left:
-            return failed
         other_jobs = {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
-        submitted = Submission(launcher, name, session, resources, other_jobs).submit(again)
+        # such a name begins with that of a kind which requests less
+        makes_it = one_job is not None and os.environ.get(CONTINUES, "").startswith(one_job.name)
+        if session.left and not makes_it and not goes_further(session):
+            reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
+            session.failed |= {task.hash: reasons[task.array] for task in session.ready(())}
+            session.look()
+        if session.left and not makes_it:
+            submitted = Submission(launcher, name, session, resources, one_job, other_jobs).submit(again)
+    if session.left and makes_it:
+        work_in_job(folder, 0, session.left[0].kind, requeued=False)
+        session.look()
+        submitted = f"{pluralize(len(session.left), 'run')} computed by others"
+    failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
+    if not session.left:
+        return failed
     error = Held(f"{submitted}; stage=status shows the runs; rerun the same command when they are done")
     error.failed = failed
     raise error
@@ -135,9 +158,10 @@ def why_lost(array: str, folder: Path) -> str:
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Id of an array, and the newest log of its tasks; None where there is none. folder: of its submission."""
-    file = folder / f"{array}.job"
-    job = file.read_text() if file.is_file() else None
+    """Id of an array, or of the last job, which makes or submits what is in none, and the newest log of the array's
+    tasks; None where there is none. folder: of its submission."""
+    files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
+    job = next((file.read_text() for file in files if file.is_file()), None)
     logs = (folder.parents[1] / LOGS).glob(f"slurm-{job}_*.log")
     return job, max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
 
@@ -154,23 +178,26 @@ def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
 
 
 class Submission:
-    """Submits the workers of a session. before: jobs that the first arrays wait for.
+    """Submits the workers of a session. one_job: what that of a plan of little time requests; before: jobs that the
+    first arrays wait for.
 
     A dry run writes the same files into another folder, without a Slurm; submit.sh there would submit them.
     """
 
     def __init__(
-        self, launcher: Launcher, name: str, session: Session, resources: Mapping[str, Resources], before: Iterable[str]
-    ) -> None:
+        self, launcher: Launcher, name: str, session: Session, resources: Mapping[str, Resources],
+        one_job: Resources | None, before: Iterable[str],
+    ) -> None:  # fmt: skip
         self.launcher, self.name, self.session, self.resources = launcher, name, session, resources
-        self.before = sorted(before)
+        self.one_job, self.before = one_job, sorted(before)
         self.jobs: dict[str, int] = {}  # id -> number of tasks
 
     def submit(self, again: Sequence[str] | None) -> str:
         """Submit the arrays and the last job. Returns a summary as text. All or nothing: after an error or a signal,
         what was submitted is cancelled."""
+        by_last_job = again is not None and self.one_job is not None
         try:
-            submitted = self.submit_arrays()
+            submitted = len(self.session.left) if by_last_job else self.submit_arrays()
             arrays, goes_on = len(self.jobs), again is not None and self.submit_again(again)
         except Held:  # Slurm does not respond: what it took shows in the queue
             raise
@@ -183,7 +210,8 @@ class Submission:
         remaining = len(self.session.left) - submitted
         who = "the last job" if goes_on else "the same command"
         then = f", {remaining} more by {who} when these are done" if remaining else ""
-        return f"{pluralize(submitted, 'run')} submitted as {pluralize(arrays, 'array')}{then}"
+        jobs = "one job" if by_last_job else pluralize(arrays, "array")
+        return f"{pluralize(submitted, 'run')} submitted as {jobs}{then}"
 
     def submit_arrays(self) -> int:
         """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
@@ -212,21 +240,26 @@ class Submission:
         return submitted
 
     def submit_again(self, again: Sequence[str]) -> bool:
-        """Submit the same command as a job that runs after all others. At the site's limit of jobs it takes the place
-        of tasks, whose runs others make. False: there is no place for it."""
+        """Submit the same command as a job that makes a plan of little time, or else runs after all others. At the
+        site's limit of jobs it takes the place of tasks, whose runs others make. False: there is no place for it."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
+        launcher, resources, what = self.launcher, Resources(0, None), "when these are done"
+        if self.one_job:
+            runs, resources = self.session.left, self.one_job
+            launcher = replace(launcher, time=time_limit(runs, 1, launcher.time))
+            what = f"for {pluralize(len(runs), 'run')}, {describe_work(runs, 1, resources.gpus)}"
         job = None
         while not job:
-            options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
-            job = self.submit_job(AGAIN_JOB, self.launcher, command, Resources(0, None), options, 1)
+            options = ["--job-name", f"{self.name}-{AGAIN_JOB}", "--requeue", *dependency_on(self.jobs or self.before)]
+            job = self.submit_job(AGAIN_JOB, launcher, command, resources, options, 1)
             if not job and sum(self.jobs.values()) == 1:
                 return False
             if not job:
                 last, tasks = self.jobs.popitem()
                 run_slurm("scancel", f"{last}_{tasks - 1}")
                 self.jobs |= {last: tasks - 1} if tasks > 1 else {}
-        self.tell(f"job {job}: the same command, when these are done")
+        self.tell(f"job {job}: the same command, {what}")
         return True
 
     def submit_job(
@@ -235,7 +268,7 @@ class Submission:
     ) -> str | None:  # fmt: skip
         """Submit an array, or the last job. Returns its id; None if the jobs before reach the site's limit."""
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
-        log, then = (AGAIN_JOB, (COMPLETED, {CONTINUES: "1"})) if name == AGAIN_JOB else ("%A_%a", ())
+        log, then = (AGAIN_JOB, (GOES_ON, {CONTINUES: resources.name})) if name == AGAIN_JOB else ("%A_%a", ())
         script = script_of(launcher, command, *then)
         try:
             with delay_signals():

@@ -20,15 +20,6 @@ UNREACHED = re.compile("Unable to contact|[Tt]imed out|temporarily unable", re.A
 JOB_LOST = "its job was cancelled, or ended before it came to this run"
 
 
-def check_installed(*tools: str) -> None:
-    """Raise PipelineError if one of these Slurm commands is not installed."""
-    for tool in tools:
-        if shutil.which(tool) is None:
-            raise PipelineError(
-                f"launcher=slurm needs {tool}, which is not here: use launcher=local, or launcher.dry_run=true"
-            )
-
-
 class NoAnswer(Held):
     """A Slurm command did not respond, several times; rerun the same command later (exit status 75)."""
 
@@ -105,7 +96,10 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
         PipelineError: it failed (has its message), or is not installed.
         NoAnswer: it did not respond, or could not reach its controller, ATTEMPTS times.
     """
-    check_installed(command[0])
+    if shutil.which(command[0]) is None:
+        raise PipelineError(
+            f"launcher=slurm needs {command[0]}, which is not here: use launcher=local, or launcher.dry_run=true"
+        )
     reason = ""
     for _ in range(ATTEMPTS):
         try:
