@@ -201,7 +201,7 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
     (tools / "tasks").unlink()
     (tools / "most").write_text("3")  # one more
     (tools / "scancel").write_text((tools / "scancel").read_text().replace("scancel)", f"scancel) rm {tools}/most"))
-    with pytest.raises(Held, match="^6 runs submitted as 1 array, 1 more by the last job when these are done;"):
+    with pytest.raises(Held, match="^6 runs submitted as 1 array, 1 more when these are done;"):
         slurm.execute(LAUNCHER, ["stage=table", "table=x"], targets)
     assert calls(tools, "scancel") == [["3_2"]]
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
@@ -328,7 +328,7 @@ def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again
         slurm.execute(launcher, again, targets)
     (call,) = calls(tools)
     assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(call)
-    assert "job 1: the same command, for 3 runs, 0 GPUs each, about 30 s in all" in capfd.readouterr().err
+    assert "job 1: the same command for 3 runs, 0 GPUs each, about 30 s in all" in capfd.readouterr().err
     folder = folder_of(tmp_path, targets)
     assert slurm.log_of(read_plan(folder / "plan.jsonl")[0].array, folder) == ("1", None)
 

@@ -111,7 +111,7 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
 
                 with count_attempt(task.run()):  # the signal came before any was begun, and ends this here
                     pass
-            work(session, compute_in_job, fits=fits, wait=lambda: False)
+            work(session, compute_in_job, fits=fits)
     finally:
         session.look()
         failed = [task for task in tasks_made if task.hash in session.failed]
@@ -130,8 +130,7 @@ def wait_for_parents(task: Task) -> None:
     """Wait until parents that other nodes have made are seen here: clients of NFS keep lists of folders for a
     minute."""
     deadline = time.monotonic() + 90
-    runs = [entry.get("of", entry["hash"]) for entry in task.parents.values() if "folder" not in entry]
-    while not all(folder_of(key, task.runs_dir) for key in runs) and time.monotonic() < deadline:
+    while not all(folder_of(key, task.runs_dir) for key in task.needs) and time.monotonic() < deadline:
         time.sleep(LOOK)
 
 
