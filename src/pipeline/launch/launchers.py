@@ -98,8 +98,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
-        name = None if by_jobs else options.get(HARDWARE)
-        if name and "plan.gpu" in read_hardware(name) and not visible_gpus():
+        if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not (by_jobs or visible_gpus()):
             say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):

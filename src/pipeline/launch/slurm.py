@@ -4,8 +4,8 @@ A task of an array is a worker (launch/work.py): it makes any free run of its le
 left. Arrays wait for those of the level before by `afterany`; a failure costs what depends on it. A last job runs the
 command again when all are done, and submits what was lost with its job, as long as that gets any further.
 
-A plan of less than five minutes is one job: a process imports libraries for seconds, and jobs wait in the queue. The
-last job makes it itself, or what choices add to it, if it has what that requests.
+A plan of less than five minutes is the last job alone: each process imports libraries for seconds, and each job waits
+in the queue. The last job computes it itself, and so what choices add to a plan, if its own resources suffice.
 
 The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs beside their ids.
 """
@@ -71,8 +71,8 @@ GOES_ON = requeue_lines("${SLURM_JOB_ID}", ' && [ -n "$ASKED" ]') + f"\n{COMPLET
 def execute(
     launcher: Launcher, again: Sequence[str] | None, targets: list[Run], earlier: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Submit the unfinished runs, unless jobs of the same plan are in the queue, or make them, as the last job. Returns
-    the failures where none is left.
+    """Submit the unfinished runs, unless jobs of the same plan are in the queue; the last job may compute them instead.
+    Returns the failures where none is left.
 
     again: the words of the command that a last job runs when the others are done; None: no such job.
 
@@ -111,7 +111,7 @@ def execute(
         publish_plan(runs_dir, name, tasks)
         session.look()
         other_jobs = sorted({job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)})
-        # such a name begins with that of a kind which requests less
+        # the name of a kind begins with the name of one that requests less
         makes_it = one_job and os.environ.get(CONTINUES, "").startswith(one_job.name)
         if session.left and not makes_it:
             if goes_further(session):
@@ -156,8 +156,8 @@ def why_lost(array: str, folder: Path) -> str:
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Id of an array, or of the last job, which makes or submits what is in none, and the newest log of the array's
-    tasks; None where there is none. folder: of its submission."""
+    """Id of an array, or of the last job, which computes or submits what is in no array, and the newest log of the
+    array's tasks; None where there is none. folder: of its submission."""
     files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
     job = next((file.read_text() for file in files if file.is_file()), None)
     logs = (folder.parents[1] / LOGS).glob(f"slurm-{job}_*.log")
@@ -177,8 +177,8 @@ def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
 
 @dataclass
 class Submission:
-    """Submits the workers of a session. resources: by kind; one_job: what that of a plan of little time requests;
-    before: jobs that the first arrays wait for; jobs: what was submitted, id -> number of tasks.
+    """Submits the workers of a session. resources: by kind; one_job: those of the job that computes a plan of little
+    time; before: jobs that the first arrays wait for; jobs: what was submitted, id -> number of tasks.
 
     A dry run writes the same files into another folder, without a Slurm; submit.sh there would submit them.
     """
@@ -236,8 +236,8 @@ class Submission:
         return submitted
 
     def submit_again(self, again: Sequence[str]) -> None:
-        """Submit the same command as a job that makes a plan of little time, or else runs after all others. At the
-        site's limit of jobs it takes the place of tasks, whose runs others make, unless there is but one."""
+        """Submit the last job, which runs the same command after all others, or computes a plan of little time. At the
+        site's limit of jobs it takes the place of a task, whose runs others compute, unless that is the only one."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
         resources, runs = (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
@@ -257,7 +257,7 @@ class Submission:
         tasks: int, what: str,
     ) -> str | None:  # fmt: skip
         """Submit an array, or the last job. Returns its id; None if the jobs before reach the site's limit. runs: those
-        that it makes; none: it runs when all are done."""
+        that it computes; none: it runs when all others are done."""
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
         launcher = replace(self.launcher, time=time_limit(runs, tasks, self.launcher.time))
         options = [
