@@ -463,7 +463,7 @@ def first_step(folder: Path) -> float:
     """CPU seconds of the job of SMALL's first training until its first step; its data are there."""
     runs_dir = folder / "step"
     table = ["stage=table", f"table={folder}/small.yaml", f"runs_dir={runs_dir}", "launcher=slurm", "launcher.gpus=0"]
-    pipeline([*table, "launcher.dry_run=true"])
+    pipeline([*table, "launcher.workers=1", "launcher.dry_run=true"])  # an array a level: else it is one job
     tasks = [json.loads(line) for line in (runs_dir / ".slurm-dry-run/plan.jsonl").read_text().splitlines()]
     kinds = dict.fromkeys((task["level"], task["kind"]) for task in tasks)
     worker = [sys.executable, "-m", "pipeline.launch.worker", "task", str(runs_dir / ".slurm-dry-run")]
@@ -489,8 +489,8 @@ def executable(file: Path, text: str) -> Path:
 
 
 def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Submitting to a stand-in for sbatch, so that it is our own time; a job until its first step; a table's
-    jobs one at a time, as here."""
+    """Submitting to a stand-in for sbatch, so that it is our own time; a job until its first step; a table by Slurm, as
+    here."""
     for name in ("squeue", "scontrol", "sbatch"):
         executable(folder / name, STAND_IN)
     count = 20 if asked.small else 1000

@@ -150,6 +150,24 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     assert list((runs_dir / ".logs").glob("qac-full-s0-*.log"))
 
 
+def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(cluster: Cluster, table: Path, tmp_path: Path) -> None:
+    runs_dir = tmp_path / "runs"
+    command = words(table, runs_dir, *SLURM)
+    submit = dict(env=cluster.environment, capture_output=True, text=True)
+    told = subprocess.run(command, **submit)  # type: ignore[call-overload]
+    assert told.returncode == 75 and "10 runs submitted as one job; " in told.stderr, told.stderr
+    (math,) = halted(cluster, runs_dir, "math-")
+    assert list(cluster.jobs()) == [math["job"]]
+    cluster.run("scontrol", "requeue", math["job"])
+    (again,) = halted(cluster, runs_dir, "math-", after=math)
+    assert again["job"] == math["job"] and again["step"] >= math["step"]
+    os.kill(again["pid"], signal.SIGCONT)
+    cluster.idle(300)
+    done = subprocess.run(command, **submit)  # type: ignore[call-overload]
+    assert done.returncode == 0 and (runs_dir / "reports/mine/choices.json").is_file(), done.stderr[-3000:]
+    assert cluster.ended(math["job"])[-1] == "COMPLETED"
+
+
 def lose_a_node(cluster: Cluster, pid: int) -> None:
     """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node is started again.
 

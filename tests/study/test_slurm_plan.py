@@ -201,7 +201,7 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
     (tools / "tasks").unlink()
     (tools / "most").write_text("3")  # one more
     (tools / "scancel").write_text((tools / "scancel").read_text().replace("scancel)", f"scancel) rm {tools}/most"))
-    with pytest.raises(Held, match="^6 runs submitted as 1 array, 1 more by the last job when these are done;"):
+    with pytest.raises(Held, match="^6 runs submitted as 1 array, 1 more when these are done;"):
         slurm.execute(LAUNCHER, ["stage=table", "table=x"], targets)
     assert calls(tools, "scancel") == [["3_2"]]
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
@@ -283,8 +283,8 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     with pytest.raises(Held):
         slurm.execute(LAUNCHER, again, targets)
     script = Path(calls(tools)[-1][-1]).read_text()
-    assert "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=1" in script
-    assert "requeue" not in script and "afterany:1:2" in calls(tools)[-1]
+    assert "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=0gpu" in script
+    assert "afterany:1:2" in calls(tools)[-1]
     lost, failed, *others = order_runs(targets)[:-1]
     session = Session(folder_of(tmp_path, targets))
     tasks = {task.hash: task for task in session.tasks}
@@ -293,7 +293,7 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
         if run is not targets[0]:
             make_once(run, writes())
             session.finish(tasks[run.hash])
-    monkeypatch.setenv("PIPELINE_CONTINUES", "1")
+    monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")
     with pytest.raises(Held, match="^[12] runs? submitted as ") as held:
         slurm.execute(LAUNCHER, again, targets)
     assert held.value.failed[failed.name] == "no room" and lost.name not in held.value.failed
@@ -301,6 +301,81 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     assert done[failed.name] == "no room" and "ended before it came to this run, twice: job " in done[lost.name]
     monkeypatch.delenv("PIPELINE_CONTINUES")
     submit(targets, "^3 runs submitted")  # a user's own command starts anew
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run takes ten seconds, as far as its plan knows."""
+    monkeypatch.setattr(History, "predict", lambda self, run: 10.0)
+
+
+def small_plan(tmp_path: Path) -> list[Run]:
+    """A run that fails, one that depends on it, and one that is made."""
+    parent = a_run(tmp_path / "runs", label="parent", seed=1)
+    child = a_run(tmp_path / "runs", {"data_root": parent}, label="child")
+    words = ["stage=data", "expert=sandbox", "expert.world.items=2", "tracking.mode=disabled"]
+    return [parent, child, build(compose([*words, f"runs_dir={tmp_path}/runs"]))]  # type: ignore[arg-type]
+
+
+def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again(
+    short: None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It makes them in its own process, with a log for each, and goes on with its command."""
+    targets, again, launcher = small_plan(tmp_path), ["stage=table", "table=x"], replace(LAUNCHER, time="24:00:00")
+    with pytest.raises(
+        Held, match=r"^3 runs submitted as one job; stage=status shows the runs; rerun the same command"
+    ):
+        slurm.execute(launcher, again, targets)
+    (call,) = calls(tools)
+    assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(call)
+    assert "job 1: the same command for 3 runs, 0 GPUs each, about 30 s in all" in capfd.readouterr().err
+    folder = folder_of(tmp_path, targets)
+    assert slurm.log_of(read_plan(folder / "plan.jsonl")[0].array, folder) == ("1", None)
+
+    in_queue(tools, folder, "1", script="goes-on.sh")
+    with pytest.raises(Held, match="^1 job of "):
+        slurm.execute(launcher, again, targets)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu-8cpu-long")  # as it may request more
+    failed = slurm.execute(launcher, again, targets)
+    assert len(calls(tools)) == 1 and targets[2].folder.is_dir()
+    assert "is on no hub" in failed[targets[0].name] and failed[targets[1].name].startswith("its parent parent-")
+    assert (tmp_path / f"runs/.logs/{targets[2].name}.log").is_file()
+    assert slurm.execute(launcher, again, targets) == failed  # once more: what failed is not tried again
+
+
+def test_a_short_plan_without_a_last_job_or_with_other_requests_is_arrays(
+    short: None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets, again = plan(tmp_path), ["stage=table", "table=x"]
+
+    def submitted(launcher: Launcher = LAUNCHER, again: list[str] | None = None) -> list[str]:
+        (tools / "calls").unlink(missing_ok=True)
+        with pytest.raises(Held):
+            slurm.execute(launcher, again, targets)
+        return [Path(call[-1]).stem for call in calls(tools)]
+
+    assert submitted() == ["0-0gpu"]  # one worker for both levels
+    assert submitted(replace(LAUNCHER, workers=2), again) == ["0-0gpu", "1-0gpu", "goes-on"]
+    monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=int(run is targets[0]), cpus=None))
+    assert submitted() == ["0-0gpu", "1-1gpu"]
+    monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=1, cpus=None))
+    monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")  # this job has no GPU
+    (folder_of(tmp_path, targets) / "another.done").touch()
+    assert submitted(again=again) == ["goes-on"]
+
+
+@pytest.mark.parametrize(("asked", "status"), [("", 0), ("kill -USR1 $PPID; sleep 1; ", 75)])
+def test_the_last_job_is_requeued_when_it_was_asked_to_stop_alone(
+    asked: str, status: int, tools: Path, tmp_path: Path
+) -> None:
+    """75 means else that jobs which it submitted go on."""
+    (tools / "python").write_text(f"#!/bin/bash\n{asked}exit 75\n")
+    (tools / "python").chmod(0o755)
+    script = slurm.script_of(Launcher(name="slurm", wrap="env"), ["-m", "pipeline"], slurm.GOES_ON)
+    done = subprocess.run(["bash", "-c", script.replace("sleep 60", "true")], env={**os.environ, "SLURM_JOB_ID": "8"})
+    assert done.returncode == status
+    assert (calls(tools, "scontrol") if asked else []) == ([["requeue", "8"]] if asked else [])
 
 
 def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: Path, tmp_path: Path) -> None:
@@ -445,10 +520,7 @@ def test_a_task_makes_what_is_free_and_leaves_the_rest(
     tools: Path, task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A failed run fails what depends on it alone, and is not tried again in the same submission."""
-    parent = a_run(tmp_path / "runs", label="parent", seed=1)
-    child = a_run(tmp_path / "runs", {"data_root": parent}, label="child")
-    (other,) = (build(compose(["stage=data", "expert=sandbox", "expert.world.items=2", "tracking.mode=disabled",
-                               f"runs_dir={tmp_path}/runs"])),)  # fmt: skip
+    parent, child, other = small_plan(tmp_path)
     assert task(parent, child, other) == 1
     assert other.folder.is_dir() and "2 runs: 1 failed" in capfd.readouterr().err
     assert "is on no hub" in state.read_state(parent.workplace)["last_line"]

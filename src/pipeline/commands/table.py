@@ -62,7 +62,7 @@ def make_table(config: TableStage) -> Path:
             targets = planning.targets()
     page = write_results(planning, replace(reported, failed=failed), Report(fewer=True))
     if failed:
-        raise PipelineError(f"{what_failed(failed, order_runs(planning.targets()))}; {page} shows what there is")
+        raise PipelineError(f"{what_failed(failed)}; {page} shows what there is")
     return page
 
 

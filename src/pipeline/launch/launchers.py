@@ -18,11 +18,12 @@ from pipeline.launch.in_process import settings_of, stage_function
 from pipeline.launch.local import Local, execute_here
 from pipeline.launch.plan_file import gpus_requested
 from pipeline.launch.preflight import training_problems
+from pipeline.launch.work import BLOCKED
 from pipeline.merge.resident import keep_models_resident
 from pipeline.progress import say
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.run import Run
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import STUDY_STAGES, build
@@ -73,14 +74,7 @@ def stage_output(config: Stage, options: Mapping[str, str]) -> str:
         return row.answer(config)
     if not isinstance(config, RunStage):
         return str(config.answer())  # type: ignore[attr-defined]  # of extras/, or another package
-    return str((by_jobs if config.launcher.name == "slurm" else make_single_run)(config, options))
-
-
-def refuse_problems(run: Run) -> None:
-    """Raise PipelineError for a finished training set, which this run needs, that needs to be built again."""
-    runs = order_runs([run])
-    for problem in training_problems(runs, reasons_unfinished(runs, [run])):
-        raise PipelineError(problem)
+    return str(make_single_run(config, options))
 
 
 def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) -> Path:
@@ -89,8 +83,12 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
     options: key -> value of the command, for the line that describes a training.
 
     With several processes started by a launcher, the first does this, and the others train with it.
+
+    Raises:
+        PipelineError: it failed, or a run that it needs.
+        Held: Slurm jobs compute it.
     """
-    run = build(config)
+    run, by_jobs = build(config), config.launcher.name == "slurm"
     was_finished = not config.redo and why_not_finished(run) is None
     if is_follower():
         if not was_finished:
@@ -100,11 +98,17 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
-        if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not visible_gpus():
+        if (name := options.get(HARDWARE)) and "plan.gpu" in read_hardware(name) and not (by_jobs or visible_gpus()):
             say(f"{HARDWARE}={name} has GPUs, and none is visible here: this trains on the CPU")
-    refuse_problems(run)
-    with keep_models_resident() if is_bundle(run) or isinstance(run.config, SelectStage) else nullcontext():
-        failed = execute_here([run], aloud=False)
+    runs = order_runs([run])
+    for problem in training_problems(runs, reasons_unfinished(runs, [run])):
+        raise PipelineError(problem)  # a finished training set that needs to be built again
+    if by_jobs:
+        with executor_for(config.launcher, [run]) as execute:
+            failed = execute([run])
+    else:
+        with keep_models_resident() if is_bundle(run) or isinstance(run.config, SelectStage) else nullcontext():
+            failed = execute_here([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # later failures follow from the first
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
@@ -116,23 +120,9 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
     return run.folder
 
 
-def by_jobs(config: RunStage, options: Mapping[str, str]) -> Path:
-    """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
-    run = build(config)
-    if isinstance(config, TrainStage):
-        say(describe_training(run, options))
-    refuse_problems(run)
-    with executor_for(config.launcher, [run]) as execute:
-        failed = execute([run])
-    if failed:
-        raise PipelineError(next(iter(failed.values())))
-    return run.folder
-
-
-def what_failed(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
+def what_failed(failed: Mapping[str, str]) -> str:
     """Text with the failed runs and reasons, and the number of runs that were not computed as they depend on them."""
-    blocked = {run.name for run in runs if any(parent.name in failed for parent in parent_runs(run.parents))}
-    own_failures = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
+    own_failures = [f"{name}: {reason}" for name, reason in failed.items() if not reason.startswith(BLOCKED)]
     suffix = f"; {len(own_failures) - 3} more" if len(own_failures) > 3 else ""
     summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
     dependents = len(failed) - len(own_failures)

@@ -92,10 +92,9 @@ class Local:
         if unfinished:
             check_writable(runs[0].runs_dir)
             refuse_without_gpus(unfinished)
-            if stop.stop_signal_name():
-                # before the first run: the attempt is counted for the training, which takes longest
-                with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
-                    pass
+            # a signal before the first run is an attempt at the training, which takes longest
+            with count_attempt(next((run for run in unfinished if trains(run.config)), unfinished[0])):
+                pass
             refuse_too_large(unfinished)
         for run in runs:
             if run.hash not in reasons:
@@ -187,10 +186,9 @@ def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | Non
 
 def tasks_of(runs: Sequence[Run], history: History, by_length: bool) -> list[Task]:
     """The tasks of runs, given parents first; by_length: those on the longest path to the end first."""
-    seconds = {run.hash: history.predict(run) for run in runs}
-    tasks = [Task.of(run, seconds=None if (took := seconds[run.hash]) is None else round(took, 1)) for run in runs]
+    tasks = [Task.of(run, history.predict(run)) for run in runs]
     if by_length:  # parents stay first: their paths are no shorter
-        paths = longest_paths(runs, {key: took or 0.0 for key, took in seconds.items()})
+        paths = longest_paths(runs, {task.hash: task.seconds or 0.0 for task in tasks})
         tasks.sort(key=lambda task: -paths[task.hash])
     return tasks
 

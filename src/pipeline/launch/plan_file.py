@@ -48,14 +48,15 @@ class Task:
     kind: str = ""
 
     @classmethod
-    def of(cls, run: Run, **more: Any) -> Task:
+    def of(cls, run: Run, seconds: float | None = None, **more: Any) -> Task:
         from pipeline.runs.run import parent_runs, recorded_config
         from pipeline.stages.evaluation import source_models
 
         return cls(
             run.hash, run.name, run.config.stage, run.version, run.label, recorded_config(run.config),
             {role: _as_json(parent) for role, parent in run.parents.items()},
-            [parent.hash for parent in parent_runs(run.parents)], gpus_requested(run), list(source_models(run)), **more,
+            [parent.hash for parent in parent_runs(run.parents)], gpus_requested(run), list(source_models(run)),
+            None if seconds is None else round(seconds, 1), **more,
         )  # fmt: skip
 
     @property
@@ -109,15 +110,15 @@ def gpus_requested(run: Run) -> int:
 
 
 def _as_json(parent: Parent) -> dict[str, Any]:
-    from pipeline.runs.run import External, Folder, Run, Snapshot
+    from pipeline.runs.run import External, Folder, Snapshot
 
     entry: dict[str, Any] = {"hash": parent.hash, "name": parent.name}
     if isinstance(parent, Snapshot):
         entry |= {"of": parent.run.hash, "step": parent.step}
-    elif not isinstance(parent, Run):
-        entry |= {"folder": str(parent.folder)} | ({"model": True} if isinstance(parent, Folder) else {})
-        entry |= {"hub": parent.hub} if isinstance(parent, External) and parent.hub else {}
-        entry |= {"files": [*map(str, parent.files)]} if isinstance(parent, External) and parent.files else {}
+    elif isinstance(parent, Folder):
+        entry |= {"folder": str(parent.folder), "model": True}
+    elif isinstance(parent, External):
+        entry |= {"folder": str(parent.folder), "hub": parent.hub, "files": [*map(str, parent.files)]}
     return entry
 
 
@@ -128,8 +129,8 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
     if entry.get("model"):
         return from_folder(Path(entry["folder"]), role, runs_dir)
     if "folder" in entry:
-        files = tuple(map(Path, entry.get("files", ())))
-        return External(entry["name"], entry["hash"], Path(entry["folder"]), entry.get("hub"), files)
+        files = tuple(map(Path, entry["files"]))
+        return External(entry["name"], entry["hash"], Path(entry["folder"]), entry["hub"], files)
     folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
         raise PipelineError(f"its {role} {entry['name']} is not finished")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
@@ -58,10 +58,23 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
+def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resources | None:
+    """What a job requests that makes all of these runs; None if they take longer than LEAST, or their GPUs differ."""
+    most, seconds = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead)), seconds_of_all(tasks)
+    differ = any(kind.gpus != most.gpus for kind in kinds)
+    return None if differ or seconds is None or seconds >= LEAST else most
+
+
 def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
     """The tasks of an array: launcher.workers, or as many as have LEAST seconds of work each, at most WORKERS."""
     work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
     return min(len(tasks), limit or min(WORKERS, max(1, math.ceil(work / LEAST))))
+
+
+def seconds_of_all(tasks: Sequence[Task]) -> float | None:
+    """How long runs take together; None unless it is known of all."""
+    seconds = [task.seconds for task in tasks if task.seconds is not None]
+    return sum(seconds) if len(seconds) == len(tasks) else None
 
 
 def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
@@ -69,15 +82,15 @@ def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str 
 
     That alone where it is shorter, the time of a run is not known, or one was begun before: its estimate may be wrong.
     """
-    seconds = [task.seconds for task in tasks if task.seconds is not None]
-    if longest is None or len(seconds) < len(tasks) or any(state.read_state(task.workplace) for task in tasks):
+    seconds = seconds_of_all(tasks)
+    if longest is None or not seconds or any(state.read_state(task.workplace) for task in tasks):
         return longest
-    hours = max(1, math.ceil(2 * max(*seconds, sum(seconds) / workers) / 3600))
+    hours = math.ceil(2 * max(seconds / workers, *(task.seconds or 0.0 for task in tasks)) / 3600)
     return f"{hours}:00:00" if hours * 3600 < parse_time_limit(longest) else longest
 
 
 def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
     """The GPUs of an array's jobs, and how long its runs take together, where it is known of all."""
-    seconds = [task.seconds for task in tasks if task.seconds is not None]
+    seconds = seconds_of_all(tasks)
     gpus_text = f"{pluralize(gpus, 'GPU')} each" + (f" ({gpus * workers} at once)" if gpus and workers > 1 else "")
-    return gpus_text if len(seconds) < len(tasks) else f"{gpus_text}, about {format_duration(sum(seconds))} in all"
+    return gpus_text if seconds is None else f"{gpus_text}, about {format_duration(seconds)} in all"

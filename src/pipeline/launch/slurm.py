@@ -4,6 +4,9 @@ A task of an array is a worker (launch/work.py): it makes any free run of its le
 left. Arrays wait for those of the level before by `afterany`; a failure costs what depends on it. A last job runs the
 command again when all are done, and submits what was lost with its job, as long as that gets any further.
 
+A plan of less than five minutes is the last job alone: each process imports libraries for seconds, and each job waits
+in the queue. The last job computes it itself, and so what choices add to a plan, if its own resources suffice.
+
 The folder of the session is `runs_dir/.slurm/<name of the plan>`, with the scripts of the jobs beside their ids.
 """
 
@@ -14,9 +17,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +30,14 @@ from pipeline.estimate.flops import cards
 from pipeline.files import ADDED_CONF, added_conf
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
-from pipeline.launch.resources import Resources, describe_work, number_of_workers, resources_of, time_limit
+from pipeline.launch.resources import (
+    Resources,
+    describe_work,
+    number_of_workers,
+    one_job_for,
+    resources_of,
+    time_limit,
+)
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
     last_log_line,
@@ -36,6 +46,7 @@ from pipeline.launch.slurm_commands import (
     sbatch,
 )
 from pipeline.launch.work import PLAN, Session
+from pipeline.launch.worker import work_in_job
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -47,18 +58,21 @@ from pipeline.text import pluralize
 FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
-CONTINUES = "PIPELINE_CONTINUES"  # in the environment of the last job: what failed before is not tried again
+# in the environment of the last job, with what it requested: what failed before is not tried again
+CONTINUES = "PIPELINE_CONTINUES"
 # how Slurm names a limit of submitted jobs, and of the tasks of an array
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+# asked to stop, it is requeued; else 75 says that the jobs which it submitted continue
+GOES_ON = requeue_lines("${SLURM_JOB_ID}", ' && [ -n "$ASKED" ]') + f"\n{COMPLETED}"
 
 
 def execute(
     launcher: Launcher, again: Sequence[str] | None, targets: list[Run], earlier: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Submit the unfinished runs, unless jobs of the same plan are in the queue. Returns the failures where there is
-    nothing to submit.
+    """Submit the unfinished runs, unless jobs of the same plan are in the queue; the last job may compute them instead.
+    Returns the failures where none is left.
 
     again: the words of the command that a last job runs when the others are done; None: no such job.
 
@@ -77,10 +91,12 @@ def execute(
     card = None if launcher.gpus == 0 else cards()[launcher.gpu or ON_GPU]
     tasks = tasks_of(unfinished, kinds, History(finished_manifests(runs_dir), gpu=lambda: card))
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
+    if one_job := None if launcher.workers else one_job_for(tasks, resources.values()):
+        tasks = [replace(task, level=0, kind=one_job.name) for task in tasks]
     if launcher.dry_run:
         folder = runs_dir / DRY_RUN
         shutil.rmtree(folder, ignore_errors=True)
-        Submission(launcher, name, Session(folder, tasks), resources, []).submit(again)
+        Submission(launcher, name, Session(folder, tasks), resources, one_job, []).submit(again)
         show_dry_run(folder)
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
         queue = {job: Path(script) for job, script in queued_jobs().items() if job != os.environ.get("SLURM_JOB_ID")}
@@ -94,15 +110,23 @@ def execute(
         session = Session(folder, tasks)
         publish_plan(runs_dir, name, tasks)
         session.look()
-        if session.left and not goes_further(session):
-            reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
-            session.failed |= {task.hash: reasons[task.array] for task in session.left}
-            session.left = []
-        failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
-        if not session.left:
-            return failed
-        other_jobs = {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
-        submitted = Submission(launcher, name, session, resources, other_jobs).submit(again)
+        other_jobs = sorted({job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)})
+        # the name of a kind begins with the name of one that requests less
+        makes_it = one_job and os.environ.get(CONTINUES, "").startswith(one_job.name)
+        if session.left and not makes_it:
+            if goes_further(session):
+                submitted = Submission(launcher, name, session, resources, one_job, other_jobs).submit(again)
+            else:
+                reasons = {array: why_lost(array, folder) for array in {task.array for task in session.left}}
+                session.failed |= {task.hash: reasons[task.array] for task in session.ready(())}
+                session.look()
+    if session.left and makes_it:
+        work_in_job(folder, 0, session.left[0].kind, requeued=False)
+        session.look()
+        submitted = f"{pluralize(len(session.left), 'run')} computed by others"
+    failed = {task.name: session.failed[task.hash] for task in tasks if task.hash in session.failed}
+    if not session.left:
+        return failed
     error = Held(f"{submitted}; stage=status shows the runs; rerun the same command when they are done")
     error.failed = failed
     raise error
@@ -113,9 +137,7 @@ def tasks_of(runs: Sequence[Run], kinds: Mapping[str, Resources], history: Histo
     levels: dict[str, int] = {}
     for run in runs:
         levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
-    tasks = [
-        Task.of(run, level=levels[run.hash], kind=kinds[run.hash].name, seconds=history.predict(run)) for run in runs
-    ]
+    tasks = [Task.of(run, history.predict(run), level=levels[run.hash], kind=kinds[run.hash].name) for run in runs]
     return sorted(tasks, key=lambda task: task.level)
 
 
@@ -130,14 +152,14 @@ def goes_further(session: Session) -> bool:
 def why_lost(array: str, folder: Path) -> str:
     """Why runs of an array were not made: the last words of its newest log, or that the job was lost."""
     job, log = log_of(array, folder)
-    words = last_log_line(log) if log else None
-    return words or f"{JOB_LOST}, twice: job {job}"
+    return (log and last_log_line(log)) or f"{JOB_LOST}, twice: job {job}"
 
 
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Id of an array, and the newest log of its tasks; None where there is none. folder: of its submission."""
-    file = folder / f"{array}.job"
-    job = file.read_text() if file.is_file() else None
+    """Id of an array, or of the last job, which computes or submits what is in no array, and the newest log of the
+    array's tasks; None where there is none. folder: of its submission."""
+    files = (folder / f"{name}.job" for name in (array, AGAIN_JOB))
+    job = next((file.read_text() for file in files if file.is_file()), None)
     logs = (folder.parents[1] / LOGS).glob(f"slurm-{job}_*.log")
     return job, max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
 
@@ -153,25 +175,30 @@ def shares_runs(script: Path, tasks: Sequence[Task]) -> bool:
 # ---------------------------------------------------------------------------------------------------- arrays
 
 
+@dataclass
 class Submission:
-    """Submits the workers of a session. before: jobs that the first arrays wait for.
+    """Submits the workers of a session. resources: by kind; one_job: those of the job that computes a plan of little
+    time; before: jobs that the first arrays wait for; jobs: what was submitted, id -> number of tasks.
 
     A dry run writes the same files into another folder, without a Slurm; submit.sh there would submit them.
     """
 
-    def __init__(
-        self, launcher: Launcher, name: str, session: Session, resources: Mapping[str, Resources], before: Iterable[str]
-    ) -> None:
-        self.launcher, self.name, self.session, self.resources = launcher, name, session, resources
-        self.before = sorted(before)
-        self.jobs: dict[str, int] = {}  # id -> number of tasks
+    launcher: Launcher
+    name: str
+    session: Session
+    resources: Mapping[str, Resources]
+    one_job: Resources | None
+    before: list[str]
+    jobs: dict[str, int] = field(default_factory=dict)
 
     def submit(self, again: Sequence[str] | None) -> str:
         """Submit the arrays and the last job. Returns a summary as text. All or nothing: after an error or a signal,
         what was submitted is cancelled."""
         try:
-            submitted = self.submit_arrays()
-            arrays, goes_on = len(self.jobs), again is not None and self.submit_again(again)
+            submitted = len(self.session.left) if again and self.one_job else self.submit_arrays()
+            arrays = len(self.jobs)
+            if again:
+                self.submit_again(again)
         except Held:  # Slurm does not respond: what it took shows in the queue
             raise
         except (Exception, KeyboardInterrupt, SystemExit):
@@ -181,9 +208,9 @@ class Submission:
                 self.tell(f"cancelled again: {pluralize(len(self.jobs), 'job')} {', '.join(self.jobs)}")
             raise
         remaining = len(self.session.left) - submitted
-        who = "the last job" if goes_on else "the same command"
-        then = f", {remaining} more by {who} when these are done" if remaining else ""
-        return f"{pluralize(submitted, 'run')} submitted as {pluralize(arrays, 'array')}{then}"
+        then = f", {remaining} more when these are done" if remaining else ""
+        jobs = pluralize(arrays, "array") if arrays else "one job"
+        return f"{pluralize(submitted, 'run')} submitted as {jobs}{then}"
 
     def submit_arrays(self) -> int:
         """Submit an array for each level and kind. Returns the number of runs that they make: at the site's limit of
@@ -198,44 +225,47 @@ class Submission:
             command = ["-m", "pipeline.launch.worker", "task", str(self.session.folder.resolve()), str(level), kind]
             workers, job = number_of_workers(runs, self.launcher.workers), None
             while not job and workers:
-                options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}", "--requeue"]
-                options += dependency_on(self.before)
-                launcher = replace(self.launcher, time=time_limit(runs, workers, self.launcher.time))
-                job = self.submit_job(f"{level}-{kind}", launcher, command, self.resources[kind], options, workers)
-                workers //= 1 if job else 2
+                options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}"]
+                what = f"level {level}, {pluralize(workers, 'task')}"
+                job = self.submit_job(f"{level}-{kind}", command, self.resources[kind], options, runs, workers, what)
+                workers //= 2
             if not job:
                 return submitted
             within.append(job)
             submitted += len(runs)
-            what = f"level {level}, {pluralize(workers, 'task')} for {pluralize(len(runs), 'run')}"
-            self.tell(f"job {job}: {what}, {describe_work(runs, workers, self.resources[kind].gpus)}")
         return submitted
 
-    def submit_again(self, again: Sequence[str]) -> bool:
-        """Submit the same command as a job that runs after all others. At the site's limit of jobs it takes the place
-        of tasks, whose runs others make. False: there is no place for it."""
+    def submit_again(self, again: Sequence[str]) -> None:
+        """Submit the last job, which runs the same command after all others, or computes a plan of little time. At the
+        site's limit of jobs it takes the place of a task, whose runs others compute, unless that is the only one."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
         command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
-        job = None
+        resources, runs = (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
+        options, job = ["--job-name", f"{self.name}-{AGAIN_JOB}"], None
         while not job:
-            options = ["--job-name", f"{self.name}-{AGAIN_JOB}", *dependency_on(self.jobs)]
-            job = self.submit_job(AGAIN_JOB, self.launcher, command, Resources(0, None), options, 1)
+            self.before = [*self.jobs] or self.before
+            job = self.submit_job(AGAIN_JOB, command, resources, options, runs, 1, "the same command")
             if not job and sum(self.jobs.values()) == 1:
-                return False
+                return
             if not job:
                 last, tasks = self.jobs.popitem()
                 run_slurm("scancel", f"{last}_{tasks - 1}")
                 self.jobs |= {last: tasks - 1} if tasks > 1 else {}
-        self.tell(f"job {job}: the same command, when these are done")
-        return True
 
     def submit_job(
-        self, name: str, launcher: Launcher, command: Sequence[str], resources: Resources, options: Sequence[str],
-        tasks: int,
+        self, name: str, command: Sequence[str], resources: Resources, options: Sequence[str], runs: Sequence[Task],
+        tasks: int, what: str,
     ) -> str | None:  # fmt: skip
-        """Submit an array, or the last job. Returns its id; None if the jobs before reach the site's limit."""
+        """Submit an array, or the last job. Returns its id; None if the jobs before reach the site's limit. runs: those
+        that it computes; none: it runs when all others are done."""
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
-        log, then = (AGAIN_JOB, (COMPLETED, {CONTINUES: "1"})) if name == AGAIN_JOB else ("%A_%a", ())
+        launcher = replace(self.launcher, time=time_limit(runs, tasks, self.launcher.time))
+        options = [
+            "--requeue",
+            *options,
+            *(["--dependency", f"afterany:{':'.join(self.before)}"] if self.before else []),
+        ]
+        log, then = (AGAIN_JOB, (GOES_ON, {CONTINUES: resources.name})) if name == AGAIN_JOB else ("%A_%a", ())
         script = script_of(launcher, command, *then)
         try:
             with delay_signals():
@@ -246,6 +276,8 @@ class Submission:
                 return None
             raise
         file.with_suffix(".job").write_text(job)
+        work = f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}"
+        self.tell(f"job {job}: {what}{f' for {work}' if runs else ', when these are done'}")
         return job
 
     def tell(self, text: str) -> None:
@@ -255,11 +287,6 @@ class Submission:
             return
         with open(self.session.folder / SUBMIT, "a", encoding="utf-8") as file:
             file.write(f"# {text}\n")
-
-
-def dependency_on(jobs: Iterable[str]) -> list[str]:
-    """sbatch's option for a job that waits for the end, successful or not, of these."""
-    return ["--dependency", "afterany:" + ":".join(ids)] if (ids := list(jobs)) else []
 
 
 # ---------------------------------------------------------------------------------------------------- jobs
@@ -274,11 +301,11 @@ def show_dry_run(folder: Path) -> NoReturn:
 
 def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
     """Add the submission of a script to the folder's submit.sh. Returns the variable there that holds its job's id."""
-    lines = (folder / SUBMIT).read_text(encoding="utf-8").splitlines() if (folder / SUBMIT).is_file() else []
-    job = f"JOB{sum(line.startswith('JOB') for line in lines) + 1}"
     quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
-    command = f"{job}=$(sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))})"
-    (folder / SUBMIT).write_text("\n".join([*lines, command]) + "\n", encoding="utf-8")
+    with open(folder / SUBMIT, "a+", encoding="utf-8") as file:
+        file.seek(0)
+        job = f"JOB{sum(line.startswith('JOB') for line in file) + 1}"
+        file.write(f"{job}=$(sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))})\n")
     return f"${job}"
 
 
@@ -304,10 +331,12 @@ def submit_script(
         if launcher.setup or launcher.wrap or launcher.options:
             os.fchmod(stream.fileno(), 0o600)
         stream.write(script)
+    own_options = launcher.options or []
+    arguments += [*options, *own_options]
     if launcher.dry_run:
-        return write_submission(file.parent, file.resolve(), [*arguments, *options, *(launcher.options or [])])
+        return write_submission(file.parent, file.resolve(), arguments)
     try:
-        return sbatch(file.resolve(), *arguments, *options, *(launcher.options or []))
+        return sbatch(file.resolve(), *arguments)
     except Held:
         raise
     except PipelineError as error:
@@ -315,7 +344,7 @@ def submit_script(
         knobs = {key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")}
         words = [f"launcher.{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [pluralize(resources.gpus, "GPU"), *([pluralize(cpus, "core")] if cpus else [])]
-        text = f"{error}; requested: {', '.join([*words, *(launcher.options or [])])}"
+        text = f"{error}; requested: {', '.join([*words, *own_options])}"
         if NO_GRES.search(str(error)):
             text += (
                 "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "

@@ -20,19 +20,6 @@ UNREACHED = re.compile("Unable to contact|[Tt]imed out|temporarily unable", re.A
 JOB_LOST = "its job was cancelled, or ended before it came to this run"
 
 
-def check_installed(*tools: str) -> None:
-    """Raise PipelineError if one of these Slurm commands is not installed."""
-    for tool in tools:
-        if shutil.which(tool) is None:
-            raise PipelineError(
-                f"launcher=slurm needs {tool}, which is not here: use launcher=local, or launcher.dry_run=true"
-            )
-
-
-class NoAnswer(Held):
-    """A Slurm command did not respond, several times; rerun the same command later (exit status 75)."""
-
-
 def queued_jobs() -> dict[str, str]:
     """Pending and running jobs of this user: id (arrays task by task, 12_3) -> script."""
     text = run_slurm("squeue", "--me", "--noheader", "--array", f"--format={PREFIX}%i|%o")
@@ -52,7 +39,7 @@ def sbatch(script: Path, *options: str) -> str:
 
     Raises:
         PipelineError: Slurm rejected it, or the id cannot be determined.
-        NoAnswer: it did not respond.
+        Held: it did not respond.
     """
     text = run_slurm("sbatch", "--parsable", *options, str(script), find_answer=lambda: submitted_as(script))
     ids = set(re.findall(r"^(\d+)(?:;[\w.-]+)?$", text, re.MULTILINE))
@@ -103,9 +90,12 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
 
     Raises:
         PipelineError: it failed (has its message), or is not installed.
-        NoAnswer: it did not respond, or could not reach its controller, ATTEMPTS times.
+        Held: it did not respond, or could not reach its controller, ATTEMPTS times.
     """
-    check_installed(command[0])
+    if shutil.which(command[0]) is None:
+        raise PipelineError(
+            f"launcher=slurm needs {command[0]}, which is not here: use launcher=local, or launcher.dry_run=true"
+        )
     reason = ""
     for _ in range(ATTEMPTS):
         try:
@@ -120,7 +110,7 @@ def run_slurm(*command: str, find_answer: Callable[[], str | None] = lambda: Non
                 raise PipelineError(f"{command[0]} {reason}")
         if (answer := find_answer()) is not None:
             return answer
-    raise NoAnswer(f"{command[0]} {reason}, {ATTEMPTS} times; rerun the same command when Slurm responds")
+    raise Held(f"{command[0]} {reason}, {ATTEMPTS} times; rerun the same command when Slurm responds")
 
 
 def run_command(command: Sequence[str]) -> tuple[int, str, str]:

@@ -134,7 +134,6 @@ def work(
     compute: Compute | None,
     cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
-    wait: Callable[[], bool] = should_wait,
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
     helpers: Callable[[], Collection[int]] = tuple,
@@ -146,7 +145,6 @@ def work(
             are left to the helpers, as long as there are some.
         cards: those that it may use, of several workers.
         fits: whether a task is one for this worker.
-        wait: whether it waits for what other processes compute.
         stay: whether it waits for more tasks where none is left, until a signal ends it.
         tell: called whenever something may have changed.
         helpers: the ids of the processes that this one has started to make runs.
@@ -181,7 +179,7 @@ def work(
                 break
             again = True  # something has changed meanwhile
         else:
-            if not again and not (holders and wait()):
+            if not again and not (holders and should_wait()):
                 return held | {key: held_by(session.names[key], holder) for key, holder in holders.items()}
             if holders and not again and not announced:
                 say(f"{ready[0].name}: held by {holders[ready[0].hash]}; waiting")

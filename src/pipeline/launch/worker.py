@@ -86,16 +86,17 @@ def work_here(folder: str, places: str, number: str) -> int:
     return 0
 
 
-def work_in_job(folder: str, level: str, kind: str) -> int:
+def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> int:
     """Make what is free of a level and kind, and of levels before it. Returns the exit status: 0 done, 1 if a run
-    failed; 75, which requeues the job, after a signal or before a further training that may need more than its time."""
-    session, tasks_made = Session(Path(folder)), list[Task]()
+    failed; 75 after a signal or, where that has the job requeued, before a further training that may need more than its
+    time."""
+    session, tasks_made = Session(folder), list[Task]()
 
     def fits(task: Task) -> bool:
-        return task.level <= int(level) and task.kind == kind
+        return task.level <= level and task.kind == kind
 
     def compute_in_job(task: Task, begin: Callable[[], None]) -> None:
-        if tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
+        if requeued and tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
             raise SystemExit(UNFINISHED)
         tasks_made.append(task)
         with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
@@ -110,7 +111,7 @@ def work_in_job(folder: str, level: str, kind: str) -> int:
 
                 with count_attempt(task.run()):  # the signal came before any was begun, and ends this here
                     pass
-            work(session, compute_in_job, fits=fits, wait=lambda: False)
+            work(session, compute_in_job, fits=fits)
     finally:
         session.look()
         failed = [task for task in tasks_made if task.hash in session.failed]
@@ -129,15 +130,17 @@ def wait_for_parents(task: Task) -> None:
     """Wait until parents that other nodes have made are seen here: clients of NFS keep lists of folders for a
     minute."""
     deadline = time.monotonic() + 90
-    runs = [entry.get("of", entry["hash"]) for entry in task.parents.values() if "folder" not in entry]
-    while not all(folder_of(key, task.runs_dir) for key in runs) and time.monotonic() < deadline:
+    while not all(folder_of(key, task.runs_dir) for key in task.needs) and time.monotonic() < deadline:
         time.sleep(LOOK)
 
 
 @masked_output()
 def main(*arguments: str) -> int:
     quiet()
-    return work_in_job(*arguments[1:]) if arguments[0] == "task" else work_here(*arguments)  # type: ignore[call-arg]
+    if arguments[0] != "task":
+        return work_here(*arguments)
+    _, folder, level, kind = arguments
+    return work_in_job(Path(folder), int(level), kind)
 
 
 if __name__ == "__main__":
