@@ -21,7 +21,6 @@ from small_runs import a_run, never, writes
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.launch.local import execute_here
-from pipeline.runs.disk import check_writable
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
@@ -170,15 +169,6 @@ def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder_and_the_limi
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-
-
-def test_a_folder_that_cannot_be_written_is_named_and_none_is_left(tmp_path: Path) -> None:
-    check_writable(tmp_path / "a/b", create=False)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file/runs", Path("/proc/none")):
-        with pytest.raises(PipelineError, match=f"runs_dir={folder} cannot be written"):
-            check_writable(folder, create=False)
 
 
 def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
