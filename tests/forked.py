@@ -72,7 +72,7 @@ def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: l
     os.environ.update(env)
     sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     for number, file in enumerate(files):
-        os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     if cwd:
         os.chdir(cwd)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from conftest import SCRIPT
+from real_model import SCRIPT
 
 from pipeline.errors import PipelineError
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+import forked
 import pytest
 from small_runs import a_run, writes
 
@@ -267,21 +268,22 @@ def test_a_signal_ends_all_in_order(tmp_path: Path, base: Path, world: Path) -> 
         "runs:\n  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}'}\n"
         "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, in: en}\ncolumns: {'{seed}': {run: expert}}\n"
     )
-    command = [sys.executable, "-m", "pipeline", "stage=table", f"table={table}", f"runs_dir={tmp_path}/runs"]
-    command += ["tracking.mode=disabled", "launcher.workers=2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ["stage=table", f"table={table}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    files = [Path(os.devnull), tmp_path / "out", tmp_path / "err"]
+    process = forked.started(("-m", "pipeline", *words, "launcher.workers=2"), files)
     workplaces = tmp_path / "runs/.work"
     deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.is_alive():
         states = [json.loads(path.read_text()) for path in workplaces.glob("*/state.json")]
         if sum((one.get("step") or 0) > 2 for one in states) == 2:
             break
         time.sleep(0.1)
     workers = children(process.pid)
     assert len(workers) == 2
-    process.send_signal(signal.SIGUSR1)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 75 and "Traceback" not in told, told[-3000:]
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join(120)
+    told = files[2].read_text(encoding="utf-8")
+    assert process.exitcode == 75 and "Traceback" not in told, told[-3000:]
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert len(list(workplaces.glob("*/*/resume.json"))) == 2  # each training wrote a resume point
     assert [json.loads(path.read_text())["state"] for path in workplaces.glob("*/state.json")] == ["stopped"] * 2
