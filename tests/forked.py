@@ -11,9 +11,15 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
+
+from torch.distributed.launcher import api
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -29,6 +35,19 @@ def started(
     process = CONTEXT.Process(target=_run, args=(words, dict(os.environ if env is None else env), cwd, files))
     process.start()
     return process
+
+
+@contextmanager
+def elastic() -> Iterator[None]:
+    """Of trainings in several processes these are forked, which torch elastic spawns."""
+    with patch.object(api, "LaunchConfig", partial(api.LaunchConfig, start_method="forkserver")):
+        yield
+
+
+def popen(command: list[str], stdout: Any, stderr: Any, env: Mapping[str, str], start_new_session: bool) -> Any:
+    """In place of subprocess.Popen, whose output goes to open files."""
+    process = started(tuple(command[1:]), [Path(os.devnull), Path(stdout.name), Path(stderr.name)], env)
+    return SimpleNamespace(pid=process.pid, poll=lambda: process.exitcode, wait=process.join)
 
 
 def python(
@@ -48,11 +67,12 @@ def python(
 
 
 def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path | None, files: list[Path]) -> None:
+    os.setsid()
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     for number, file in enumerate(files):
-        os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     if cwd:
         os.chdir(cwd)

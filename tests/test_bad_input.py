@@ -200,6 +200,7 @@ def test_a_base_of_another_depth_than_its_config(
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     refused(call(*training(other, world), *here), f"model.path={other} {told}")
+    assert f"model.path={other} {told}" in call("stage=plan", *training(other, world)[1:], *here).err
     assert left(tmp_path / "runs") == []  # not even the data run
     words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={other}", f"data_root={world}"]
     refused(call(*words, *here), f"checkpoint={other} {told}")

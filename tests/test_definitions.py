@@ -5,7 +5,6 @@ import pytest
 from pipeline.benchmarks.mgsm import QUESTION, STEPS, prompt_words
 from pipeline.config.data import Source
 from pipeline.data.sources import nllb
-from pipeline.evaluate.score import split_thoughts
 
 
 @pytest.mark.parametrize(
@@ -26,16 +25,3 @@ def test_a_pair_at_the_least_margin_is_kept(margin: str, kept: bool) -> None:
     source = Source(file="x", rows="nllb", language="sw", min_score=1.06)
     found = nllb({"text": f"{margin}\tOne.\tMoja."}, source)
     assert (found != "low_score") == kept
-
-
-@pytest.mark.parametrize(
-    ("text", "end", "parts"),
-    [
-        ("  7\n", None, (None, "  7\n")),
-        ("so 7</think>\n 7", "</think>", ("so 7", "7")),
-        ("a</think>b</think> 7", "</think>", ("a</think>b", "7")),
-        ("  so 7", "</think>", (None, "so 7")),  # which do not end
-    ],
-)
-def test_thoughts_are_what_stands_before_their_last_end(text: str, end: str | None, parts: tuple[str, str]) -> None:
-    assert split_thoughts(text, end) == parts

@@ -9,8 +9,6 @@ from typing import Any
 import forked
 import pytest
 
-from pipeline.config import conf
-
 ROOT = Path(__file__).parents[1]
 TABLE = """
 name: own
@@ -75,7 +73,3 @@ def test_a_missing_extra_is_named(core: Path) -> None:
     assert done.stdout == "status 1\n" * len(MISSING)
     for file, line in zip(MISSING, done.stderr.splitlines(), strict=True):
         assert line.startswith(f"error: {file} is in ") and f"extras/{file}.py, which is not there" in line
-
-
-def test_extras_are_options_like_those_of_other_packages() -> None:
-    assert {"compare", "search"} <= set(conf.options("stage")) and "mergekit" in conf.options("merge")

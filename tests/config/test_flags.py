@@ -15,11 +15,8 @@ from pipeline.__main__ import main
     {
         "stage=status =1": "'=1' has no key: write key=value",
         "language=1": "unknown key language: did you mean languages?",
-        "stage=sft language=sw": "unknown key language: did you mean languages?",
         "tables=1": "unknown key tables: did you mean table",
         "--resolve": "--resolve is not a flag of this program; there are --help",
-        "--info": "--info is not a flag of this program; there are --help",
-        "--hydra-help": "--hydra-help is not a flag of this program; there are --help",
         "--stage sft": "--stage is not a flag of this program: write stage=...; there are --help",
         "expert=null --cfg job": "expert=null is not an option: give one of",
         "--cfg job +thsi=1": "unknown key thsi",

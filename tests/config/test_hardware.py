@@ -71,7 +71,7 @@ def test_jobs_and_plans_have_their_part() -> None:
     assert (plan.plan.gpu, plan.plan.gpus, plan.every) == ("a100_80", 8, {"hardware": "a100_80x8"})
     assert plan.launcher.memory_per_gpu is None  # which Slurm alone reads
     table: Any = compose(["stage=table", "table=unreasonable_table3", "hardware=a100_80x8", "launcher=slurm"])
-    assert table.launcher.memory_per_gpu == "48G"
+    assert (table.launcher.memory_per_gpu, table.launcher.gpu) == ("48G", "a100_80")
     single: Any = compose(
         ["stage=sft", "expert=sw", "hardware=a100_80x8", "launcher=slurm", "launcher.memory_per_gpu=1T"]
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fixture_types import Call
+from repositories import jsonl
 
 from pipeline.config.compose import compose
 from pipeline.data import benchmarks
@@ -24,11 +25,6 @@ WORDS = "{} hens of the old farm near the river lay eggs every single morning of
 TOPICS = ("brown", "white", "red", "black", "grey", "spotted", "small", "large")
 
 
-def put(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def question(topic: str, number: int = 4) -> dict[str, Any]:
     return {"question": WORDS.format(topic, "again and again " + topic), "answer": None, "answer_number": number}
 
@@ -38,8 +34,8 @@ def data(tmp_path: Path) -> Path:
     """Eight rows to train on, and a benchmark in English that shares text with none of them."""
     root = tmp_path / "root"
     rows = [{"question": f"{topic}: {' '.join(f'{topic}{n}' for n in range(20))}", "answer": "1"} for topic in TOPICS]
-    put(root, "gsm8k/train.jsonl", rows)
-    put(root, "mgsm/en/test.jsonl", [question("brown")])
+    jsonl(root / "gsm8k/train.jsonl", rows)
+    jsonl(root / "mgsm/en/test.jsonl", [question("brown")])
     return root
 
 
@@ -70,10 +66,10 @@ def recorded(folder: Path) -> dict[str, str]:
 
 def test_a_set_is_identified_by_its_sources_and_knobs_alone(words: list[str], data: Path, tmp_path: Path) -> None:
     before = run_of(words).hash
-    put(data, "mgsm/sw/test.jsonl", [question("white")])
-    put(tmp_path / "other", "flores/sw/devtest.jsonl", [{"id": 1, "sentence": "moja mbili tatu"}])
+    jsonl(data / "mgsm/sw/test.jsonl", [question("white")])
+    jsonl(tmp_path / "other" / "flores/sw/devtest.jsonl", [{"id": 1, "sentence": "moja mbili tatu"}])
     assert run_of(words).hash == run_of([*words, f"data.benchmarks={tmp_path}/other"]).hash == before
-    put(data, "gsm8k/train.jsonl", [{"question": "another", "answer": "1"}])
+    jsonl(data / "gsm8k/train.jsonl", [{"question": "another", "answer": "1"}])
     assert run_of(words).hash != before
     with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
         run_of([*words, f"data.benchmarks={data}/mgsm"])
@@ -84,7 +80,7 @@ def test_a_later_file_that_no_row_shares_text_with_changes_nothing(words: list[s
     mgsm = data / "mgsm/en/test.jsonl"
     assert recorded(folder) == {"mgsm/en/test.jsonl": sha256(mgsm)}
     rows = (folder / "train.jsonl").read_bytes()
-    put(data, "mgsm/sw/test.jsonl", [question("white")])
+    jsonl(data / "mgsm/sw/test.jsonl", [question("white")])
     assert reasons_unfinished([run_of(words)]) == {}
     assert make(words) == folder and (folder / "train.jsonl").read_bytes() == rows
     swahili = data / "mgsm/sw/test.jsonl"
@@ -98,7 +94,7 @@ def test_a_later_file_with_text_of_rows_is_refused_until_the_set_is_built_again(
     folder = make(words)
     lines = [row["prompt"].partition(":")[0] for row in read_jsonl(folder / "train.jsonl")]
     held_out = [row["prompt"].partition(":")[0] for row in read_jsonl(folder / "validation.jsonl")]
-    put(data, "mgsm/ha/test.jsonl", [shares_with(lines[2]), question("red"), shares_with(held_out[1])])
+    jsonl(data / "mgsm/ha/test.jsonl", [shares_with(lines[2]), question("red"), shares_with(held_out[1])])
     with pytest.raises(PipelineError) as error:
         make(words)
     told = str(error.value)
@@ -144,14 +140,14 @@ def test_an_interrupted_training_resumes_and_a_plan_has_nothing_new_after_a_test
     stop_after(add, 2)
     told = call("stage=table", *words)
     assert told.status == 75, told.err
-    put(data, "mgsm/sw/test.jsonl", [question("white")])
+    jsonl(data / "mgsm/sw/test.jsonl", [question("white")])
     stop_after(add, 0)
     told = call("stage=table", *words)
     assert told.status == 0 and "resumes after step 2" in told.err, told.err
-    put(data, "mgsm/ha/test.jsonl", [question("grey")])
+    jsonl(data / "mgsm/ha/test.jsonl", [question("grey")])
     told = call("stage=plan", *words)
     assert told.status == 0 and "3 of 3 runs are done" in told.out, told.out
-    put(data, "mgsm/te/test.jsonl", [shares_with("red")])
+    jsonl(data / "mgsm/te/test.jsonl", [shares_with("red")])
     told = call("stage=plan", *words)
     assert told.status == 1 and "has 1 rows (train.jsonl line" in told.err and "redo=true" in told.err
     told = call("stage=report", *words)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from reading import read_source
+from repositories import jsonl
 
 from pipeline.benchmarks import scored_files
 from pipeline.benchmarks.flores import read_sentences
@@ -26,11 +27,6 @@ from pipeline.stages.rows import build
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
 
 
-def put(root: Path, name: str, rows: list[dict[str, object]]) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def stage(data: Data, seed: int = 0, **sources: Source) -> DataStage:
     return DataStage(stage="data", seed=seed, expert=Expert(name="e", side="math", sources=sources), data=data)
 
@@ -40,8 +36,8 @@ def problems(count: int) -> list[dict[str, object]]:
 
 
 def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
-    put(tmp_path, "orca_math/train.jsonl", [*problems(5), *problems(2), {"question": "q", "answer": " "}])
-    put(tmp_path, "more.jsonl", [*problems(6)])
+    jsonl(tmp_path / "orca_math/train.jsonl", [*problems(5), *problems(2), {"question": "q", "answer": " "}])
+    jsonl(tmp_path / "more.jsonl", [*problems(6)])
     more = Source(file="more.jsonl", rows="gsm8k")
     counts = make_training_set(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
     none = {"contaminated": 0, "number_variants": 0, "word_problems": 0, "shared": {}}
@@ -58,9 +54,9 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
 def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bitext = ["1.2\tWater\tMaji", "1.3\tBread\tMkate", "1.0\tNo\tHapana", "a\tb\tc", "half a line", "1.2\tFire\t"]
     (tmp_path / "pairs.txt").write_text("\n".join(bitext))
-    put(tmp_path, "own.jsonl", [{"question": "q", "answer": answer} for answer in (["a", "b"], {"a": 1}, "a", " ")])
+    jsonl(tmp_path / "own.jsonl", [{"question": "q", "answer": answer} for answer in (["a", "b"], {"a": 1}, "a", " ")])
     talk = [[{"role": "user", "content": ["q"]}, {"role": "assistant", "content": "a"}], [["q", "r"]]]
-    put(tmp_path, "talk.jsonl", [{"talk": one} for one in talk])
+    jsonl(tmp_path / "talk.jsonl", [{"talk": one} for one in talk])
     sources = {
         "pairs": Source(file="pairs.txt", rows="nllb", language="sw", min_score=1.1),
         "own": of("own"),
@@ -87,8 +83,8 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
 
 def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):
     root = tmp_path / "root"
-    put(tmp_path, "mine.csv", [])
-    put(root, "in/mine.jsonl", problems(2))
+    jsonl(tmp_path / "mine.csv", [])
+    jsonl(root / "in/mine.jsonl", problems(2))
     for file in (tmp_path / "mine.csv", "../mine.csv"):
         words = ["stage=data", "expert=own", f"expert.sources.own.file={file}", f"data_root={root}"]
         with pytest.raises(PipelineError) as caught:
@@ -102,7 +98,7 @@ def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):
 
 
 def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
-    put(tmp_path, "orca_math/train.jsonl", problems(50))
+    jsonl(tmp_path / "orca_math/train.jsonl", problems(50))
 
     def taken(seed: int, data: Data) -> tuple[list[str], list[str]]:
         make_training_set(stage(data, seed, a=MATH), tmp_path, tmp_path)
@@ -140,7 +136,7 @@ def test_the_order_of_sources_is_hashed_where_it_is_that_of_the_rows(tmp_path: P
     """A curriculum, easy before hard, is another set than hard before easy."""
     sources = {name: Source(file=f"{name}.jsonl", rows="gsm8k") for name in ("easy", "hard")}
     for name in sources:
-        put(tmp_path, f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(2)])
+        jsonl(tmp_path / f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(2)])
     hashes: dict[bool, list[str]] = {True: [], False: []}
     for names in (["easy", "hard"], ["hard", "easy"]):
         for shuffle in (True, False):
@@ -155,7 +151,7 @@ def test_the_order_of_sources_is_hashed_where_it_is_that_of_the_rows(tmp_path: P
 def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: Path):
     names = {"Simplified Chinese": "zho", "Traditional Chinese": "zho", "Standard Arabic": "arb", "Hindi": "hin"}
     rows = [{"inputs": name, "targets": "x", "language": name, "language_code": code} for name, code in names.items()]
-    put(tmp_path, "aya/train.jsonl", rows)  # type: ignore[arg-type]
+    jsonl(tmp_path / "aya/train.jsonl", rows)  # type: ignore[arg-type]
     for code, expected in {"zh": "Simplified Chinese", "zh_hant": "Traditional Chinese", "ar": "Standard Arabic",
                            "hi": "Hindi"}.items():  # fmt: skip
         source = Source(file="aya/train.jsonl", rows="aya", language=code)
@@ -199,8 +195,8 @@ ROW = {"question": "q", "answer": "a"}
     ],
 )
 def test_what_is_no_training_set(rows: list[Any], source: dict[str, Any], data: Data, told: str, tmp_path: Path):
-    put(tmp_path, "a.jsonl", rows)
-    put(tmp_path, "orca_math/train.jsonl", problems(2))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))  # half a character, too
+    jsonl(tmp_path / "orca_math/train.jsonl", problems(2))
     sources = {"a": Source(file="a.jsonl", **source), "math": MATH}
     with pytest.raises(PipelineError, match=told):
         make_training_set(stage(data, **sources), tmp_path, tmp_path)
@@ -211,7 +207,7 @@ def test_what_is_no_training_set(rows: list[Any], source: dict[str, Any], data: 
 
 def numbered(root: Path, sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
-        put(root, f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(size)])
+        jsonl(root / f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(size)])
 
 
 def of(name: str, **more: Any) -> Source:
@@ -277,11 +273,11 @@ PROBLEM = "Janet's ducks lay 16 eggs per day and she eats three for breakfast ev
 
 
 def with_benchmark(root: Path) -> None:
-    put(root, "mgsm/en/test.jsonl", [{"question": PROBLEM + " . How many?", "answer": None, "answer_number": 18}])
+    jsonl(root / "mgsm/en/test.jsonl", [{"question": PROBLEM + " . How many?", "answer": None, "answer_number": 18}])
     flores = "The quick brown fox of the old village jumps over the lazy dog near the river bank today"
-    put(root, "flores/en/devtest.jsonl", [{"id": 1, "sentence": flores}])
+    jsonl(root / "flores/en/devtest.jsonl", [{"id": 1, "sentence": flores}])
     leaked = [{"question": f"Solve: {PROBLEM}!", "answer": "9"}, {"question": f"Say: {flores}", "answer": "x"}]
-    put(root, "a.jsonl", [*leaked, *problems(4)])
+    jsonl(root / "a.jsonl", [*leaked, *problems(4)])
 
 
 def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -309,7 +305,7 @@ def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path):
     )
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_text(f"{sentence}\n\nSentensi fupi.\n")
-    put(tmp_path, "a.jsonl", [{"question": "Tafsiri.", "answer": sentence}, *problems(3)])
+    jsonl(tmp_path / "a.jsonl", [{"question": "Tafsiri.", "answer": sentence}, *problems(3)])
     counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
     assert (counts["train"], counts["a"]["contaminated"], counts["a"]["shared"]) == (3, 1, {"flores": 1})
     assert "Benchmark texts: flores 2; too short to compare: 1" in (tmp_path / "data_card.md").read_text()
@@ -357,7 +353,7 @@ def test_other_rows_with_numbers_are_not_taken_for_word_problems(prompt: str, co
 
 
 def test_word_problems_are_dropped_from_language_sets_alone(tmp_path: Path):
-    put(tmp_path, "a.jsonl", [{"question": q, "answer": a} for q, a in [WORD_PROBLEMS[0], *OTHERS]])
+    jsonl(tmp_path / "a.jsonl", [{"question": q, "answer": a} for q, a in [WORD_PROBLEMS[0], *OTHERS]])
     swahili, math = of("a", language="sw"), of("a")
     counts = make_training_set(stage(Data(), a=swahili), tmp_path, tmp_path)
     assert counts["train"] == len(OTHERS) and counts["a"]["word_problems"] == 1
@@ -391,8 +387,8 @@ def test_number_variants_are_dropped_from_math_sets_and_counted_in_language_sets
     """Expected by hand: the variant shares no 13 words with the item, and 14 without numbers."""
     item = "Ana buys 16 red pens for 3 coins each and sells them all to nine friends for 1,250 coins on Monday"
     variant = item.replace("16", "170").replace("3", "4").replace("1,250", "99.5")
-    put(tmp_path, "mgsm/en/test.jsonl", [{"question": item, "answer": None, "answer_number": 18}])
-    put(tmp_path, "rows.jsonl", [{"question": text, "answer": "so"} for text in (item, variant, "Ana buys 16 pens")])
+    jsonl(tmp_path / "mgsm/en/test.jsonl", [{"question": item, "answer": None, "answer_number": 18}])
+    jsonl(tmp_path / "rows.jsonl", [{"question": text, "answer": "so"} for text in (item, variant, "Ana buys 16 pens")])
     math, text = Source(file="rows.jsonl", rows="gsm8k"), Source(file="rows.jsonl", rows="gsm8k", language="sw")
 
     def left(source: Source, **knobs: str) -> tuple[int, int, int]:
@@ -414,8 +410,8 @@ def test_mgsm_with_each_number_changed_by_one_is_found(code: str, tmp_path: Path
     data = Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl"
     questions = [row["question"] for row in read_jsonl(data)]
     changed = [re.sub(r"\d+", lambda found: str(int(found[0]) + 1), text) for text in questions]
-    put(tmp_path, f"mgsm/{code}/test.jsonl", read_jsonl(data))
-    put(tmp_path, "rows.jsonl", [{"question": text, "answer": "so"} for text in changed])
+    jsonl(tmp_path / f"mgsm/{code}/test.jsonl", read_jsonl(data))
+    jsonl(tmp_path / "rows.jsonl", [{"question": text, "answer": "so"} for text in changed])
     counts = make_training_set(
         stage(Data(decontaminate="count"), a=Source(file="rows.jsonl", rows="gsm8k")), tmp_path, tmp_path
     )

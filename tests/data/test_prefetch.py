@@ -19,7 +19,7 @@ from fake_hub import Hub, serving
 from tqdm import tqdm
 
 from pipeline.benchmarks import BENCHMARKS
-from pipeline.commands.prefetch import data_files, fetch_url
+from pipeline.commands.prefetch import data_files, fetch_url, write_lock
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
@@ -331,6 +331,22 @@ def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(tmp
         assert lock.urls == locked and not file.exists()
         fetch_url(lock, source, update=True)
         assert file.read_bytes() == b"another one" and lock.urls != locked
+
+
+def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    lock = Lock(folder=tmp_path)
+    with serving() as mirror:
+        mirror.files["/rows.jsonl"] = b'{"prompt": "q", "completion": "a"}\n'
+        first, other = (f"{mirror.address}/rows.jsonl?token={name}-token&X-Amz-Signature=open" for name in "ab")
+        for url in (first, other):
+            fetch_url(lock, Source(file="x", rows="pairs", url=url, format="json"), update=False)
+    write_lock(tmp_path / "lock.json", lock)
+    written = (tmp_path / "lock.json").read_text() + " ".join(map(str, tmp_path.rglob("*")))
+    assert not [secret for secret in ("a-token", "b-token", "=open") if secret in written]
+    assert len(lock.urls) == 2 and lock.entry(Source(file="x", rows="pairs", url=other)) is not None
+    plain = "https://host/a.gz"
+    assert Lock(urls={plain: {"sha256": "0"}}).entry(Source(file="x", rows="pairs", url=plain)) == {"sha256": "0"}
 
 
 @pytest.mark.parametrize("pattern", ["sw/*.jsonl", "*/a.jsonl", "**/*.jsonl", "sw/old/[ab].jsonl", "s?/a*"])

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from small_world.files import SHIPPED, World, write
 from small_world.text import (
-    INSTRUCTIONS,
     QAC_MIX,
     make_document,
-    make_instructions,
 )
 from small_world.tokenizer import make_tokenizer
 from small_world.world import (
@@ -24,7 +22,6 @@ from small_world.world import (
     ConstructedWorld,
     draw_lexicon,
     draw_problem,
-    draw_sentences,
     say,
 )
 
@@ -172,22 +169,6 @@ def test_larger_worlds_test_what_smaller_ones_kept_apart():
     first = world.hold_out("problem", "test", POOL, draw_problem)
     again = ConstructedWorld(0).hold_out("problem", "test", POOL, draw_problem)
     assert first[:100] == again[:100] and len(first) == 2000
-
-
-def test_no_math_in_low_resource_languages():
-    assert "problem" not in INSTRUCTIONS
-    world = ConstructedWorld(0)
-    for clone in CLONES:
-        for prompt, completion in make_instructions(world, clone, 300):
-            assert "Step-by-Step" not in prompt and "=" not in completion
-
-
-def test_training_skips_what_is_held_out():
-    world = ConstructedWorld(0)
-    held = world.hold_out("sentences", "test", 50, draw_sentences)
-    draw = random.Random("0 sentences test")  # the very draws that were held out
-    assert draw_sentences(random.Random("0 sentences test")) == held[0]
-    assert world.fresh(draw, draw_sentences) not in held
 
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():

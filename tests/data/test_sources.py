@@ -104,10 +104,6 @@ def test_streams_give_every_row_in_an_order_of_the_seed(tmp_path: Path) -> None:
     assert len(some) == 2
 
 
-def test_all_of_orca_is_read(tmp_path: Path) -> None:
-    assert rows("orca_math", tmp_path)[3] == pair("What is 3 + 1?", "It is 4.")
-
-
 @pytest.mark.parametrize("columns", [9, 3])
 @pytest.mark.parametrize("code", ["sw", "bn", "te", "ja"])
 def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> None:
@@ -244,25 +240,6 @@ def test_every_expert_is_built_from_its_repositories(expert: str, call: Call, tm
 
 
 # ------------------------------------------------------------------------------------------------ anyone's own rows
-
-
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "tsv"])
-def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -> None:
-    import pandas
-
-    table = pandas.DataFrame({"q": ["Mji?", "Jina?"], "a": ["Nairobi", 'Jina ni "Ali"'], "note": [None, "x"]})
-    path = tmp_path / f"mine.{form}"
-    if form == "jsonl":
-        path.write_text(table.to_json(orient="records", lines=True))
-    elif form == "parquet":
-        table.to_parquet(path)
-    else:
-        table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
-    words = ["stage=data", "expert=own", f"expert.sources.own.file=mine.{form}", f"data_root={tmp_path}"]
-    config = compose([*words, "expert.sources.own.prompt='Swali: {q} {note}'", "expert.sources.own.completion='{a}'"])
-    assert isinstance(config, DataStage)
-    found = list(read_source("own", config.expert.sources["own"], tmp_path))
-    assert found == ["empty", pair("Swali: Jina? x", 'Jina ni "Ali"')]
 
 
 def test_own_bitext(tmp_path: Path) -> None:

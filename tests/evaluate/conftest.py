@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from made_up import REAL_DATA, fact, passage, sentence, worked, write_rows
+from made_up import REAL_DATA, byte_tokenizer, fact, passage, sentence, worked, write_rows
 
 
 @pytest.fixture
@@ -37,16 +37,10 @@ def real_data() -> Path:
 def tiny(tmp_path: Path) -> Path:
     """A checkpoint with random weights that like digits: Llama of 2 layers and width 32, a token a byte, 8192 long."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    words = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    folder = tmp_path / "tiny"
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    folder, (words, tokenizer) = tmp_path / "tiny", byte_tokenizer()
+    tokenizer.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=32,

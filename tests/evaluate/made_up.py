@@ -8,13 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lm_eval.api.model import LM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.stages import EvalStage
 from pipeline.runs.run import External, Run
 
 REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
+
+
+def byte_tokenizer() -> tuple[list[str], PreTrainedTokenizerFast]:
+    """Its words by their ids, and a tokenizer with a token a byte."""
+    words = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return words, PreTrainedTokenizerFast(tokenizer_object=made, **special)
+
+
+def likelihood(model: torch.nn.Module, tokenizer: Any, prompt: str, answer: str) -> float:
+    """Of an answer after a prompt, by transformers alone."""
+    before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
+    with torch.no_grad():
+        logits = torch.log_softmax(model(whole).logits[0].double(), -1)
+    return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1]))
 
 
 class Scripted(LM):

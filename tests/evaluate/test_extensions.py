@@ -13,7 +13,7 @@ import pytest
 import torch
 from as_torch import as_torch
 from fixture_types import Make
-from made_up import write_rows
+from made_up import likelihood, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import benchmarks
@@ -150,14 +150,8 @@ def test_the_version_is_of_the_hash(
 def right_answers(folder: Path, rows: list[dict[str, int]]) -> int:
     """By transformers alone."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-
-    def likelihood(prompt: str, answer: str) -> float:
-        before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
-        with torch.no_grad():
-            logits = torch.log_softmax(model(whole).logits[0].double(), -1)
-        return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1]))
-
-    pairs = [[likelihood(f"{row['number']} is", f" {word}") for word in ("even", "odd")] for row in rows]
+    prompts = [f"{row['number']} is" for row in rows]
+    pairs = [[likelihood(model, tokenizer, prompt, f" {word}") for word in ("even", "odd")] for prompt in prompts]
     return sum((odd > even) == row["label"] for (even, odd), row in zip(pairs, rows, strict=True))
 
 

@@ -1,9 +1,8 @@
 """Tasks that the harness ships, from local rows, against simple_evaluate on the same task files and rows."""
 
 import json
+import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import forked
 import lm_eval.tasks
 import pytest
 import yaml
@@ -606,14 +606,15 @@ def own_with_rows(folder: Path) -> Path:
 def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
     """What a fresh worker says of tasks: one of this machine, or one of a Slurm array."""
     session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
-    words = [sys.executable, "-m", "pipeline.launch.worker"]
-    words += ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
-    worker = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while session.left and worker.poll() is None:
+    words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
+    told = session.folder / "told"
+    worker = forked.started(("-m", "pipeline.launch.worker", *words), [Path(os.devnull), told, told])
+    while session.left and worker.is_alive():
         time.sleep(0.1)
         session.look()
     worker.terminate()
-    return worker.communicate()[0] + "".join(session.failed.values())
+    worker.join()
+    return told.read_text(encoding="utf-8") + "".join(session.failed.values())
 
 
 @pytest.mark.parametrize(("in_job", "beside"), [(False, True), (True, False)])

@@ -13,10 +13,8 @@ from pipeline.languages import language
     ("text", "meant"),
     [
         ("The answer is 13.0", "13"),
-        ("The answer is 18.", "18"),
         # Groups of three digits are thousands, whatever parts them ...
         ("So it costs $1,234.", "1234"),
-        ("1.234 Euro", "1234"),
         ("12,34,567 rupees", "1234567"),
         ("1 000 roubles", "1000"),
         ("1\u202f234", "1234"),
@@ -33,7 +31,6 @@ from pipeline.languages import language
         # Two marks: thousands, then decimals.
         ("1,234.50", "1234.5"),
         ("1.234,50 €", "1234.5"),
-        ("1 234,5", "1234.5"),
         # Digits of the language.
         ("উত্তর হল ১২৩।", "123"),
         ("১,২৩,৪৫৬ টাকা", "123456"),
@@ -45,7 +42,6 @@ from pipeline.languages import language
         ("minus: -7", "-7"),
         ("\u22127", "-7"),
         ("-$5", "-5"),
-        ("\u2212€5", "-5"),
         ("-₹ 1,000", "-1000"),
         ("$-5", "-5"),
         ("(-5)", "-5"),
@@ -56,7 +52,6 @@ from pipeline.languages import language
         ("f(2)-3", "3"),
         ("COVID-19", "19"),
         ("5 - $3", "3"),
-        ("$5-$10", "10"),
         # The last one, without what stands around it.
         ("first 5, then 3.", "3"),
         ("12 345 6789", "6789"),
@@ -101,10 +96,6 @@ def test_the_last_number(text: str, meant: str | None) -> None:
     ("response", "gold", "right"),
     [
         (" 0.125", 125, 0.0),
-        (" 0,125", 125, 0.0),
-        (" .5", 5, 0.0),
-        (" -$5", 5, 0.0),
-        (" \u20135", 5, 0.0),
         (" $18,000", 18, 0.0),
         (" 18.000 Euro.", 18000, 1.0),
         (" 18,000", "18,000", 1.0),

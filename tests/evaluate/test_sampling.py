@@ -157,7 +157,7 @@ def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
     """The harness' own cut of the same text, and the language of the thoughts as a score."""
     from lm_eval.models.utils import postprocess_generated_text
 
-    for text in ("six and four make ten</think>\n The answer is 10.", "no end at all", "</think>7"):
+    for text in ("six and four</think>\n The answer is 10.", "a</think>b</think> 7", "no end at all", "</think>7"):
         assert split_thoughts(text, "</think>")[1] == postprocess_generated_text(text, [], "</think>")
     assert split_thoughts("</think>7", "</think>")[0] == "" and split_thoughts("7 ", None) == (None, "7 ")
     definitions = task_definitions(choice(asked("mgsm", 0)), ["te"], None, tmp_path / "tasks")

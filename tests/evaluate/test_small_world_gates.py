@@ -1,7 +1,6 @@
 """The gates of docs/small_world.md: of the shipped base measured anew, of its experts as scripts/small_world/gates.py
 recorded them on 500 development items."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from fixture_types import Make
+from small_world import gates
 
 from pipeline.config.compose import compose
 from pipeline.evaluate.selection import guarded, scores
@@ -79,7 +79,6 @@ def test_what_is_said_of_the_gates_is_what_was_measured(record: dict[str, Any]) 
 
 
 def test_gates_are_computed_by_hand() -> None:
-    gates = script()
     base = {f"mgsm.{language}": rows(hits) for language, hits in {"en": 5, "qaa": 4, "qab": 2, "qac": 1}.items()}
     base |= {"belebele.qaa": rows(6)}
     for row in base["mgsm.en"]:
@@ -94,14 +93,6 @@ def test_gates_are_computed_by_hand() -> None:
 
 def rows(hits: int) -> list[dict[str, Any]]:
     return [{"correct": n < hits, "response": "", "extracted": "", "target": ""} for n in range(10)]
-
-
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("small_world_gates", ROOT / "scripts/small_world/gates.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_guards_of_selecting_a_language_expert_pass_it(record: dict[str, Any], tmp_path: Path) -> None:

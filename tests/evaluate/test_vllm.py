@@ -12,9 +12,8 @@ import pytest
 import torch
 from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
-from made_up import asked, ended, run_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from made_up import asked, byte_tokenizer, ended, run_of
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import ON_GPU, evaluation_seconds
@@ -57,11 +56,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A random base whose answers differ, a math expert of all its tensors, a language expert of some projections."""
     at = tmp_path_factory.mktemp(request.param)
-    words = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    words, tokenizer = byte_tokenizer()
     sizes = {"vocab_size": len(words), "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": LAYERS}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512}
@@ -80,7 +75,7 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             noise = torch.randn_like(parameter) * 0.3 * base[name].std().nan_to_num(0.1).clamp(min=0.05)
             parameter.data.copy_(base[name] + noise * changes)
         model.save_pretrained(at / role)
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(at / role)
+        tokenizer.save_pretrained(at / role)
     return [at / role for role in ("base", "math", "language")]
 
 

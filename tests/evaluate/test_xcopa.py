@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import xcopa
 import yaml
-from made_up import write_rows
+from made_up import likelihood, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import benchmarks
@@ -43,13 +42,6 @@ def questions(tmp_path: Path) -> list[dict]:
     ]
     write_rows(tmp_path / "data/xcopa/sw/test.jsonl", rows)
     return rows
-
-
-def likelihood(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answer: str) -> float:
-    before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
-    with torch.no_grad():
-        logits = torch.log_softmax(model(whole).logits[0].double(), -1)
-    return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1]))
 
 
 def right_answers(folder: Path, questions: list[dict]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from as_mergekit import mergekit_config, weight_setting
+from as_mergekit import mergekit_config
 from as_torch import as_torch
 from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
@@ -110,25 +110,3 @@ def test_mergekit_makes_the_same_weights(
             assert torch.equal(ours, other), parameter
         different, entries = different + int((ours != other).sum()), entries + ours.numel()
     assert different < 0.02 * entries
-
-
-def test_the_weights_of_a_swap_in_mergekits_words(models: dict[str, list[Path]]) -> None:
-    """Read by mergekit's rule, by hand: the first filter that is part of the name decides."""
-    config, partition = ASKED["norms"]
-    merge = opened(models["llama"], config, partition)
-    told = mergekit_config(merge, {"math": "org/math", "language": "org/language"})
-    assert [one["model"] for one in told["models"]] == ["org/math", "org/language"]
-    assert (told["merge_method"], told["parameters"]) == ("linear", {"normalize": False})
-    for one, role in zip(told["models"], ("math", "language"), strict=True):
-        for name in merge.names:
-            rules = one["parameters"]["weight"]
-            value = next(rule["value"] for rule in rules if rule.get("filter", "") in name)
-            assert value == merge.method.weights[name].get(role, 0.0), (role, name)
-
-
-def test_layer_1_is_no_part_of_layer_10() -> None:
-    weights = {f"model.layers.{layer}.mlp.up_proj.weight": float(layer == 1) for layer in range(12)}
-    assert weight_setting(weights) == [{"filter": "model.layers.1.", "value": 1.0}, {"value": 0.0}]
-    assert weight_setting(dict.fromkeys(weights, 0.5)) == 0.5
-    whole = {"model.layers.0.mlp.a": 1.0, "model.layers.0.mlp.b": 0.0, "model.layers.1.mlp.a": 0.0}
-    assert weight_setting(whole) == [{"filter": "model.layers.0.mlp.a", "value": 1.0}, {"value": 0.0}]

@@ -56,28 +56,6 @@ def test_a_weighted_soup_by_hand(tmp_path):
     assert [row["where"] for row in merge.method.rows] == ["embedding", "layers 0-1", "final_norm", "head"]
 
 
-@pytest.mark.parametrize(
-    ("trim", "expected"),
-    [
-        # 22 entries, so k = 4. First task vector: embedding 4 1, norm 2 -3, the rest 0: threshold 1.
-        # Second: embedding 2 -6, norm -2 0.5: threshold 0.5. Nothing falls away. Sums 6 -5 0 -2.5.
-        # One elects +, two -: the majority is -, so of 2 and -2 the -2 stays. Then scale 0.5, on a base of 1.
-        ("model", {"model.embed_tokens.weight": [2.5, -2.0], "model.norm.weight": [0.0, -0.5]}),
-        # A tensor of 2 entries keeps one: 4 0 / 0 -6 and 0 -3 / -2 0. Nothing cancels.
-        ("tensor", {"model.embed_tokens.weight": [3.0, -2.0], "model.norm.weight": [0.0, -0.5]}),
-    ],
-)
-def test_ties_of_checkpoints_by_hand(tmp_path, trim, expected):
-    zero = {name: [1.0, 1.0] for name in TWO_LAYERS}
-    base = by_hand(tmp_path / "base", zero)
-    first = zero | {"model.embed_tokens.weight": [5.0, 2.0], "model.norm.weight": [3.0, -2.0]}
-    second = zero | {"model.embed_tokens.weight": [3.0, -5.0], "model.norm.weight": [-1.0, 1.5]}
-    experts = {"0": by_hand(tmp_path / "a", first), "1": by_hand(tmp_path / "b", second)}
-    merge = open_merge(Ties(experts=["a", "b"], density=0.2, scale=0.5, trim=trim), experts, base)
-    for name in TWO_LAYERS:
-        assert as_torch(merge, name).tolist() == expected.get(name, [1.0, 1.0]), name
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_a_written_merge_loads_in_transformers(models, tmp_path, kind, dtype):

@@ -54,17 +54,6 @@ def opened(sources, t, **settings):
     return open_merge(Slerp(experts=["a", "b"], t=t, dtype="float32", **settings), sources)
 
 
-def test_a_quarter_circle_by_hand(tmp_path):
-    """From (2, 0) to (0, 2), a third of the way: 30 degrees on the circle of radius 2. Nearly colinear: the line."""
-    first = by_hand(tmp_path / "a", {name: [2.0, 0.0] for name in TWO_LAYERS})
-    near = {"model.norm.weight": [4.0, 0.04]}  # cosine 0.99995
-    second = by_hand(tmp_path / "b", {name: [0.0, 2.0] for name in TWO_LAYERS} | near)
-    merge = opened({"0": first, "1": second}, 1 / 3)
-    assert as_torch(merge, "lm_head.weight").tolist() == pytest.approx([math.sqrt(3), 1.0], rel=1e-6)
-    assert as_torch(merge, "model.norm.weight").tolist() == pytest.approx([8 / 3, 0.04 / 3], rel=1e-6)
-    assert merge.method.rows[0]["formula"] == "SLERP from 0 to 1, t 0.333333; the line where |cosine| > 0.9995"
-
-
 @pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
 def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
     monkeypatch.setattr(arrays, "PIECE", 50)  # entries: the angle is of all rows, whatever the pieces

@@ -27,25 +27,6 @@ def llama_names(layers: int) -> list[str]:
     return OUTSIDE + [f"model.layers.{i}.{part}" for i in range(layers) for part in parts]
 
 
-def test_every_kind_of_llama_and_qwen():
-    names = [
-        *llama_names(2),
-        "model.layers.1.self_attn.k_proj.bias",
-        "model.layers.1.self_attn.q_norm.weight",
-    ]
-    sites = anatomy(names)
-    assert sites["model.embed_tokens.weight"] == Site(None, "embedding")
-    assert sites["model.norm.weight"] == Site(None, "final_norm")
-    assert sites["lm_head.weight"] == Site(None, "head")
-    assert sites["model.layers.1.self_attn.o_proj.weight"] == Site(1, "attention")
-    assert sites["model.layers.1.self_attn.k_proj.bias"] == Site(1, "attention")
-    assert sites["model.layers.1.self_attn.q_norm.weight"] == Site(1, "attention")
-    assert sites["model.layers.0.mlp.gate_proj.weight"] == Site(0, "mlp")
-    assert sites["model.layers.0.input_layernorm.weight"] == Site(0, "attention_norm")
-    assert sites["model.layers.0.post_attention_layernorm.weight"] == Site(0, "mlp_norm")
-    assert num_layers(sites) == 2
-
-
 def test_the_only_norm_of_a_cohere_layer_is_shared():
     sites = anatomy(f"model.layers.0.{part}" for part in LAYER)
     assert sites["model.layers.0.input_layernorm.weight"] == Site(0, "shared_norm")

@@ -1,17 +1,15 @@
 """A real pretrained model for tests, and the count of each test's comparisons with the CPU seconds that they took."""
 
 import os
-import resource
 import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_model import SCRIPT, cpu_seconds
 
 from pipeline.errors import PipelineError
-
-SCRIPT = Path(__file__).parents[2] / "scripts/get_smollm2.py"
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +39,3 @@ def compared(smollm2: Path, record_property: Callable[[str, Any], None]) -> Call
         record_property("compared", f"{seconds}; {note}" if note else seconds)
 
     return record
-
-
-def cpu_seconds() -> float:
-    """User and system time of this process and of its children that have ended."""
-    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)

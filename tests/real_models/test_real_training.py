@@ -12,8 +12,8 @@ import forked
 import pytest
 import torch
 import yaml
-from conftest import cpu_seconds
 from fixture_types import Call
+from real_model import cpu_seconds
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

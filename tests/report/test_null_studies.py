@@ -1,35 +1,20 @@
 """The sentences of whole reports whose truth is known: studies without any effect, and with one."""
 
-import importlib.util
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+import simulations.null_studies as null
 from made_up_report import line_of
 from scipy.stats import binom
 
-from pipeline.report.claims import CONTRADICTED, SHOWN, Claim
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.contrasts import pooled_ratios
 from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import holm
 
-
-def studies() -> ModuleType:
-    file = Path(__file__).parents[2] / "tests/simulations/null_studies.py"
-    spec = importlib.util.spec_from_file_location("null_studies", file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["null_studies"] = importlib.util.module_from_spec(spec)  # where its dataclasses look
-    spec.loader.exec_module(module)
-    return module
-
-
-null = studies()
 MOST = 10  # of 50: exceeded with p = 4e-5 if 5 % of the studies claim a difference
 
 
@@ -47,7 +32,7 @@ def test_studies_without_an_effect_claim_no_difference():
     assert sum(page.claims_a_difference for page in pages) <= MOST
 
 
-@pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 40), ("unreasonable_table2", 60)])
+@pytest.mark.parametrize("table, worlds", [("unreasonable_table_a1", 20), ("unreasonable_table2", 30)])
 def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds):
     """Trainings that differ by chance alone, by 4 points; results/bench/null_seeds.json has 500 worlds, of none too."""
     found = null.run_claims(table, 0.1, worlds)["false_and_upper_limit"]
@@ -55,18 +40,18 @@ def test_claims_about_trainings_keep_their_level_with_three_seeds(table, worlds)
 
 
 def test_claims_on_ranks_are_not_accepted_without_an_effect():
-    """Of 8 studies at most 2 (1 % of tests at 6 % would be above); chosen and scored on the same questions 60 to 73 %
+    """Of 4 studies at most 1 (2 % of tests at 6 % would be above); chosen and scored on the same questions 60 to 73 %
     were, by split halves 26 to 30 %, as the best of three trainings is better than one."""
     table = null.TablePlanned.of("unreasonable_friedman")
-    false = Counter(name for seed in range(8) for name in null.page_of(table, seed=seed, spread=0.2).claims)
-    assert max(false.values(), default=0) <= 2, false
+    false = Counter(name for seed in range(4) for name in null.page_of(table, seed=seed, spread=0.2).claims)
+    assert max(false.values(), default=0) <= 1, false
 
 
 def test_sentences_about_one_or_two_trainings_name_their_scope():
     """4 points between trainings: one training a model states false differences, of these trainings."""
-    one, three = (null.run_seeds(seeds, 0.2, 0.0, 6) for seeds in (1, 3))
+    one, three = (null.run_seeds(seeds, 0.2, 0.0, 3) for seeds in (1, 3))
     assert one["false_sentence"] == one["for_these_trainings"] > 0
-    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 2
+    assert three["for_these_trainings"] == 0 and three["false_sentence"] <= 1
 
 
 @pytest.mark.parametrize("effect, word", [(1, "better"), (-1, "worse")])
@@ -80,37 +65,6 @@ def test_an_effect_of_twenty_points_is_found_and_named(effect, word):
         assert page.claims_a_difference
         assert primary == (word, "math expert", "qac: mgsm")
         assert others and {said for said, *_ in others} == {word}
-
-
-def test_models_agree_as_often_as_plans_assume():
-    """At 50 %, a fifth of two models' answers differ."""
-    demo = null.TablePlanned.of("sandbox")
-    drawn = null.DrawnAnswers(demo.planning, counts=dict.fromkeys(demo.counts, 20_000), rates=(0.5, 0.5))
-    by_place: dict = {}
-    for score in demo.counts:
-        by_place.setdefault((score.words, score.language), []).append(score)
-    first, second = next(scores for scores in by_place.values() if len(scores) > 1)[:2]
-    latent = [drawn.latent(score, None, False)[:, 0] for score in (first, second)]
-    assert np.mean((latent[0] > 0) != (latent[1] > 0)) == pytest.approx(0.2, abs=0.02)
-    assert [np.mean(one > 0) for one in latent] == pytest.approx([0.5, 0.5], abs=0.02)
-
-
-@pytest.mark.parametrize(
-    "direction, threshold, false",
-    [
-        ("higher", 0, {SHOWN, CONTRADICTED}),
-        ("lower", 0, {SHOWN, CONTRADICTED}),
-        ("higher", 5, {SHOWN}),  # that it is not 5 points higher is true
-        ("lower", 5, {SHOWN}),
-        ("higher", -1, {CONTRADICTED}),  # at most one point lower is true
-        ("within", 2, {CONTRADICTED}),
-        ("differ", 0.05, {SHOWN}),
-    ],
-)
-def test_which_verdicts_are_false_if_nothing_differs(direction, threshold, false):
-    words = ("t", "x", "", "", ("a",), ("b",), "exact_match", ("c",), "difference")
-    claim = replace(Claim("", *words, 0, False, "higher"), direction=direction, threshold=threshold)
-    assert null.false_verdicts(claim) == false
 
 
 # ---------------------------------------------------------------------------------------------------- causes

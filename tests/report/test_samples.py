@@ -61,22 +61,6 @@ def scored(tmp_path, answers, task="mgsm", values=None, n=4):
 # ---------------------------------------------------------------------------------------------------- contrasts
 
 
-def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
-    """By hand: Holm's of 0.01, 0.03 and 0.04 are 0.03, 0.06 and 0.06."""
-    lines = [
-        line_of("swap", "base", "math", 10.0, 0.01),
-        line_of("swap", "soup", "math", 9.0, 0.04),
-        line_of("swap", "ties", "math", 9.0, None, missing="eval-x is not made yet"),
-        line_of("swap", "expert", "math", -9.0, 0.03),
-    ]  # fmt: skip
-    found = compare.correct_contrasts(lines)
-    assert [{key: one[key] for key in lines[0]} for one in found] == [
-        {key: one[key] for key in lines[0]} for one in lines
-    ]
-    assert [one["p_holm"] for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
-    assert [compare.is_significant(one) for one in found] == [True, False, False, False]
-
-
 def test_the_headline_says_what_is_significant_and_what_could_have_been_detected():
     lines = [
         line_of("soup", "base", "math", 4.0, 0.4, n=100), line_of("swap", "base", "math", 10.0, 0.001, n=250),

@@ -1,46 +1,23 @@
 """The report's statistics against sums done by hand and cases whose interval is known."""
 
-import importlib.util
 import math
 from functools import cache
-from pathlib import Path
 from statistics import NormalDist
-from types import ModuleType
 
 import numpy as np
 import pytest
+import simulations.simulate_statistics as simulate
 
-from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
+from pipeline.evaluate.metrics import mean_stderr, value_per_question
 from pipeline.stats.contrast import contrast, expert_part
 from pipeline.stats.statistics import (
     half_weights,
-    halved_means,
     resample_weights,
     resampled_means,
     share_interval,
     smallest_difference,
     split_half,
-    standard_error,
 )
-
-
-def simulations() -> ModuleType:
-    file = Path(__file__).parents[2] / "tests/simulations/simulate_statistics.py"
-    spec = importlib.util.spec_from_file_location("simulate_statistics", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-simulate = simulations()
-
-
-def test_by_hand():
-    assert mean([1, 2, 6]) == 3
-    assert standard_error(0.5, 100) == 0.05
-    assert standard_error(1.0, 100) == 0
-
 
 # ---------------------------------------------------------------------------------------------------- two models
 
@@ -156,23 +133,6 @@ def test_draws_of_problems():
     assert np.allclose(resampled_means(values, 400), np.einsum("bn,ijn->bij", weights, values))
 
 
-def test_one_draw_serves_all_languages_and_models():
-    """Two languages with the same answers are worth no more than one, and their difference has no width."""
-    answers = np.random.default_rng(0).integers(0, 2, 50)
-    drawn = resampled_means([answers, answers], 300)
-    assert np.array_equal(drawn[:, 0], drawn[:, 1])
-    assert drawn.mean(axis=1).std() == pytest.approx(drawn[:, 0].std())
-
-
-def test_the_best_is_chosen_again_in_each_draw():
-    """Two candidates, each right where the other is wrong: the better of a draw is never below one half."""
-    scores = np.array([[1, 0], [0, 1]])  # draws: both problems (1/2 each), twice the first, twice the second
-    drawn = simulate.best(resampled_means(scores, 4000))
-    assert set(drawn) == {0.5, 1.0}
-    assert (drawn == 1).mean() == pytest.approx(0.5, abs=0.03)
-    assert simulate.best(np.array([[0.2, 0.4], [0.4, 0.4]]), np.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [2.0, 3.0]
-
-
 def test_split_half_by_problem():
     """Odd problems prefer the first, which gets 1/2 of the even ones; those prefer the second, 1/3 of the odd ones."""
     scores = [[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]
@@ -264,29 +224,6 @@ def test_experts_that_do_not_matter_make_it_careful_and_no_more():
     """Three experts cannot show that experts do not matter."""
     shares = false_positives(0.0)
     assert 0.002 <= shares["contrast"] <= 0.05, shares
-
-
-def test_the_best_of_equals_is_no_better_on_other_problems():
-    """Four cells, each the best of three equal candidates, against one candidate each: no effect but choosing."""
-
-    def apart(choosing, shown):  # (draws, cells, candidates)
-        return np.mean([simulate.best(choosing[:, c, :3], shown[:, c, :3]) - shown[:, c, 3] for c in range(4)], axis=0)
-
-    found = dict.fromkeys(("chosen on the same problems", "by halves"), 0)
-    for seed in range(500):
-        rng = np.random.default_rng([seed, 3])
-        answers = (rng.random((4, 4, 250)) < 1 / (1 + np.exp(0.8 - rng.normal(0, 1.5, 250)))).astype(float)
-        winner = answers[:, :3].mean(axis=-1).argmax(axis=1)
-        differences = (answers[np.arange(4), winner] - answers[:, 3]).mean(axis=0)
-        observed, drawn = answers.mean(axis=-1)[None], resampled_means(answers, 300)
-        naive = contrast(differences, apart(observed, observed)[0], apart(drawn, drawn))
-        odd, even = halved_means(answers, 300)
-        half = np.moveaxis(answers @ half_weights(250).T, -1, 0)
-        both = (apart(odd, even) + apart(even, odd)) / 2
-        found["chosen on the same problems"] += naive.p < 0.05
-        found["by halves"] += contrast(differences, apart(half, half[::-1]).mean(), both).p < 0.05
-    assert found["by halves"] / 500 <= 0.07, found
-    assert found["chosen on the same problems"] / 500 > 0.15, found
 
 
 @pytest.mark.parametrize("n, spread", [(250, 0.1), (20, 0.1)])

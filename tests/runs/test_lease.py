@@ -236,28 +236,3 @@ def test_seconds_a_step_are_of_the_steps_of_this_attempt(tmp_path: Path, monkeyp
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no room"):
             make_once(run, goes_on)
-
-
-def test_state_json_tells_who_makes_it_and_how_it_ended(tmp_path: Path) -> None:
-    run, seen = a_run(tmp_path), []
-
-    def fails(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        seen.append(state.read_state(run.workplace))
-        state.record_step(run.workplace, 5, 9)
-        state._written.clear()
-        state.record_step(run.workplace, 7, 9)
-        raise RuntimeError("no room")
-
-    with pytest.raises(RuntimeError):
-        make_once(run, fails)
-    (running,) = seen
-    assert (running["state"], running["pid"], running["name"]) == ("running", os.getpid(), run.name)
-    ended = state.read_state(run.workplace)
-    assert (ended["state"], ended["last_line"], ended["step"], ended["steps"]) == ("failed", "no room", 7, 9)
-    for _ in range(4):
-        with pytest.raises(SystemExit):
-            make_once(run, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
-    ended = state.read_state(run.workplace)
-    assert (ended["state"], ended["step"]) == ("stopped", 7)
-    make_once(run, writes())
-    assert not run.workplace.exists()

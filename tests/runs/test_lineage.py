@@ -14,8 +14,6 @@ from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.resolver import label_of
 
-SOUP = "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.5,0.5]"
-
 
 def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
     """The base of an expert: not the run that shares twelve digits with it and is first by name."""

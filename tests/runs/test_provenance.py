@@ -1,6 +1,5 @@
 """Where a run was made: no credential of it is kept."""
 
-import json
 import subprocess
 import sys
 import time
@@ -147,14 +146,3 @@ def test_no_password_of_an_address_is_printed(tmp_path: Path, capsys: pytest.Cap
     assert main(["stage=sft", "expert=sw", "model=https://u:sesame@h", "--cfg", "job"]) == 0
     told = capsys.readouterr()
     assert "sesame" not in told.out + told.err and "https://h" in told.out
-
-
-def test_no_credential_reaches_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "sesame")
-    monkeypatch.setenv("HF_TOKEN", "sesame")
-    run = a_run(tmp_path)
-    run.config.expert.sources["x"].hub = "https://me:sesame@host/set"  # type: ignore[attr-defined]
-    folder = make_once(run, lambda run, work, tracker: {"from": "https://me:sesame@host"})
-    text = (folder / "manifest.json").read_text()
-    assert "sesame" not in text and "https://host/set" in text
-    assert set(json.loads(text)["environment"]) <= set(provenance.ENVIRONMENT)

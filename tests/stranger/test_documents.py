@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from fixture_types import Call
-from reader import PAGES, ROOT, Shell, blocks, commands, planned, words_of, write_files
+from reader import PAGES, ROOT, Shell, blocks, commands, planned, write_files
 from small_world.files import World, pack
 
 import pipeline
@@ -219,14 +219,3 @@ def test_readme_is_short_and_its_demo_is_four_lines() -> None:
     assert len(demo.text.splitlines()) == 4 and demo.text.endswith("runs/reports/sandbox/index.html\n")
     for stage in conf.options("stage"):
         assert re.search(rf"^\| \[?`{stage}`", text, re.MULTILINE), f"README's stages lack {stage}"
-
-
-def test_the_words_of_a_command_are_those_of_a_shell() -> None:
-    shown = {"A": "runs/a"}
-    assert words_of("""python -m pipeline "x=[$A,b]" 'y=[1,2]' "z='Q: {q}'" w=$A""", shown)[3:] == [
-        "x=[runs/a,b]", "y=[1,2]", "z='Q: {q}'", "w=runs/a",
-    ]  # fmt: skip
-    with pytest.raises(AssertionError, match="unquoted brackets"):
-        words_of("python -m pipeline languages=[en,sw]", shown)
-    with pytest.raises(AssertionError, match="not defined before"):
-        words_of("python -m pipeline checkpoint=$B", shown)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Call, Make
+from fixture_types import Make
 
 from pipeline.config.compose import compose
 from pipeline.evaluate import stage
@@ -82,17 +82,6 @@ def test_a_sampled_task_beside_another_is_gathered_and_facts_are_of_their_part(m
         assert parts["belebele_0shot.en"]["task_hashes"].keys() == {"belebele_en_0shot"}
         assert harness["dtype"] == "float32" and "task_hashes" not in harness
         assert {row["task"] for row in rows(folder)} == {"mgsm", "belebele"}
-
-
-def test_many_evaluations_by_m(call: Call, world: Path, tmp_path: Path) -> None:
-    words = ["-m", "stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "eval=mgsm_0shot"]
-    words += ["languages=[en,qac],[qac]", *ASKED, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    told = call(*words)
-    assert told.status == 0, told.err
-    both, alone = (Path(line) for line in told.out.split())
-    manifest = read_manifest(both)
-    assert manifest is not None and manifest.parents["mgsm_0shot.qac"].name == alone.name
-    assert {one["language"] for one in rows(both, "beside")} == {"en", "qac", "mean"}
 
 
 def row(language: str, value: float | None, **more: Any) -> ScoreRow:

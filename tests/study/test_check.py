@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 from fixture_types import Call
 
-from pipeline.commands import check, check_lines
+from pipeline.commands import check, check_lines, check_processes
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
@@ -36,8 +38,9 @@ def lines_of(runs_dir: Path) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- whole
 
 
-def test_a_check_with_one_process(call: Call, tmp_path: Path) -> None:
+def test_a_check_with_one_process(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices, two trainings, a killed one, a swap and questions: the commands themselves, each in its process."""
+    monkeypatch.setattr(check_processes, "subprocess", SimpleNamespace(Popen=forked.popen))
     words = ["hardware=cpu", *SMALL, "check.methods=[full,lora]", f"runs_dir={tmp_path}", "eval.max_gen_toks=4"]
     told = call("stage=check", *words)
     assert told.status == 0, told.err

@@ -169,14 +169,6 @@ def test_profiles_of_two_kinds_by_hand_and_without_an_effect() -> None:
     assert np.mean([one.opposed < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
 
 
-def test_error_rates_of_three_trainings() -> None:
-    """No difference between three trainings (of three against four: Welch's test), at 5 %."""
-    rng, worlds = np.random.default_rng(1), 1500
-    one = [contrast_of_trainings(rng.normal(0, 1, 3)).p < 0.05 for _ in range(worlds)]
-    two = [contrast_of_trainings(rng.normal(0, 1, (3, 1)) - rng.normal(0, 3, 4)).p < 0.05 for _ in range(worlds)]
-    assert 0.03 < np.mean(one) < 0.065 and np.mean(two) < 0.07
-
-
 # ---------------------------------------------------------------------------------------------------- gains
 
 
@@ -225,19 +217,6 @@ def test_a_gain_by_hand() -> None:
     assert [found.difference, found.low, found.high] == pytest.approx(
         [100 * one for one in (by_hand.difference, by_hand.low, by_hand.high)]
     )
-
-
-def test_error_rates_of_a_gain_without_an_effect() -> None:
-    """Four languages, three experts a side, which differ: at most 5 % plus two standard errors."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(300):
-        hard = rng.normal(0, 1.5, 100)
-        suits = rng.normal(0, 0.15, (2, 2, 3, 1, 1)) + rng.normal(0, 0.15, (2, 2, 1, 3, 1))  # side, languages, m, l
-        swap = rng.random((2, 2, 3, 3, 100)) < 1 / (1 + np.exp(-(hard + suits)))
-        math = rng.random((2, 2, 3, 1, 100)) < 1 / (1 + np.exp(-hard))
-        gain = (swap.astype(float) - math).mean(axis=1)  # of two languages
-        found.append(contrast(gain[0] - gain[1], reach=2).p < 0.05)
-    assert np.mean(found) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
 
 
 # ---------------------------------------------------------------------------------------------------- translations

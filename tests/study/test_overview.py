@@ -133,18 +133,3 @@ def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(
     text, _ = planned("checkpoint=package:data/sandbox_base", f"eval={task}", f"languages=[{language}]",
                       f"runs_dir={tmp_path}/runs", *words)  # fmt: skip
     assert f"scores: {told} in {language}; scored in " in text
-
-
-def test_rows_that_a_blank_column_leaves_out_are_counted_and_so_is_what_keeps_them(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("q,more,a\n1+1?,,2\n2+2?, ,4\n3+3?,please,6\n")
-    own = ["expert=own", "expert.name=mine", "expert.side=math", f"expert.sources.own.url={tmp_path}/mine.csv"]
-    own += ["expert.sources.own.language=en", 'expert.sources.own.completion="{a}"', "model=sandbox", "sft.steps=1"]
-    words = [*own, f"runs_dir={tmp_path}", "sft.batch_size=1"]
-    text, _ = planned(*words, 'expert.sources.own.prompt="{q} {more}"')
-    told = "mine.csv: 2 of 3 rows are dropped, as their column more is blank: write {more?} to keep them"
-    assert told in " ".join(text.split())
-    text, refused = planned(*words, 'expert.sources.own.prompt="{q} {more?}"')
-    assert "dropped" not in text and text.splitlines()[-1].startswith("Next: python -m pipeline stage=sft ")
-    text, refused = planned(*words, 'expert.sources.own.prompt="{q} {more?}"', "sft.steps=9")
-    assert "needs more rows" in refused
-    assert text.splitlines()[-1].startswith("Next: fix it, then run python -m pipeline stage=sft ")

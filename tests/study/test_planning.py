@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from pipeline.benchmarks import lower_is_better
 from pipeline.commands.plan import show_plan
@@ -37,25 +36,6 @@ def planning(tmp_path: Path, *words: str) -> Planning:
 
 def kinds(runs: list[Run]) -> Counter[str]:
     return Counter(run.config.stage for run in order_runs(runs))
-
-
-@pytest.mark.parametrize("name", ["layer_swapping_table1", "unreasonable_table3"])
-def test_the_largest_tables_plan(name: str, tmp_path: Path) -> None:
-    """Table 1 with all 81 configurations of the swap. How long it takes: scripts/bench.py plan.
-
-    To select, the eight snapshots of 3 math trainings are scored in ten languages, those of 12 language trainings on
-    four tasks, and the base in four languages on these: each with a run that holds the averages. The base's MGSM of
-    these is table 1's.
-    """
-    selected = 8 * 3 * (10 + 1) + 8 * 12 * (4 + 1) + 4 * (4 + 1) - 4
-    own = tmp_path / "own.yaml"
-    zones = {f"{b}+{t}": {"bottom": b, "top": t} for b in range(3) for t in range(3)}
-    axes = {"axes": {"t": zones}} if name == "layer_swapping_table1" else {}
-    own.write_text(yaml.safe_dump({"defaults": [name], "name": "own", **axes}))
-    runs = planning(tmp_path, f"table={own}").targets()
-    assert kinds(runs) == (
-        {"eval": 3016 + selected, "sft": 15, "data": 15, "select": 15} if axes else {"eval": 472, "sft": 212, "data": 7}
-    )
 
 
 def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
@@ -124,19 +104,6 @@ def test_a_single_command_is_planned(own: Path) -> None:
     assert not (own / "r").exists()
     with pytest.raises(PipelineError, match="unknown key sft.stops: did you mean sft.steps"):
         show_plan(compose(["stage=plan", *words, "sft.stops=3"]))  # type: ignore[arg-type]
-
-
-def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:
-    """40,000 rows, a snapshot each 5,000: eight, the last of them the final weights."""
-    found = planning(tmp_path, "table=layer_swapping_table1")
-    select = next(run for run in order_runs(found.targets()) if run.config.stage == "select")
-    steps = sorted(int(role.partition("@")[2]) for role in select.parents if "@" in role)
-    training = next(run for run in order_runs([select]) if run.config.stage == "sft")
-    batch = training.config.sft.batch_size  # type: ignore[attr-defined]
-    assert steps == [5000 * number // batch for number in range(1, 9)]
-    with_fewer = planning(tmp_path, "table=layer_swapping_table1", "every.data.allow_fewer=true")
-    assert not [run for run in with_fewer.targets() if "select" in run.label]
-    assert any("the snapshots of" in problem for problem in with_fewer.problems.values())
 
 
 def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

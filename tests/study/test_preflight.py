@@ -140,23 +140,6 @@ def test_a_matrix_that_the_base_does_not_have_is_refused_by_the_plan(mine: Comma
     assert sum(cause.startswith(expected) for cause in causes) == 1, causes
 
 
-@pytest.mark.parametrize(("rename", "words"), [
-    (lambda name: None if name == "model.norm.weight" else name, "lacks model.norm.weight, which its config.json asks"),
-    (lambda name: f"foo.{name}", r"holds foo.\S+ and \d+ more tensors, which .* transformers does not load it"),
-])  # fmt: skip
-def test_a_base_with_other_tensors_than_its_config_asks_for_is_refused_by_the_plan(
-    mine: Command, tmp_path: Path, rename: Callable[[str], str | None], words: str
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    assert show_plan(mine("plan", **TWO))
-    weights = load_file(tmp_path / "base/model.safetensors")
-    renamed = {new: tensor for name, tensor in weights.items() if (new := rename(name))}
-    save_file(renamed, tmp_path / "base/model.safetensors", {"format": "pt"})
-    causes = refused(show_plan, mine("plan", **TWO))
-    assert sum(bool(re.match(rf"model.path=\S*base {words}", cause)) for cause in causes) == 1, causes
-
-
 def test_rows_that_are_cut_are_counted_by_the_plan(mine: Command, tmp_path: Path) -> None:
     """Of files that a data run will read, and of a data run's own, each with the rows that lose their response."""
     from transformers import AutoTokenizer

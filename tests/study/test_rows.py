@@ -63,16 +63,6 @@ def test_every_reaches_the_runs_whose_stage_reads_it() -> None:
     assert "model" not in found["swap language=sw m=1 l=1 b=3"].words
 
 
-def test_a_run_that_nothing_needs_is_not_planned() -> None:
-    assert not any(key.startswith("unused") for key in plan(TABLE).specs)
-
-
-def test_parents_come_before_what_is_made_of_them() -> None:
-    found = plan(TABLE).specs
-    order = list(found)
-    assert all(order.index(ref.spec) < order.index(key) for key, spec in found.items() for ref in spec.parent_refs())
-
-
 def test_the_cells_of_a_small_table() -> None:
     made = plan(TABLE)
     assert made.rows == ["sw.avg", "te.avg"] and made.columns == ["base", "math", "best"]

@@ -18,7 +18,6 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
-from pipeline.estimate.flops import cards
 from pipeline.launch import attempts, in_process, resources, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
@@ -706,13 +705,3 @@ def test_an_array_asks_for_twice_its_estimate(
     assert asked("24:00:00") == ["24:00:00", "1:00:00", "24:00:00"]
     seconds["child"] = None  # type: ignore[assignment]
     assert asked("24:00:00")[1] == "24:00:00"
-
-
-def test_the_estimate_is_of_the_gpu_that_hardware_names() -> None:
-    words = ["stage=sft", "expert=math", "launcher=slurm", "model=llama3.1_8b"]
-    hours = {}
-    for name in ("a100_80x1", "h100_80x1"):
-        run = build(compose([*words, f"hardware={name}"]))  # type: ignore[arg-type]
-        card = run.config.launcher.gpu
-        hours[card] = History(gpu=lambda card=card: cards()[card]).predict(run)  # type: ignore[misc]
-    assert set(hours) == {"a100_80", "h100_80"} and 1.5 < hours["a100_80"] / hours["h100_80"] < 4

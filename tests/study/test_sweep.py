@@ -15,7 +15,6 @@ from pipeline.commands.sweep import parse_shard
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
-from pipeline.merge.resident import keep_models_resident
 from pipeline.stats.statistics import split_half
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
@@ -149,31 +148,6 @@ def test_a_merge_in_memory_and_the_written_one_are_scored_once(
     written = make_run("stage=eval", f"checkpoint={make_run('stage=merge', *words)}", *asked)
     assert sum(requests) == 2 * questions and scored_again(written) == ["mgsm_en_0shot", "mgsm_qac_0shot"]
     assert answers(written) == answers(in_memory) and written != in_memory
-
-
-def test_other_weights_in_memory_are_scored(
-    make_run: Make, world: Path, expert: Callable[[str], Path], requests: list[int]
-) -> None:
-    """Another point is scored; the same weights by another recipe, after the written one, are not."""
-    experts = [f"merge.math={expert('MATH')}", f"merge.language={expert('LANGUAGE')}"]
-    asked = [*EVALUATED, f"data_root={world}"]
-    swap = make_run("stage=merge", *SWAP, *experts, "merge.bottom_layers=4")
-    make_run("stage=eval", f"checkpoint={swap}", *asked)
-    assert sum(requests) == 2 * 3
-    with keep_models_resident():
-        for bottom, again in ((5, False), (4, True), (6, False)):
-            asking = ["stage=eval", *SWAP, *experts, f"merge.bottom_layers={bottom}", *asked]
-            before = sum(requests)
-            found = make_run(*asking)
-            assert (sum(requests) == before) == again == bool(scored_again(found)), bottom
-    by_another_recipe = [
-        "merge=layer_swap",
-        *experts,
-        "merge.bottom_layers=4",
-        "merge.top_layers=2",
-        "merge.files_from=language",
-    ]
-    assert scored_again(make_run("stage=eval", *by_another_recipe, *asked)) == ["mgsm_en_0shot", "mgsm_qac_0shot"]
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,6 @@ def test_a_written_row_stands_for_its_rows():
     assert placed == ("mgsm.sw", "mgsm.te", "mgsm.bn", "mgsm.ja")  # not mgsm.en
 
 
-def test_one_seed_where_an_interval_over_seeds_is_asked():
-    (claim,) = [one for one in CLAIMS if one.id == "sandbox_full_swap_soup"]
-    small = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0]}")
-    told = {one.claim.id: one.sentence for one in judge_claims(small, Made(small, {}))}  # type: ignore[arg-type]
-    assert told[claim.id].startswith("cannot be tested: 1 of three or more trainings of each model: every.seed=")
-
-
 # ---------------------------------------------------------------------------------------------------- verdicts
 
 
@@ -154,17 +147,6 @@ def test_one_training_of_each_cannot_test_a_claim_about_trainings(table):
     there = plan(SEEDS.format(table))
     found = judge_claims(there, Made(there, {"swap": 3, "math": -3, "math frozen": 2}))  # type: ignore[arg-type]
     assert "cannot be tested" not in {one.verdict for one in found}
-
-
-def test_seeds_are_an_axis_that_cells_are_means_over():
-    (without, seeds) = plan_of("unreasonable_table3"), plan(SEEDS.format("unreasonable_table3"))
-    trained = [spec for spec in seeds.specs.values() if spec.words.get("stage") == "sft"]
-    assert 3 * len([spec for spec in without.specs.values() if spec.words.get("stage") == "sft"]) == len(trained)
-    assert {spec.at["seed"] for spec in trained} == {0, 1, 2}
-    assert without.cells.keys() == seeds.cells.keys()
-    cell = seeds.cells["sw", "simultaneous_full"]
-    assert cell.reduce[0] == ("mean", ("seed",)) and {item.at["seed"] for item in cell.items} == {0, 1, 2}
-    assert len(seeds.cells["sw", "base"].items) == 4  # the base has no seed
 
 
 def test_seeds_that_no_training_takes_are_refused():
@@ -351,18 +333,6 @@ def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
     assert found.low < found.value < found.high
     single = cell_of(there, made, "sw", "base")
     assert single.maximum is None and single.low < single.value < single.high
-
-
-@pytest.mark.parametrize("n, right", [(1, 1.0), (1, 0.0), (10, 0.0), (10, 1.0)])
-def test_a_cells_interval_has_a_width_where_all_is_right_or_wrong(n, right):
-    there = plan_of("unreasonable_table3")
-    for column in ("base", "layer_swap_full"):
-        found = cell_of(there, Alike(there, {"all": right}, n=n), "sw", column)
-        assert found.value == 100 * right
-        if n > 1 or column == "base":
-            assert found.high - found.low > 25
-        else:  # one question cannot choose and score
-            assert found.low is None and found.maximum == 100 * right
 
 
 @pytest.mark.parametrize("metric", ["chrf++", "bleu"])

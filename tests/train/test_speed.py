@@ -1,12 +1,10 @@
-"""torch.compile on a CPU: the same training within rounding; and what its speed is measured against."""
+"""torch.compile on a CPU: the same training within rounding."""
 
 from pathlib import Path
 from shutil import which
 
 import pytest
 import tiny
-
-RECORD = Path(__file__).parents[2] / "results/bench/padding.json"
 
 
 @pytest.mark.skipif(which("g++") is None, reason="sft.compile on a CPU needs g++")

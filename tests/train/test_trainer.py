@@ -216,22 +216,6 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_without_padding_the_losses_are_those_with_it(tmp_path: Path, attention: str):
-    """Within rounding; and all positions that are computed are tokens."""
-    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 5))} for n in range(16)]
-    losses = []
-    for padding_free in (False, True):
-        recipe = sft(batch_size=8, micro_batch_size=4, learning_rate=1e-3, padding_free=padding_free, seq_length=12)
-        made = tiny_trainer(tmp_path, recipe, rows, of=tiny(attn_implementation=attention))
-        batches = list(made.get_train_dataloader())
-        made.train()
-        losses.append([row["loss"] for row in made.state.log_history if "loss" in row])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 2
-    assert {len(batch["input_ids"]) for batch in batches} == {1} and "attention_mask" not in batches[0]
-    assert max(max(batch["position_ids"].flatten().tolist()) for batch in batches) < 12  # rows are cut as elsewhere
-
-
 def test_rows_of_a_micro_batch_that_is_left_open():
     """The largest divisor of a process' share of a step up to 4."""
     found = {(batch, count): micro_batches(sft(batch_size=batch, processes=count))[0] for batch, count in OPEN}
