@@ -168,6 +168,24 @@ def test_what_is_no_study_is_one_sentence(changes: dict[str, object], problem: s
         expand_study({**STUDY, **changes}, "s.yaml")
 
 
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+def test_a_study_scores_all_models_in_one_dtype_whatever_its_experts_are_trained_in(
+    call: Call, tmp_path: Path, weights: str
+) -> None:
+    """A base in float32 and experts in bfloat16, as hardware= of one GPU trains them, are compared in float32."""
+    call("stage=data", "expert=sandbox", f"runs_dir={tmp_path}/world")
+    (world,) = (tmp_path / "world").glob("data-sandbox-*")
+    file = tmp_path / "mine.yaml"
+    experts = {"math": {"expert": "math"}, "qac": {"expert": "qac", "side": "language"}}
+    every = {"data_root": str(world), "data.size": 32, "sft.batch_size": 4, "sft.weights": weights}
+    words = {"base": "sandbox", "experts": experts, "methods": ["soup"], "languages": ["en"]}
+    file.write_text(yaml.safe_dump({**words, "benchmarks": ["mgsm_0shot"], "every": every}))
+    planning = Planning.of(compose(["stage=plan", f"table={file}", f"runs_dir={tmp_path}"]))
+    scores = [run for run in planning.targets() if run.config.stage == "eval"]
+    assert len(scores) == 4 and {run.config.eval.dtype for run in scores} == {"float32"}
+    assert [run.hash for run in planning.targets()] == [run.hash for run in scores]
+
+
 def test_of_a_bundle_the_task_is_scored_that_it_is_named_by(call: Call, tmp_path: Path) -> None:
     study = {"base": "sandbox", "experts": {"math": {"expert": "math", "recipe": "sandbox_math"}}, "languages": "sw"}
     for benchmark, words in (
