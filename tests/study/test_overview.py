@@ -86,6 +86,24 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("knobs", "outside"),
+    [
+        ([], "embeddings and final norm and head averaged"),
+        (
+            ["merge.embeddings=math", "merge.final_norm=math"],
+            "embeddings and final norm of the math expert, head averaged",
+        ),
+    ],
+)
+def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
+    math_expert: Path, language_expert: Path, tmp_path: Path, knobs: list[str], outside: str
+) -> None:
+    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.scale_to_depth=true"]
+    text, _ = planned("plan.stage=merge", "merge=layer_swap", *experts, *knobs, f"runs_dir={tmp_path}")
+    assert f" of the language expert, {outside}" in " ".join(text.split()), text
+
+
 def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
     words = ("table=sandbox", f"runs_dir={tmp_path}")
     plain, _ = planned(*words)
