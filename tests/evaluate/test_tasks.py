@@ -181,7 +181,12 @@ def change(file: Path, number: int, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("task", "file", "values", "message"),
     [
-        ("mgsm", "mgsm/qac/test.jsonl", {"question": "absent"}, "line 3 has no column 'question'"),
+        (
+            "mgsm",
+            "mgsm/qac/test.jsonl",
+            {"question": "absent"},
+            "has no column 'question': it has answer, answer_number, ",
+        ),
         ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "line 3: answer must be null, got '14'"),
         ("mgsm", "mgsm/qac/test.jsonl", {"answer_number": "14"}, "answer_number must be of type int"),
         (

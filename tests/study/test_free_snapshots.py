@@ -75,7 +75,7 @@ def test_what_is_ranked_is_freed_as_the_table_goes_on(
     assert "Nothing is left to compute." in call("stage=plan", "table=./freeing.yaml", *table).out
 
     refused = call("stage=table", "table=./late.yaml", *table)
-    assert refused.status == 1 and f"late.yaml needs {math.name}@3, which was deleted: train again" in refused.err
+    assert refused.status == 1 and f"{math.name}@3 was deleted: train it again" in refused.err
     assert "done in" not in refused.err
     planned = call("stage=plan", "table=./late.yaml", *table)
     assert planned.status == 1 and f"error: {math.name}@3 was deleted: train it again with redo=true" in planned.err

@@ -72,7 +72,7 @@ def test_a_new_score_needs_them(home: Path, call: Call) -> None:
     assert told.status == 0 and "4 of 9 runs are done" in told.out, told.out
     (math / "model.safetensors").unlink()
     told = call("stage=table", *words(home), "every.eval.limit=1")
-    assert told.status == 1 and f"needs {math.name}, which was deleted: train again with redo=true" in told.err
+    assert told.status == 1 and f"{math.name} was deleted: train it again with redo=true" in told.err
 
 
 def test_only_the_deleted_are_not_needed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import Call
 
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
@@ -66,6 +67,43 @@ def test_a_disk_that_is_too_small_is_fixed_first_with_what_freeing_needs(tmp_pat
     assert not refused
     _, refused = planned(*words, "free_snapshots=true", free=1e12)
     assert "free_snapshots" not in refused and "trainings write 1.22 TB" in refused
+
+
+def test_a_dry_run_refuses_what_the_plan_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    words = ["table=layer_swapping_table1", f"runs_dir={tmp_path}", "hardware=a100_80x8"]
+    monkeypatch.setattr("pipeline.commands.plan.free_bytes", lambda folder: 3e12)
+    planned, tried = call("stage=plan", *words), call("stage=table", *words, "launcher=slurm", "launcher.dry_run=true")
+    assert planned.status == tried.status == 1 and planned.err == tried.err and "trainings write 4.34 TB" in tried.err
+    fix = [[line for line in told.out.splitlines() if line.startswith("FIX")] for told in (planned, tried)]
+    assert fix[0] == fix[1] != [] and not list(tmp_path.rglob("*.sh"))
+
+
+def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) -> None:
+    text, _ = planned("expert=math", "sft=lora", "hardware=gpu_24", f"runs_dir={tmp_path}")
+    total = " ".join(text.split("KNOW")[0].split())
+    assert "Unknown GPU-hours, of 1 of 1 of sft (the rows of " in total and "give data.size" in total
+    assert (
+        " GPU-hours on gpu_24x1"
+        in planned("expert=math", "sft=lora", "hardware=gpu_24", "data.size=100", f"runs_dir={tmp_path}")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("knobs", "outside"),
+    [
+        ([], "embeddings and final norm and head averaged"),
+        (
+            ["merge.embeddings=math", "merge.final_norm=math"],
+            "embeddings and final norm of the math expert, head averaged",
+        ),
+    ],
+)
+def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
+    math_expert: Path, language_expert: Path, tmp_path: Path, knobs: list[str], outside: str
+) -> None:
+    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.scale_to_depth=true"]
+    text, _ = planned("plan.stage=merge", "merge=layer_swap", *experts, *knobs, f"runs_dir={tmp_path}")
+    assert f" of the language expert, {outside}" in " ".join(text.split()), text
 
 
 def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
     """They check them, too; for that alone the job would load the harness. A command typed by hand measures them."""
     asked: list[bool] = []
     monkeypatch.setattr(
-        "pipeline.commands.table.evaluation_problems",
+        "pipeline.commands.plan.evaluation_problems",
         lambda runs, reasons, prompts, waiting: asked.append(prompts) or ["enough"],
     )
     command = ("stage=table", "table=sandbox", f"runs_dir={tmp_path}", "launcher=slurm")

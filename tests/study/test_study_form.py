@@ -168,6 +168,53 @@ def test_what_is_no_study_is_one_sentence(changes: dict[str, object], problem: s
         expand_study({**STUDY, **changes}, "s.yaml")
 
 
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+def test_a_study_scores_all_models_in_one_dtype_whatever_its_experts_are_trained_in(
+    call: Call, tmp_path: Path, weights: str
+) -> None:
+    """A base in float32 and experts in bfloat16, as hardware= of one GPU trains them, are compared in float32."""
+    call("stage=data", "expert=sandbox", f"runs_dir={tmp_path}/world")
+    (world,) = (tmp_path / "world").glob("data-sandbox-*")
+    file = tmp_path / "mine.yaml"
+    experts = {"math": {"expert": "math"}, "qac": {"expert": "qac", "side": "language"}}
+    every = {"data_root": str(world), "data.size": 32, "sft.batch_size": 4, "sft.weights": weights}
+    words = {"base": "sandbox", "experts": experts, "methods": ["soup"], "languages": ["en"]}
+    file.write_text(yaml.safe_dump({**words, "benchmarks": ["mgsm_0shot"], "every": every}))
+    planning = Planning.of(compose(["stage=plan", f"table={file}", f"runs_dir={tmp_path}"]))
+    scores = [run for run in planning.targets() if run.config.stage == "eval"]
+    assert len(scores) == 4 and {run.config.eval.dtype for run in scores} == {"float32"}
+    assert [run.hash for run in planning.targets()] == [run.hash for run in scores]
+
+
+@pytest.mark.parametrize("stage", ["plan", "table"])
+def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_trained(
+    call: Call, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    experts = {
+        "math": {"expert": "math", "recipe": "sandbox_math"},
+        "sw": {"run": "hub:org/theirs", "side": "language"},
+    }
+    every = {"sft.steps": 1, "sft.batch_size": 16}
+    words = {"base": "sandbox", "experts": experts, "methods": ["soup"], "languages": "en", "every": every}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({**words, "benchmarks": "mgsm_0shot"}))
+    told = call(f"stage={stage}", f"table={tmp_path}/s.yaml", f"data_root={world}", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and "1 evaluation cannot run: hub:org/theirs cannot be reached, and is not" in told.err
+    assert not list((tmp_path / "runs").glob("math*")) and ("FIX" in told.out) == (stage == "plan")
+
+
+def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_fetched(
+    call: Call, base: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["stage=eval", "eval=mgsm_0shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=4", "threads=1"]
+    words += [f"data_root={world}", f"runs_dir={tmp_path}/runs", "checkpoint=hub:org/theirs"]
+    told = call(*words)
+    assert told.status == 1 and "hub:org/theirs cannot be reached, and is not in its cache here" in told.err
+    for place in ("evaluate.stage", "evaluate.store", "hub.models"):
+        monkeypatch.setattr(f"pipeline.{place}.local_folder", {Path("org/theirs"): base}.__getitem__)
+    assert call(*words).status == 0
+
+
 def test_of_a_bundle_the_task_is_scored_that_it_is_named_by(call: Call, tmp_path: Path) -> None:
     study = {"base": "sandbox", "experts": {"math": {"expert": "math", "recipe": "sandbox_math"}}, "languages": "sw"}
     for benchmark, words in (

@@ -70,7 +70,9 @@ def rows_of(
             raise PipelineError(f"{where} is a {type(row).__name__}, not a row: the Hub's columns are needed")
         for column, kind in (columns | optional).items():
             if column not in row and column not in optional:
-                raise PipelineError(f"{where} has no column {column!r}: the Hub's columns are needed")
+                raise PipelineError(
+                    f"{where} has no column {column!r}: it has {', '.join(map(str, row))}; the Hub's columns are needed"
+                )
             if column in row and (not isinstance(row[column], kind) or isinstance(row[column], bool)):
                 want = "null" if kind is type(None) else f"of type {kind.__name__}"
                 raise PipelineError(f"{where}: {column} must be {want}, got {row[column]!r}")

@@ -20,7 +20,7 @@ from pipeline.commands.overview import (
     score_details,
     training_details,
 )
-from pipeline.config.overrides import chosen_options, typed_in
+from pipeline.config.overrides import chosen_options, override_of, typed_in
 from pipeline.config.stages import EvalStage, MergeStage, PlanStage, TrainStage
 from pipeline.data.sources import is_blank, is_wanted, source_columns
 from pipeline.errors import PipelineError
@@ -71,7 +71,6 @@ def show_plan(config: PlanStage) -> str:
     config = cast(PlanStage, planning.config)
     check_claims(planning)
     (_, runs, reasons), waiting = planning.graph(), planning.waiting_evaluations()
-    deleted = missing_snapshots(runs, reasons)
     table, detectable, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
     compared = [detectable[1]] if detectable else []
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
@@ -84,14 +83,12 @@ def show_plan(config: PlanStage) -> str:
     know += [detectable[0].advice()] if detectable else []
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
-    know += [f"{missing:,} of {len(scores):,} scores cannot be planned, and are not included"] if missing else []
+    without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
     know += [*empty_spbleu(planning), *overridden(planning)]
     overview = Overview(
-        f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
+        f"{table.name}: {table.title}", without, [], [f"compared: {'; '.join(compared)}"] if compared else [],
         next_command(config),
-        [*(f"{name} was deleted: train it again with redo=true, or remove the runs that need it" for name in deleted),
-         *not_planned(planning), *evaluation_problems(runs, reasons, config.plan.prompts, waiting)],
-        know,
+        problems_of(planning, runs, reasons, config.plan.prompts, waiting), know,
     )  # fmt: skip
     overview.details += align_columns(detectable[0].rows(), range(1, 9)) if detectable else []
     appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
@@ -99,10 +96,24 @@ def show_plan(config: PlanStage) -> str:
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every)
 
 
+def problems_of(
+    planning: Planning, runs: list[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run]
+) -> list[str]:
+    """One sentence per cause why a table cannot be computed; the arguments as of `evaluation_problems`."""
+    return [
+        *(
+            f"{name} was deleted: train it again with redo=true, or remove the runs that need it"
+            for name in missing_snapshots(runs, reasons)
+        ),
+        *not_planned(planning),
+        *evaluation_problems(runs, reasons, prompts, waiting),
+    ]
+
+
 def next_command(config: PlanStage) -> str:
     """The command that computes the table that was planned, with the same words."""
-    overrides = [f"{key}={'null' if value is None else value}" for key, value in config.given.items()
-             if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
+    overrides = [override_of(key, value) for key, value in config.given.items()
+                 if key.partition(".")[0] not in ("stage", "plan")]  # fmt: skip
     return shlex.join(["python", "-m", "pipeline", "stage=table", *overrides])
 
 
@@ -132,7 +143,8 @@ def plan_text(
     know += [*cut_lines(remaining), *template_lines(runs)]
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
-        overview, total=total_text(config, runs, remaining, bill, history, len(fix), len(know)), fix=fix, know=know,
+        overview, fix=fix, know=know,
+        total=total_text(config, runs, remaining, bill, history, overview.total, len(fix), len(know)),
         table=kinds_table(runs, waiting, reasons, bill, history),
         details=[*host_line(bill), *training_details(remaining), *merge_details([*runs, *waiting]), *stored_lines(runs),
                  *score_details([*runs, *waiting]), *overview.details],
@@ -150,16 +162,19 @@ def plan_text(
 
 
 def total_text(
-    config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None, history: History, fix: int,
-    know: int,
+    config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None, history: History,
+    without: str, fix: int, know: int,
 ) -> str:  # fmt: skip
-    """What all takes, how many runs are done, and how much there is to fix and to know."""
+    """What all takes, without what cannot be planned, how many runs are done, and how much there is to fix and to
+    know."""
     if bill is not None and bill.kinds:
         hours, plan = sum(map(bill.hours, bill.kinds)), bill.plan
         days = hours / plan.gpus / 24
         time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
         takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus}"
         takes += f" = {time} of one node" if plan.gpus > 1 else f" = {time}"
+    elif bill and bill.unknown:
+        takes = f"Unknown GPU-hours, of {bill.left_out()[0]}"
     elif not remaining:
         takes = "All that can be planned is computed" if fix else "Nothing is left to compute"
     else:
@@ -173,7 +188,7 @@ def total_text(
     counts = [pluralize(fix, "thing") + " to fix"] if fix else []
     counts += [f"{know} to know" if fix else f"{pluralize(know, 'thing')} to know"] if know else []
     done = f"{len(runs) - len(remaining):,} of {len(runs):,} runs are done."
-    return f"{takes}. {done}" + (f" {', '.join(counts)}." if counts else "")
+    return f"{takes}{without}. {done}" + (f" {', '.join(counts)}." if counts else "")
 
 
 def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) -> Iterator[str]:
@@ -208,8 +223,8 @@ def host_line(bill: Bill | None) -> Iterator[str]:
 def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
     """In which dtype the last of merges is written."""
     merges = [run for run in runs if isinstance(run.config, MergeStage)]
-    if merges:
-        stored = stored_dtype(merges[-1], merges[-1].runs_dir) or "the dtype of its experts"
+    for last in merges[-1:]:
+        stored = stored_dtype(last, last.runs_dir) or "the dtype of its experts"
         yield f"the merge is stored in {stored}"
 
 

@@ -7,14 +7,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.commands.clean import free_ranked, missing_snapshots
-from pipeline.commands.plan import not_planned
+from pipeline.commands.clean import free_ranked
+from pipeline.commands.plan import problems_of
 from pipeline.commands.report import report_folder, write_results
+from pipeline.config.compose import compose
 from pipeline.config.overrides import override_of
 from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
-from pipeline.launch.launchers import Execute, executor_for, what_failed
-from pipeline.launch.preflight import evaluation_problems
+from pipeline.launch.launchers import Execute, executor_for, stage_output, what_failed
 from pipeline.launch.slurm import CONTINUES
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
@@ -36,15 +36,13 @@ def make_table(config: TableStage) -> Path:
     check_claims(planning)
     check_writable(Path(config.runs_dir), create=False)  # before files are read whose digests it keeps
     targets, runs, reasons = planning.graph()
-    if missing := missing_snapshots(runs, reasons):
-        problem = (
-            f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
-        )
-        raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
     waiting = planning.waiting_evaluations()
     # the job that continues a table leaves prompts to the evaluations, which check them, too
     prompts = CONTINUES not in os.environ
-    if causes := not_planned(planning) or evaluation_problems(runs, reasons, prompts, waiting):
+    again = [override_of(key, value) for key, value in config.given.items()]
+    if config.launcher.dry_run:
+        stage_output(compose([*again, "stage=plan"]), {})  # which refuses more
+    elif causes := problems_of(planning, runs, reasons, prompts, waiting):
         raise PipelineError("\nerror: ".join(causes))
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))
@@ -54,7 +52,6 @@ def make_table(config: TableStage) -> Path:
         reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    again = [override_of(key, value) for key, value in config.given.items()]
     with executor_for(config.launcher, targets, again or None, planning.waiting_evaluations) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)

@@ -26,7 +26,9 @@ Tokens = Sequence[int]
 
 
 def merge_or_folder(run: Run) -> Merging | Path:
-    """What a run scores: a merge that is put together in memory, such as of an adapter with its base, or a folder."""
+    """What a run scores: a merge that is put together in memory, such as of an adapter with its base, or a folder, for
+    a model on the Hub of its cache."""
+    from pipeline.hub.models import local_folder
     from pipeline.merge.live import merge_of_one
     from pipeline.merge.resident import keeps_models
     from pipeline.merge.stage import merge_of
@@ -34,8 +36,8 @@ def merge_or_folder(run: Run) -> Merging | Path:
 
     if "checkpoint" not in run.parents:
         return merge_of(run)
-    folder = run.parents["checkpoint"].folder
-    return merge_of_one(folder) if is_adapter(folder) or (keeps_models() and folder.is_dir()) else folder
+    folder = local_folder(run.parents["checkpoint"].folder)
+    return merge_of_one(folder) if is_adapter(folder) or keeps_models() else folder
 
 
 def without_weights(weights: Merging | Path) -> tuple[Any, Any]:

@@ -104,8 +104,9 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
     if config.eval.dtype != "auto" and not config.as_stored:
         return run
     model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
-    folder = local_folder(model.folder) if config.merge else model.folder
-    stored = (config.merge and config.merge.result_dtype()) or one_dtype(dtypes_in(folder), model.name)
+    stored = (config.merge and config.merge.result_dtype()) or one_dtype(
+        dtypes_in(local_folder(model.folder)), model.name
+    )
     if stored is None:
         return run  # no safetensors: refused when they are loaded
     if config.eval.dtype not in ("auto", stored):

@@ -41,7 +41,7 @@ def model_key(checkpoint: Parent) -> Key:
 
     The root is the one that its run recorded, of a merge its key; of a folder that no run made, all tensors are read.
     """
-    folder, base = checkpoint.folder, None
+    folder, base = local_folder(checkpoint.folder), None
     manifest = read_manifest(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none

@@ -46,6 +46,7 @@ from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.hub_inputs import refuse_unreachable_experts
 from pipeline.stages.merge import has_full_weights, is_external
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
@@ -157,6 +158,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
     refuse_unreachable_base(run)
+    refuse_unreachable_experts(run)
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return

@@ -133,6 +133,14 @@ def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
         raise PipelineError(f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all")
 
 
+def one_dtype_for(runs: Iterable[Run[EvalStage]]) -> str | None:
+    """The dtype in which models of several are compared, where eval.dtype=auto would score each in its own: float32,
+    which holds them all. None where all have one. What is not known yet (auto) may be another than float32."""
+    dtypes = {run.config.eval.dtype for run in runs}
+    several = "float32" in dtypes or len(dtypes - {"auto"}) > 1
+    return "float32" if len(dtypes) > 1 and several else None
+
+
 def refuse_lower(task: str, what: str) -> None:
     """Raise PipelineError for a task of whose metric less is better, where the highest would be taken for the best."""
     if lower_is_better(task):

@@ -15,6 +15,7 @@ from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import Lock, part_of
+from pipeline.hub.models import local_folder
 from pipeline.runs.run import External, Run
 from pipeline.stages.lengths import is_here
 
@@ -60,6 +61,23 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
             except PipelineError as error:
                 inputs.problems += [str(error)] if str(error) not in inputs.problems else []
     return inputs
+
+
+def refuse_unreachable_experts(run: Run[EvalStage]) -> None:
+    """Raise PipelineError for an expert of a merge that the Hub does not give, before others are trained for it."""
+    for role in run.config.merge.references() if run.config.merge else ():
+        expert = run.parents[role]
+        if isinstance(expert, External) and expert.hub and (problem := _why_unreachable(expert.folder)):
+            raise PipelineError(problem)
+
+
+@lru_cache(maxsize=128)  # a Hub that does not answer is asked once
+def _why_unreachable(model: Path) -> str | None:
+    try:
+        local_folder(model, fetch=False)
+    except PipelineError as error:
+        return str(error)
+    return None
 
 
 def _source_label(name: str, source: Source) -> str:

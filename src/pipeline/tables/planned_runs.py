@@ -28,7 +28,7 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
-from pipeline.stages.evaluation import refuse_dtypes
+from pipeline.stages.evaluation import one_dtype_for
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
 from pipeline.stats.statistics import largest
@@ -90,6 +90,7 @@ class Planning:
 
     config: TableStage
     plan: TablePlan
+    dtype: str = "auto"  # that replaces eval.dtype=auto where the models' own would be several
     problems: dict[str | ScoreRef, str] = field(default_factory=dict)
     models: dict[str, Parent] = field(default_factory=dict)
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
@@ -113,19 +114,21 @@ class Planning:
         runs: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
         runs |= {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
+        if dtype := one_dtype_for([*self.scoring(), *self.waiting_evaluations()]):
+            self.dtype = dtype
+            self._scored.clear()
+            self._winners.clear()
+        runs |= {run.hash: runs.get(run.hash, run) for run in self.scoring()}
+        self.refuse_idle()
+        return list(runs.values())
+
+    def scoring(self) -> list[Run[EvalStage]]:
+        """The evaluations of models that are known, those of one model together."""
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             if model := self.model_of(score):
                 by_model.setdefault(model, []).append(score)
-        scoring = list(filter(None, (self.evaluation_of(score) for scores in by_model.values() for score in scores)))
-        try:
-            refuse_dtypes(scoring, "every.eval.dtype")
-        except PipelineError as error:
-            raise self.refuse_place("", str(error)) from error
-        for run in scoring:
-            runs.setdefault(run.hash, run)
-        self.refuse_idle()
-        return list(runs.values())
+        return list(filter(None, (self.evaluation_of(score) for scores in by_model.values() for score in scores)))
 
     def refuse_idle(self) -> None:
         """Raise Refused for a knob that the table sets itself and none of its runs reads, as far as all are known."""
@@ -231,7 +234,8 @@ class Planning:
                 self._composed[model, score.words] = self.compose_evaluation(score, self.plan.specs[model])
             config, parents = self._composed[model, score.words]
             choice = score.model if score.model in self.plan.chosen else None
-            return build(replace(config, languages=[score.language], chosen_by=choice), parents)
+            settings = replace(config.eval, dtype=self.dtype) if config.eval.dtype == "auto" else config.eval
+            return build(replace(config, eval=settings, languages=[score.language], chosen_by=choice), parents)
 
         if (score, model) not in self._scored and (run := self.try_building(score, make)):
             self._scored[score, model] = run

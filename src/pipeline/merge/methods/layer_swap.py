@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 SIDES = ("math", "language")
 OWNERS = ("average", "magnitude", *SIDES)
+_OWNED = {
+    "average": "averaged", "magnitude": "weighted by magnitude",
+    "math": "of the math expert", "language": "of the language expert",
+}  # fmt: skip
 _OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
 
 
@@ -103,6 +107,14 @@ class LayerSwap(Merge):
         return f"layer_swap-{partition.name if partition else f'{b}-{u}'}"
 
     def described(self, partition: Partition | None, layers: int | None) -> str:
+        """Which layers are of the language expert, and which of both; whose the weights outside the layers are."""
+        owners: dict[str, list[str]] = {}
+        for key in _OUTSIDE_KEYS.values():
+            owners.setdefault(getattr(self, key), []).append(key.replace("_", " "))
+        outside = [f"{' and '.join(names)} {_OWNED[owner]}" for owner, names in owners.items()]
+        return ", ".join([self.described_layers(partition, layers), *outside])
+
+    def described_layers(self, partition: Partition | None, layers: int | None) -> str:
         """Which layers are of the language expert, and which of both."""
         if partition:
             counts = layer_counts(partition, layers) if layers else None
