@@ -71,7 +71,7 @@ def test_what_failed_is_told_apart_from_what_depends_on_it() -> None:
     blocked = {f"child-{number}": "its parent parent-0 failed" for number in range(2)}
     assert what_failed(one | blocked) == "1 run failed (parent-0: no room), so 2 that depend on them were not computed"
     told = what_failed({f"parent-{number}": "no room" for number in range(4)})
-    assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; 1 more)")
+    assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; and 1 more)")
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])

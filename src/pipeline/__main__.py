@@ -79,7 +79,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None]) -> int
         if sentence is None:
             raise
         if output := getattr(error, "output", ""):
-            print(output)
+            write_result(1, output)
         print(f"error: {sentence}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

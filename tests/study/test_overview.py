@@ -91,10 +91,10 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("knobs", "outside"),
     [
-        ([], "embeddings and final norm and head averaged"),
+        ([], "(embeddings, final norm, head averaged)"),
         (
             ["merge.embeddings=math", "merge.final_norm=math"],
-            "embeddings and final norm of the math expert, head averaged",
+            "(embeddings, final norm of the math expert, head averaged)",
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
 ) -> None:
     experts = [f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.scale_to_depth=true"]
     text, _ = planned("plan.stage=merge", "merge=layer_swap", *experts, *knobs, f"runs_dir={tmp_path}")
-    assert f" of the language expert, {outside}" in " ".join(text.split()), text
+    assert f" of the language expert {outside}" in " ".join(text.split()), text
 
 
 def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
     lines = text.splitlines()
     assert lines[0] == "stage=sft: math-full-s0 (recipe=layer_swapping_math_1 mixture=layer_swapping)"
     assert lines[-1] == f"Next: python -m pipeline stage=sft expert=math runs_dir={tmp_path} hardware=h100_80x1"
-    assert "trainings: full; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, learning rate 2e-08" in lines
+    assert "trainings: full in bfloat16; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, rate 2e-08" in lines
 
 
 @pytest.mark.parametrize("seeds", [0, 3])

@@ -246,11 +246,15 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
     """stage=table was asked with words of its own: stage=report without them finds the same runs, and says so."""
     folder = home / "runs/reports/t"
     folder.mkdir(parents=True)
-    remembered = {"data_root": None, "every": {"eval.limit": 7}, "failed": {}, "finished": 0}
+    remembered = {"table": "t", "data_root": None, "every": {"eval.limit": 7}, "failed": {}, "finished": 0}
     made([*words(home), "every.eval.limit=7"])
     (folder / "report.json").write_text(json.dumps(remembered))
     told = call("stage=report", *words(home))
     assert told.status == 0 and "as stage=table was asked: every.eval.limit=7" in told.err
+    said = "stage=table was last asked with every.eval.limit=7, and stage=report shows that"
+    planned = " ".join(call("stage=plan", *words(home)).out.split())
+    assert said in planned
+    assert said not in " ".join(call("stage=plan", *words(home), "every.eval.limit=7").out.split())
     config = json.loads(next(home.glob("runs/eval-*/manifest.json")).read_text())["config"]
     assert config["eval"]["limit"] in (None, 7)
     with (folder / "results.csv").open(encoding="utf-8") as stream:

@@ -20,7 +20,7 @@ from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.merge import layers_of
 from pipeline.stages.steps import training_steps
-from pipeline.text import align_columns
+from pipeline.text import align_columns, first_few
 
 WIDTH, LINES = 120, 24
 KINDS = {"data": "training sets", "sft": "trainings", "cpt": "trainings", "merge": "merges written",
@@ -177,12 +177,12 @@ def training_details(runs: Sequence[Run]) -> list[str]:
             rows.append(count * run.config.sft.batch_size)
             with suppress(PipelineError):
                 tokens.append(rows[-1] * min(row_tokens(run), run.config.sft.seq_length) / 1e6)
-    methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
+    methods = ", ".join(dict.fromkeys(f"{sft.name or sft.method} in {sft.weights}" for sft in settings))
     unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
         f"{span((sft.batch_size for sft in settings), str)}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, "
-        f"learning rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}"
+        f"rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}"
     ]
 
 
@@ -193,10 +193,7 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
         if isinstance(run.config, EvalStage | MergeStage) and (merge := run.config.merge):
             text = merge.described(run.config.partition, layers_of(run.parents) or known_layers(run))
             texts_of.setdefault(merge.method, {})[text] = None
-    parts = [
-        f"{method}: {'; '.join(list(texts)[:TOLD])}" + (f" and {len(texts) - TOLD} more" if len(texts) > TOLD else "")
-        for method, texts in texts_of.items()
-    ]
+    parts = [f"{method}: {'; '.join(first_few(list(texts), TOLD))}" for method, texts in texts_of.items()]
     return [f"merges: {'. '.join(parts)}"] if parts else []
 
 

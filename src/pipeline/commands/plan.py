@@ -32,6 +32,7 @@ from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.contrasts import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
+from pipeline.report.report_state import Reported, overrides_of
 from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.disk import check_writable
 from pipeline.runs.dtypes import stored_dtype
@@ -81,6 +82,7 @@ def show_plan(config: PlanStage) -> str:
     know = [f"{len(small)} of {len(claims)} claims: the published difference is below the detectable one ({small[0]})"
             ] if small else []  # fmt: skip
     know += [detectable[0].advice()] if detectable else []
+    know += last_asked(config)
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
@@ -96,18 +98,21 @@ def show_plan(config: PlanStage) -> str:
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every)
 
 
+def last_asked(config: PlanStage) -> list[str]:
+    """With which other settings stage=table was last asked for this table, as stage=report shows it."""
+    last = Reported.of(config)
+    asked = overrides_of(replace(config, data_root=last.data_root, every=last.every))
+    told = f"stage=table was last asked with {' '.join(asked) or 'no such settings'}, and stage=report shows that"
+    return [told] if last.table and asked != overrides_of(config) else []
+
+
 def problems_of(
     planning: Planning, runs: list[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run]
 ) -> list[str]:
     """One sentence per cause why a table cannot be computed; the arguments as of `evaluation_problems`."""
-    return [
-        *(
-            f"{name} was deleted: train it again with redo=true, or remove the runs that need it"
-            for name in missing_snapshots(runs, reasons)
-        ),
-        *not_planned(planning),
-        *evaluation_problems(runs, reasons, prompts, waiting),
-    ]
+    deleted = [f"{name} was deleted: train it again with redo=true, or remove the runs that need it"
+               for name in missing_snapshots(runs, reasons)]  # fmt: skip
+    return deleted + not_planned(planning) + evaluation_problems(runs, reasons, prompts, waiting)
 
 
 def next_command(config: PlanStage) -> str:
@@ -255,12 +260,12 @@ def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
     """Models that are trained with a chat template and scored without it, or the reverse."""
     unlike = {
-        (trained.config.sft.template, run.config.eval.chat_template): (trained.label, run.name)
+        (trained.config.sft.template, run.config.eval.chat_template): trained.label
         for run in runs if isinstance(run.config, EvalStage)
         for trained in order_runs([run]) if isinstance(trained.config, TrainStage)
         if (trained.config.sft.template == "chat") != run.config.eval.chat_template
     }  # fmt: skip
-    for (template, chat), (label, _) in unlike.items():
+    for (template, chat), label in unlike.items():
         scored = "with the chat template" if chat else "without it"
         yield (
             f"{label} is trained with sft.template={template} and scored {scored}: set eval.chat_template="
@@ -285,8 +290,8 @@ def selection_lines(bill: Bill | None) -> Iterator[str]:
 
 def slow_lines(runs: Sequence[Run]) -> list[str]:
     """A line about trainings on a CPU: what it computes slowly."""
-    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
-    return [f"{slow} ({run.name})" for run in trainings if (slow := emulated(run.config.sft))][:1]
+    slow = ((emulated(run.config.sft), run.name) for run in runs if isinstance(run.config, TrainStage))
+    return [f"{text} ({name})" for text, name in slow if text][:1]
 
 
 def not_planned(planning: Planning) -> list[str]:

@@ -29,10 +29,9 @@ def show_run(config: ShowStage) -> str:
     """Text that describes the run, for a terminal."""
     if unfinished := unfinished_text(config):
         return unfinished
-    run = find_run(config.run, Path(config.runs_dir), "run")
-    folder = getattr(run, "folder", None)
-    manifest = read_manifest(folder) if folder else None
-    if folder is None or manifest is None:
+    folder = find_run(config.run, Path(config.runs_dir), "run").folder
+    manifest = read_manifest(folder)
+    if manifest is None:
         raise PipelineError(f"run={config.run} has no manifest.json: give one of the runs that stage=status lists")
     parts = [
         heading_lines(manifest),
@@ -60,7 +59,7 @@ def unfinished_text(config: ShowStage) -> str:
     ]
     if len({run_status.run for run_status in statuses}) != 1:
         return ""
-    (status,) = statuses[-1:]
+    status = statuses[-1]
     reason = status.detail.removesuffix(f"; {status.log}")
     heading = [status.run, f"stage={status.stage}, {status.state}: {reason}"]
     if status.log is None:

@@ -27,7 +27,7 @@ from pipeline.runs.run import Run
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import STUDY_STAGES, build
-from pipeline.text import pluralize
+from pipeline.text import first_few, pluralize
 from pipeline.train.processes import is_follower
 
 Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failures: run name -> reason
@@ -123,7 +123,6 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
 def what_failed(failed: Mapping[str, str]) -> str:
     """Text with the failed runs and reasons, and the number of runs that were not computed as they depend on them."""
     own_failures = [f"{name}: {reason}" for name, reason in failed.items() if not reason.startswith(BLOCKED)]
-    suffix = f"; {len(own_failures) - 3} more" if len(own_failures) > 3 else ""
-    summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
+    summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(first_few(own_failures, 3))})"
     dependents = len(failed) - len(own_failures)
     return f"{summary}, so {dependents} that depend on them were not computed" if dependents else summary

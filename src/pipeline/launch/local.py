@@ -38,6 +38,7 @@ from pipeline.runs.make import clear_workplace
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
+from pipeline.text import pluralize
 
 Failures = dict[str, str]  # run name -> reason
 
@@ -267,7 +268,7 @@ class Watch:
     def progress_line(self) -> str:
         """One line of text: what is left, and each run that is being made, its step and its time."""
         left, more = self.time_left()
-        parts = [f"{len(self.session.left)} runs and {left} left{more}"]
+        parts = [f"{pluralize(len(self.session.left), 'run')} and {left} left{more}"]
         for key, begun in self.started.items():
             record = state.read_state(self.runs[key].workplace)
             step = f" {record['step']}/{record['steps']}" if record.get("steps") else ""

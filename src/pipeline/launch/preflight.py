@@ -158,7 +158,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
     refuse_unreachable_base(run)
-    refuse_unreachable_experts(run)
+    refuse_unreachable_experts(run, problems)
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return

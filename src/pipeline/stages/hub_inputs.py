@@ -63,15 +63,18 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
     return inputs
 
 
-def refuse_unreachable_experts(run: Run[EvalStage]) -> None:
-    """Raise PipelineError for an expert of a merge that the Hub does not give, before others are trained for it."""
+def refuse_unreachable_experts(run: Run[EvalStage], problems: dict[str, str | None]) -> None:
+    """Raise PipelineError for an expert of a merge that the Hub does not give, before others are trained for it.
+    problems: of those that it was asked for, which a Hub that does not answer is once."""
     for role in run.config.merge.references() if run.config.merge else ():
         expert = run.parents[role]
-        if isinstance(expert, External) and expert.hub and (problem := _why_unreachable(expert.folder)):
-            raise PipelineError(problem)
+        if isinstance(expert, External) and expert.hub:
+            if expert.hub not in problems:
+                problems[expert.hub] = _why_unreachable(expert.folder)
+            if problem := problems[expert.hub]:
+                raise PipelineError(problem)
 
 
-@lru_cache(maxsize=128)  # a Hub that does not answer is asked once
 def _why_unreachable(model: Path) -> str | None:
     try:
         local_folder(model, fetch=False)

@@ -111,8 +111,8 @@ class LayerSwap(Merge):
         owners: dict[str, list[str]] = {}
         for key in _OUTSIDE_KEYS.values():
             owners.setdefault(getattr(self, key), []).append(key.replace("_", " "))
-        outside = [f"{' and '.join(names)} {_OWNED[owner]}" for owner, names in owners.items()]
-        return ", ".join([self.described_layers(partition, layers), *outside])
+        outside = ", ".join(f"{', '.join(names)} {_OWNED[owner]}" for owner, names in owners.items())
+        return f"{self.described_layers(partition, layers)} ({outside})"
 
     def described_layers(self, partition: Partition | None, layers: int | None) -> str:
         """Which layers are of the language expert, and which of both."""
