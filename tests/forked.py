@@ -11,15 +11,10 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
-
-from torch.distributed.launcher import api
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -35,13 +30,6 @@ def started(
     process = CONTEXT.Process(target=_run, args=(words, dict(os.environ if env is None else env), cwd, files))
     process.start()
     return process
-
-
-@contextmanager
-def elastic() -> Iterator[None]:
-    """Of trainings in several processes these are forked, which torch elastic spawns."""
-    with patch.object(api, "LaunchConfig", partial(api.LaunchConfig, start_method="forkserver")):
-        yield
 
 
 def popen(command: list[str], stdout: Any, stderr: Any, env: Mapping[str, str], start_new_session: bool) -> Any:

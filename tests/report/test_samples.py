@@ -107,7 +107,7 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     assert compare.headline_sentences(found)[0] == (
         "“soup” is not significantly different from “base” in “math”: "
         "+4.0 points (95 % interval -1.0 to +9.0; corrected p = 0.200); "
-        "a difference of 12.0 would be detectable. None of 2 models is significantly better there."
+        "a difference of 12.0 would be detectable. None of 2 models is significantly better than the latter."
     )
 
 

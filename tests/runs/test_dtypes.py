@@ -1,21 +1,20 @@
 """The dtype that a model is scored in: resolved when the run is built, one for all that is compared."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fixture_types import Call
 
 from pipeline.config.compose import compose
+from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.stage import in_its_dtype
 from pipeline.models.checkpoint import header_bytes
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
@@ -128,21 +127,14 @@ score: {{eval: mgsm_2shot}}
 """
 
 
-def test_a_table_of_several_dtypes_is_refused_before_anything_is_made(call: Call, tmp_path: Path) -> None:
+def test_a_table_of_several_dtypes_is_scored_in_float32(tmp_path: Path) -> None:
+    """A base in bfloat16 and an expert trained in float32: one for all, which holds both; or the one given."""
     base = model(tmp_path / "base", "BF16")
-
-    def ask(stage: str, more: str = "") -> SimpleNamespace:
+    for more, dtype in (("", "float32"), (", eval.dtype: bfloat16", "bfloat16")):
         (tmp_path / "mine.yaml").write_text(TABLE.format(base=base, more=more))
-        return call(f"stage={stage}", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}/runs")
-
-    for stage in ("plan", "table"):
-        told = ask(stage)
-        assert told.status == 1 and "Traceback" not in told.err
-        assert "in bfloat16" in told.err and "in float32" in told.err
-        assert "give every.eval.dtype=float32 for all" in told.err
-    assert not list((tmp_path / "runs").glob("*-*"))
-    for dtype in ("float32", "bfloat16"):  # refused for nothing but the tokenizer that is not there
-        assert re.findall("error: (.*?):", ask("plan", f", eval.dtype: {dtype}").err) == ["2 evaluations cannot run"]
+        asked = compose(["stage=table", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}/runs"])
+        scored = [run for run in Planning.of(asked).targets() if isinstance(run.config, EvalStage)]  # type: ignore[arg-type]
+        assert [run.config.eval.dtype for run in scored] == [dtype] * 2
 
 
 def test_a_selection_compares_scores_of_one_dtype(tmp_path: Path) -> None:

@@ -261,3 +261,25 @@ def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     assert "layer_swap" in cells and "control" in cells
     again = call("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
     assert again.status == 0 and (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
+
+
+@pytest.mark.parametrize("names", [
+    "experts: {math: ./m, base: {run: ./b, side: language}}\nmethods: {soup: {}}\n",
+    "experts: {math: ./m, sw: {run: ./b, side: language}}\nmethods: {base: {merge: soup}}\n",
+])  # fmt: skip
+def test_the_name_of_the_base_is_taken(call: Call, tmp_path: Path, names: str) -> None:
+    """It would stand in the base's place: its row, and the comparisons with it."""
+    (tmp_path / "s.yaml").write_text(f"base: sandbox\n{names}languages: [en]\nbenchmarks: [mgsm_0shot]\n")
+    told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and "s.yaml, base: the base or an expert has this name already: rename" in told.err
+
+
+def test_a_benchmark_without_questions_is_to_be_fixed(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "root/mgsm/en").mkdir(parents=True)
+    (tmp_path / "root/mgsm/en/test.jsonl").touch()
+    (tmp_path / "t.yaml").write_text(
+        f"name: t\nevery: {{model: sandbox, data_root: {tmp_path}/root}}\nruns: {{base: {{}}}}\n"
+        "score: {eval: mgsm_0shot}\nrows: {base: {run: base}}\ncolumns: {en: {in: en}}\n"
+    )
+    told = call("stage=plan", f"table={tmp_path}/t.yaml", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and "mgsm/en/test.jsonl is empty: put the data there" in told.err

@@ -244,7 +244,7 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
     for parent in order_runs([run])[:-1]:
         make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
-    with forked.elastic(), pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended:
         train_together(whole_and_stopped, run, tmp_path, Tracker(None))
     assert ended.value.code == UNFINISHED
     (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import forked
 import pytest
 import tiny
 import torch
@@ -150,8 +149,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
         one = train_together(all_ways, run_of(1), folder / "one", tracker)
     assert one["world"] == 1
     told.clear()
-    with forked.elastic():
-        two = train_together(in_two, run_of(2), folder, tracker)
+    two = train_together(in_two, run_of(2), folder, tracker)
     found = {name: two.pop(name) for name in ("ddp", "fsdp2", "fsdp2, gathered")}
     assert [facts["world"] for facts in two.values()] == [2, 2, 2]
     # what a child tells reaches the tracker of its parent
@@ -314,7 +312,7 @@ def test_shards_on_a_gpu_have_the_losses_of_a_whole_model(tmp_path: Path) -> Non
 
 
 def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
-    with forked.elastic(), pytest.raises(PipelineError, match=r"^sft.learning_rate=9: lower it$"):
+    with pytest.raises(PipelineError, match=r"^sft.learning_rate=9: lower it$"):
         train_together(refuses, run_of(2), tmp_path, Tracker(None))
 
 

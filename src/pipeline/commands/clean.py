@@ -64,9 +64,7 @@ def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Remova
     for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
         record = resume.read_resume_point(latest_work_folder(folder))
         age = (time.time() - last_touched(folder)) / 3600
-        if age < hours or (record is not None and not resume_points):
-            continue
-        if live_holder(folder):
+        if age < hours or (record and not resume_points) or live_holder(folder):
             continue
         kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
         items.append(Removable(folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"))

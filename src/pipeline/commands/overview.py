@@ -177,12 +177,13 @@ def training_details(runs: Sequence[Run]) -> list[str]:
             rows.append(count * run.config.sft.batch_size)
             with suppress(PipelineError):
                 tokens.append(rows[-1] * min(row_tokens(run), run.config.sft.seq_length) / 1e6)
-    methods = ", ".join(dict.fromkeys(f"{sft.name or sft.method} in {sft.weights}" for sft in settings))
+    methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
+    dtypes = dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
     unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
         f"{span((sft.batch_size for sft in settings), str)}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, "
-        f"rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}"
+        f"rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}, {', '.join(dtypes)}"
     ]
 
 

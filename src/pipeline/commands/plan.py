@@ -102,7 +102,7 @@ def last_asked(config: PlanStage) -> list[str]:
     """With which other settings stage=table was last asked for this table, as stage=report shows it."""
     last = Reported.of(config)
     asked = overrides_of(replace(config, data_root=last.data_root, every=last.every))
-    told = f"stage=table was last asked with {' '.join(asked) or 'no such settings'}, and stage=report shows that"
+    told = f"stage=table was last asked with {' '.join(asked) or 'none of these settings'}, and stage=report shows that"
     return [told] if last.table and asked != overrides_of(config) else []
 
 

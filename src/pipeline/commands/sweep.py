@@ -50,8 +50,7 @@ def make_sweep(config: SweepStage) -> Path:
     with keep_models_resident():
         failed = execute_here(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
-    label = f"{config.merge.method}-{config.eval.label}"
-    folder = Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}"
+    folder = Path(config.runs_dir) / "reports" / f"sweep-{config.merge.method}-{config.eval.label}-{name}"
     page = write_page(folder, config, points, runs)
     if (folder / "scores.csv").is_file():
         track_report(

@@ -84,4 +84,5 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
 def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
     """Those of all its tasks and languages."""
     config = run.config
-    return [kind for task in config.eval.tasks for code in config.languages for kind in kinds_of(run, task, code)]
+    return [kind for task in config.eval.tasks for code in config.languages for kind in kinds_of(run, task, code)
+            if kind.questions]  # fmt: skip

@@ -94,7 +94,11 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     rival_place = f"“{line['right']}” in “{line['place']}”"
     rivals = [rival for rival in lines if all(rival[key] == line[key] for key in ("right", "place"))]
     gains = any(is_significant(rival) and is_gain(rival) for rival in rivals)
-    none = f" None of {len(rivals)} models is significantly better there." if len(rivals) > 1 and not gains else ""
+    none = (
+        f" None of {len(rivals)} models is significantly better than the latter."
+        if len(rivals) > 1 and not gains
+        else ""
+    )
     if is_significant(line):
         return f"{difference_sentence(line)}{none}"
     size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
@@ -102,7 +106,7 @@ def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
     if line.get("spread") is not None:
         detectable += f" where it varies by {line['spread']:.1f} from training to training (standard deviation)"
     if unit == "points" and line["could_see"] >= 100:
-        detectable = "so few answers could show no difference"
+        detectable = "no difference could be shown with so few answers"
     return (
         f"“{line['left']}” is not significantly different from {rival_place}{scope(line)}: {size}; {detectable}.{none}"
     )

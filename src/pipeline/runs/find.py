@@ -57,7 +57,7 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
         return from_folder(runs_dir / names[0], knob, runs_dir)
     if names:
         raise PipelineError(
-            f"{knob}={reference} means more than one run: {', '.join(names[:6])}; give more of the name"
+            f"{knob}={reference} means more than one run: {', '.join(first_few(names, 6))}; give more of the name"
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)

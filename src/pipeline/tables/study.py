@@ -84,6 +84,8 @@ def expand_study(study: Words, file: str) -> Words:
         if base and "checkpoint" in settings and is_adapter_of_elsewhere(Path(str(settings["checkpoint"]))):
             settings["eval.base"] = "base"
             tell_base(name, str(settings["checkpoint"]), str(base))
+    if taken := {"base", *experts}.intersection(merges) or {"base"}.intersection(experts):
+        raise refuse(min(taken), "the base or an expert has this name already: rename the expert or the method")
     runs = {**({"base": {}} if base else {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
@@ -100,8 +102,7 @@ def expand_study(study: Words, file: str) -> Words:
         "every": {**({"model": base} if base else {}), **every},
         "runs": runs, "columns": columns, "compare": compare,
         "rows": {
-            name: {"run": name} | (columns_in(own_columns[name], columns) if name in own_columns else {})
-            for name in runs
+            name: {"run": name} | columns_in(own_columns.get(name, ""), columns) for name in runs
         },
     }  # fmt: skip
 
