@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,18 @@ def test_it_ends_what_is_in_work_with_a_status_of_its_own() -> None:
             time.sleep(5)
         assert stopped.value.code == UNFINISHED and stopped.value.signal_name == "SIGUSR1"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_signal_waits_until_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in the midst of it ends the process with SIGABRT."""
+    importing = SimpleNamespace(_initializing=True)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__spec__=importing))
+    with handle_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.15)  # it has asked again
+        importing._initializing = False
+        with pytest.raises(Stopped):
+            time.sleep(5)
 
 
 def test_a_second_signal_does_not_cut_short_what_the_first_ends() -> None:

@@ -42,6 +42,11 @@ _interrupted = False  # by a Ctrl-C
 
 def _handle_signal(number: int, frame: Any) -> None:
     global _signal_name, _interrupted
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch.__spec__, "_initializing", False):
+        # its C++ code, which calls Python's, aborts the process at an exception: ask again when it is imported
+        threading.Timer(0.1, signal.raise_signal, [number]).start()
+        return
     _signal_name = signal.Signals(number).name
     if number == signal.SIGINT:
         if _interrupted:
