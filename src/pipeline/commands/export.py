@@ -57,7 +57,8 @@ def export(config: ExportStage) -> str:
 
 
 def export_table(config: ExportStage, to: str) -> Path:
-    file, form, is_folder = Path(to), config.export.format, config.export.format in ("figures", LM_EVAL)
+    file, form = Path(to), config.export.format
+    is_folder = form in ("figures", LM_EVAL)
     if is_folder and file.is_dir() and any(file.iterdir()):
         raise PipelineError(f"export.to={file} holds files: name a new or empty folder for export.format={form}")
     kind = "folder" if is_folder else "file"

@@ -31,7 +31,8 @@ TOLD = 3  # kinds of merges, and tasks, that are named
 
 @dataclass
 class Overview:
-    """What a plan decides. fix: why it would fail; know: what a reader should know before it is started."""
+    """What a plan decides. fix: why it would fail; know: what a reader should know before it is started; without: what
+    the total leaves out, in words."""
 
     title: str
     total: str
@@ -40,6 +41,7 @@ class Overview:
     next: str
     fix: list[str] = field(default_factory=list)
     know: list[str] = field(default_factory=list)
+    without: str = ""
 
     def lines(self) -> list[str]:
         """At most LINES lines of WIDTH columns (but for a longer command): of what to fix and to know, as much as there

@@ -71,7 +71,8 @@ def show_plan(config: PlanStage) -> str:
     planning = Planning.of(config)
     config = cast(PlanStage, planning.config)
     check_claims(planning)
-    (_, runs, reasons), waiting = planning.graph(), planning.waiting_evaluations()
+    _, runs, reasons = planning.graph()
+    waiting = planning.waiting_evaluations()
     table, detectable, claims = planning.plan.table, first_detectable(planning), detectable_claims(planning)
     compared = [detectable[1]] if detectable else []
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
@@ -88,9 +89,9 @@ def show_plan(config: PlanStage) -> str:
     without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
     know += [*empty_spbleu(planning), *overridden(planning)]
     overview = Overview(
-        f"{table.name}: {table.title}", without, [], [f"compared: {'; '.join(compared)}"] if compared else [],
+        f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
         next_command(config),
-        problems_of(planning, runs, reasons, config.plan.prompts, waiting), know,
+        problems_of(planning, runs, reasons, config.plan.prompts, waiting), know, without,
     )  # fmt: skip
     overview.details += align_columns(detectable[0].rows(), range(1, 9)) if detectable else []
     appendix = [*(claim.text() for claim in claims), *published_lines(planning.plan)]
@@ -149,7 +150,7 @@ def plan_text(
     know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
     overview = replace(
         overview, fix=fix, know=know,
-        total=total_text(config, runs, remaining, bill, history, overview.total, len(fix), len(know)),
+        total=total_text(config, runs, remaining, bill, history, overview.without, len(fix), len(know)),
         table=kinds_table(runs, waiting, reasons, bill, history),
         details=[*host_line(bill), *training_details(remaining), *merge_details([*runs, *waiting]), *stored_lines(runs),
                  *score_details([*runs, *waiting]), *overview.details],
@@ -173,7 +174,8 @@ def total_text(
     """What all takes, without what cannot be planned, how many runs are done, and how much there is to fix and to
     know."""
     if bill is not None and bill.kinds:
-        hours, plan = sum(map(bill.hours, bill.kinds)), bill.plan
+        plan = bill.plan
+        hours = sum(map(bill.hours, bill.kinds))
         days = hours / plan.gpus / 24
         time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
         takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus}"

@@ -109,7 +109,8 @@ def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
 
 
 def heading_lines(manifest: Manifest) -> list[str]:
-    cost, machine = manifest.cost, manifest.machine
+    cost = manifest.cost
+    machine = manifest.machine
     facts = [f"stage={manifest.stage}", f"attempt {manifest.attempt}", f"began {manifest.started}"]
     spent = [f"{cost['seconds']:.0f} s"]
     if cost.get("predicted_seconds") is not None:

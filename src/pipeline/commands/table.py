@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.commands.clean import free_ranked
-from pipeline.commands.plan import problems_of
+from pipeline.commands.plan import problems_of, show_plan
 from pipeline.commands.report import report_folder, write_results
 from pipeline.config.compose import compose
 from pipeline.config.overrides import override_of
 from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
-from pipeline.launch.launchers import Execute, executor_for, stage_output, what_failed
+from pipeline.launch.launchers import Execute, executor_for, what_failed
 from pipeline.launch.slurm import CONTINUES
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
@@ -41,7 +41,7 @@ def make_table(config: TableStage) -> Path:
     prompts = CONTINUES not in os.environ
     again = [override_of(key, value) for key, value in config.given.items()]
     if config.launcher.dry_run:
-        stage_output(compose([*again, "stage=plan"]), {})  # which refuses more
+        show_plan(compose([*again, "stage=plan"]))  # type: ignore[arg-type]  # which refuses more
     elif causes := problems_of(planning, runs, reasons, prompts, waiting):
         raise PipelineError("\nerror: ".join(causes))
     reported = Reported.of(config)

@@ -88,7 +88,8 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         PipelineError: it failed, or a run that it needs.
         Held: Slurm jobs compute it.
     """
-    run, by_jobs = build(config), config.launcher.name == "slurm"
+    run = build(config)
+    by_jobs = config.launcher.name == "slurm"
     was_finished = not config.redo and why_not_finished(run) is None
     if is_follower():
         if not was_finished:

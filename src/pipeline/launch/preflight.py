@@ -40,13 +40,14 @@ from pipeline.evaluate.before import (
 )
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import read_lock
+from pipeline.hub.models import local_folder
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.hub_inputs import refuse_unreachable_experts
+from pipeline.stages.hub_inputs import experts_on_hub
 from pipeline.stages.merge import has_full_weights, is_external
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
@@ -158,7 +159,8 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
     refuse_unreachable_base(run)
-    refuse_unreachable_experts(run, problems)
+    for expert in experts_on_hub(run):  # before others are trained for their merges
+        check_once(str(expert), problems, partial(local_folder, expert, fetch=False))
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return
@@ -180,7 +182,7 @@ def check_data(run: Run[EvalStage]) -> None:
         refuse_early(run, define_tasks(run, Path(folder), []))
 
 
-def check_once(key: str, problems: dict[str, str | None], check: Callable[[], None]) -> None:
+def check_once(key: str, problems: dict[str, str | None], check: Callable[[], object]) -> None:
     """Raise the PipelineError that a check raises. It is done once for a key, since evaluations of many models, or of
     one model, share it."""
     if key not in problems:

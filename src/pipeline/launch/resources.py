@@ -60,7 +60,8 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 
 def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resources | None:
     """What a job requests that makes all of these runs; None if they take longer than LEAST, or their GPUs differ."""
-    most, seconds = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead)), seconds_of_all(tasks)
+    most = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead))
+    seconds = seconds_of_all(tasks)
     differ = any(kind.gpus != most.gpus for kind in kinds)
     return None if differ or seconds is None or seconds >= LEAST else most
 

@@ -15,7 +15,6 @@ from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import Lock, part_of
-from pipeline.hub.models import local_folder
 from pipeline.runs.run import External, Run
 from pipeline.stages.lengths import is_here
 
@@ -63,24 +62,10 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
     return inputs
 
 
-def refuse_unreachable_experts(run: Run[EvalStage], problems: dict[str, str | None]) -> None:
-    """Raise PipelineError for an expert of a merge that the Hub does not give, before others are trained for it.
-    problems: of those that it was asked for, which a Hub that does not answer is once."""
-    for role in run.config.merge.references() if run.config.merge else ():
-        expert = run.parents[role]
-        if isinstance(expert, External) and expert.hub:
-            if expert.hub not in problems:
-                problems[expert.hub] = _why_unreachable(expert.folder)
-            if problem := problems[expert.hub]:
-                raise PipelineError(problem)
-
-
-def _why_unreachable(model: Path) -> str | None:
-    try:
-        local_folder(model, fetch=False)
-    except PipelineError as error:
-        return str(error)
-    return None
+def experts_on_hub(run: Run[EvalStage]) -> list[Path]:
+    """The names on the Hub of the experts that a run merges in memory, as `local_folder` takes them."""
+    experts = [run.parents[role] for role in run.config.merge.references()] if run.config.merge else []
+    return [expert.folder for expert in experts if isinstance(expert, External) and expert.hub]
 
 
 def _source_label(name: str, source: Source) -> str:

@@ -111,14 +111,16 @@ class Planning:
         """The runs that cells need as far as choices are known: evaluations, those of one model together, and what
         facts and figures are read from. Asked again after choices were made, it gives what these ask for too."""
         self._winners.clear()
-        runs: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
-        runs |= {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
-        if dtype := one_dtype_for([*self.scoring(), *self.waiting_evaluations()]):
+        runs = {run.hash: run for key in dict.fromkeys(facts) if (run := self.run_of(key))}
+        scoring = self.scoring()
+        if dtype := one_dtype_for([*scoring, *self.waiting_evaluations()]):
             self.dtype = dtype
             self._scored.clear()
             self._winners.clear()
-        runs |= {run.hash: runs.get(run.hash, run) for run in self.scoring()}
+            scoring = self.scoring()
+        for run in scoring:
+            runs.setdefault(run.hash, run)
         self.refuse_idle()
         return list(runs.values())
 

@@ -64,7 +64,8 @@ def expand_study(study: Words, file: str) -> Words:
         if wrong := [name for name in names if not isinstance(name, str)]:
             quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
             raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
-    base, every = study.get("base"), study.get("every") or {}
+    base = study.get("base")
+    every = study.get("every") or {}
     if study.get("controls") and not base:
         raise refuse("controls", "a control has the base in the language expert's place: give base")
     experts, sides = experts_of(study["experts"], bool(base or "model" in every), refuse)
