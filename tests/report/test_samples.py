@@ -94,11 +94,12 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
         line_of("soup", "base", "math", 4.0, 0.2), line_of("swap", "base", "math", 10.0, 0.02),
         line_of("swap", "expert", "math", -9.0, 0.03),
     ]  # fmt: skip
-    found = compare.correct_contrasts(lines, ["swap", "base", "math"])
+    primary = ["swap", "base", "math"]
+    found = compare.correct_contrasts(lines, primary)
     assert [one["p_holm"] for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
-    assert compare.headline_sentences(found) == [
-        "“swap” is better than “base” in “math” by 10.0 points "
-        "(95 % interval 5.0 to 15.0, p = 0.020; corrected p = 0.040).",
+    assert compare.headline_sentences(found, primary) == [
+        "“swap” is better than “base” in “math” by 10.0 points (95 % interval 5.0 to 15.0, p = 0.020; corrected "
+        "p = 0.040). It is not significantly better there than “expert” (-9.0).",
         "None of the 2 other differences is significant; detectable with 40 questions and half of the 5 % error rate: "
         "12 points.",
     ]

@@ -38,7 +38,7 @@ def test_a_study_is_written_out_as_this_table() -> None:
             "mgsm en": {"eval": "mgsm_2shot", "in": "en"}, "mgsm sw": {"eval": "mgsm_2shot", "in": "sw"},
         },
         "rows": {name: {"run": name} for name in ("base", "math", "sw", "layer_swap", "soup")},
-        "compare": {"layer_swap": ["math", "sw"], "soup": ["math", "sw"]},
+        "compare": {"layer_swap": ["math", "sw", "base"], "soup": ["math", "sw", "base"]},
     }  # fmt: skip
 
 
@@ -263,15 +263,22 @@ def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     assert again.status == 0 and (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
 
 
-@pytest.mark.parametrize("names", [
-    "experts: {math: ./m, base: {run: ./b, side: language}}\nmethods: {soup: {}}\n",
-    "experts: {math: ./m, sw: {run: ./b, side: language}}\nmethods: {base: {merge: soup}}\n",
+TAKEN = "s.yaml, base: the base or an expert has this name already: rename"
+
+
+@pytest.mark.parametrize(("sw", "methods", "problem"), [
+    ("base: {run: ./b, side: language}", "{soup: {}}", TAKEN),
+    ("sw: {run: ./b, side: language}", "{base: {merge: soup}}", TAKEN),
+    ("sw: {sft: lora, side: language}", "{soup: {}}", "s.yaml, run 'sw': stage=sft needs expert=...: one of bn, "),
 ])  # fmt: skip
-def test_the_name_of_the_base_is_taken(call: Call, tmp_path: Path, names: str) -> None:
+def test_an_expert_in_the_place_of_the_base_or_of_no_rows(
+    call: Call, tmp_path: Path, sw: str, methods: str, problem: str
+) -> None:
     """It would stand in the base's place: its row, and the comparisons with it."""
-    (tmp_path / "s.yaml").write_text(f"base: sandbox\n{names}languages: [en]\nbenchmarks: [mgsm_0shot]\n")
+    text = f"base: sandbox\nexperts: {{math: ./m, {sw}}}\nmethods: {methods}\nlanguages: en\nbenchmarks: mgsm_0shot\n"
+    (tmp_path / "s.yaml").write_text(text)
     told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and "s.yaml, base: the base or an expert has this name already: rename" in told.err
+    assert told.status == 1 and problem in told.err, told.err
 
 
 def test_a_benchmark_without_questions_is_to_be_fixed(call: Call, tmp_path: Path) -> None:

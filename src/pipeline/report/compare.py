@@ -57,14 +57,14 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     """The primary comparison in a sentence, or that it is missing, the same two models in other places, then each
     significant other one, then what the others could have shown. primary: left, right and place of the primary
     comparison; places: the others, those of its task in other languages."""
-    missing = missing_sentence(lines, primary)
     tested = [line for line in lines if line["p_holm"] is not None]
+    pair = [line for line in tested if line["primary"]]
+    missing = [missing_sentence(lines, primary)] if primary and not pair else []
     if not tested:
         return [*missing, "No two models have answers to compare."]
-    pair = [line for line in tested if line["primary"]]
-    same_pair = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line["place"] in places]
-    pair += [line for line in same_pair if not line["primary"]][: MOST_SENTENCES - 1]
-    further = [line for line in tested if not any(line is pair_line for pair_line in pair)]
+    same_pair = [line for line in tested if [line["left"], line["right"]] == [*primary[:2]] and line not in pair]
+    pair += [line for line in same_pair if line["place"] in places][: MOST_SENTENCES - 1]
+    further = [line for line in tested if line not in pair]
     significant = sorted(filter(is_significant, further), key=lambda line: -abs(line["difference"]))
     sentences = missing + [primary_sentence(line, tested) + warning_of_zero(line) for line in pair]
     sentences += [difference_sentence(line) for line in significant[:MOST_SENTENCES]]
@@ -72,33 +72,29 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = (), place
     if omitted > 0:
         sentences += [f"{omitted} more {'differences are' if omitted > 1 else 'difference is'} significant."]
     insignificant = [line for line in further if not is_significant(line)]
-    halved = bool(missing) or any(line["primary"] for line in tested)
-    return sentences + others_sentence(insignificant, "other " if sentences else "", halved)
+    return sentences + others_sentence(insignificant, "other " if sentences else "", bool(primary))
 
 
-def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> list[str]:
-    if not primary or any(line["primary"] and line["p_holm"] is not None for line in lines):
-        return []
+def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
     left, right, place = primary
     reason = next((line["missing"] for line in lines if line["primary"]), None)
-    return [
-        f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing: {reason or 'it has no answers'}."
-    ]
+    return f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing: {reason or 'it has no answers'}."
 
 
 def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
-    """What the primary comparison found, and, if it is no gain, whether another model of `lines` gains there."""
-    if is_significant(line) and is_gain(line):
-        return difference_sentence(line)
+    """What the primary comparison found; if it is a gain, above which other models of `lines` it is none there, else
+    whether another model gains there."""
+    here = [other for other in lines if other["place"] == line["place"]]
+    if is_gain_shown(line):
+        level = [other for other in here if other["left"] == line["left"] and not is_gain_shown(other)]
+        names = " or ".join(f"“{other['right']}” ({other['difference']:+.1f})" for other in level)
+        return difference_sentence(line) + (f" It is not significantly better there than {names}." if level else "")
     unit = line.get("unit", "points")
     rival_place = f"“{line['right']}” in “{line['place']}”"
-    rivals = [rival for rival in lines if all(rival[key] == line[key] for key in ("right", "place"))]
-    gains = any(is_significant(rival) and is_gain(rival) for rival in rivals)
-    none = (
-        f" None of {len(rivals)} models is significantly better than the latter."
-        if len(rivals) > 1 and not gains
-        else ""
-    )
+    rivals = [rival for rival in here if rival["right"] == line["right"]]
+    none = f" None of {len(rivals)} models is significantly better than the latter."
+    if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
+        none = ""
     if is_significant(line):
         return f"{difference_sentence(line)}{none}"
     size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
@@ -132,6 +128,10 @@ def scope(line: Line) -> str:
 def is_gain(line: Line) -> bool:
     """Whether the left side is better: above the right one, or below it in a metric of which less is better."""
     return (line["difference"] > 0) != bool(line.get("lower_is_better"))
+
+
+def is_gain_shown(line: Line) -> bool:
+    return is_significant(line) and is_gain(line)
 
 
 def difference_sentence(line: Line) -> str:

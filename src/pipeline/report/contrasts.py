@@ -257,7 +257,7 @@ def mark_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResul
             place = cell.column if models_in_rows(plan) else cell.row
             rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
     best = [top for of_place in rivals.values() if (top := best_of(plan, answers, of_place))]
-    return [replace(cell, best=any(cell is top for top in best)) for cell in cells]
+    return [replace(cell, best=cell in best) for cell in cells]
 
 
 def models_in_rows(plan: TablePlan) -> bool:

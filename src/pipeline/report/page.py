@@ -123,9 +123,8 @@ def runs_table(results: Results) -> dict[str, Any]:
     for cell in results.cells:
         for score in cell.scores:
             used.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
-    order = [*TRAININGS, "eval"]
     return {
-        "runs": sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9),
+        "runs": sorted(results.runs, key=lambda run: (run.stage not in TRAININGS, run.stage != "eval")),
         "kinds": KINDS,
         "used": {run.name: "; ".join(used.get(run.name, {})) or (run.label if run.stage in TRAININGS else "")
                  for run in results.runs},

@@ -31,7 +31,10 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     picture, summary, notes = "", [], [f"{len(scores)} of {len(points)} points finished."]
     notes += [SENTENCES] if is_flores(config.eval) else []
     means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
+    columns = [*points[0], "score", "run"]
+    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
     if scores:
+        write_atomically(folder / "scores.csv", comma_separated([columns, *rows]))
         best = [*means][largest([*means.values()])]
         sizes = [len(task_scores) for task_scores in next(iter(scores.values()))]
         tasks = f" in {len(sizes)} tasks, the score is the mean over tasks" if len(sizes) > 1 else ""
@@ -40,10 +43,6 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         scale = (min(means.values()), max(means.values()))
         picture = svg_of_maps(maps_of(points, means, best), "sweep", label, scale, folder / "map.png")
         summary = split_half_summary(points, scores, means, best)
-    columns = [*points[0], "score", "run"]
-    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
-    if scores:
-        write_atomically(folder / "scores.csv", comma_separated([columns, *rows]))
     shown = [[*map(str, values), "not finished" if score == "" else score, name] for *values, score, name in rows]
     tables = [("All points, with the runs that scored them.", columns, (0, len(columns) - 1), shown)]
     html = render("plain.html.j2", title=title, note=" ".join(notes), picture=picture, sentences=summary, tables=tables)

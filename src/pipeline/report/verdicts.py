@@ -94,11 +94,10 @@ class Comparison:
     def varied_axes(self) -> list[str]:
         """The axes that `differences` keeps: those of several values on a side."""
         leaves = [leaf for cell in self.questions.cells for leaf in leaf_cells(self.questions.plan, cell)]
-        levels = [[{item.at.get(axis) for item in leaf.items} - {None} for leaf in leaves] for axis in self.axes]
         return [
             axis
-            for axis, values_of_cells in zip(self.axes, levels, strict=True)
-            if any(len(values) > 1 for values in values_of_cells)
+            for axis in self.axes
+            if any(len({item.at.get(axis) for item in leaf.items} - {None}) > 1 for leaf in leaves)
         ]
 
     def contrast(self) -> Contrast:

@@ -12,10 +12,11 @@
     controls: true
     every: {data_root: ./data}
 
-A math expert meets each language expert in each method; where these are of several of the study's languages, a merge is
-scored in its own and in English. A file of mergekit is a method, {merge: mergekit, file: ./recipe.yaml}, whose models 0
-and 1 are the math and the language expert. Whatever the form cannot say, the table language can
-(tables/schema.py): stage=plan plan.expand=true prints the table that a study is.
+A math expert meets each language expert in each method, and each merge is compared with both and with the base. Where
+language experts are of several of the study's languages, a merge is scored in its own and in English. A file of
+mergekit is a method, {merge: mergekit, file: ./recipe.yaml}, whose models 0 and 1 are the math and the language expert.
+Whatever the form cannot say, the table language can (tables/schema.py): stage=plan plan.expand=true prints the table
+that a study is.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def expand_study(study: Words, file: str) -> Words:
             quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
             raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
     base = study.get("base")
+    base_row = ["base"] if base else []
     every = study.get("every") or {}
     if study.get("controls") and not base:
         raise refuse("controls", "a control has the base in the language expert's place: give base")
@@ -80,14 +82,14 @@ def expand_study(study: Words, file: str) -> Words:
             merges[name] = merge_words(method, pair, "file" in knobs, refuse)
             merges[name] |= {"merge.base": "base"} if elsewhere else {}
             merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
-            compare[name] = list(pair)
+            compare[name] = [*pair, *base_row]
     for name, settings in experts.items():
         if base and "checkpoint" in settings and is_adapter_of_elsewhere(Path(str(settings["checkpoint"]))):
             settings["eval.base"] = "base"
             tell_base(name, str(settings["checkpoint"]), str(base))
     if taken := {"base", *experts}.intersection(merges) or {"base"}.intersection(experts):
         raise refuse(min(taken), "the base or an expert has this name already: rename the expert or the method")
-    runs = {**({"base": {}} if base else {}), **experts, **merges}
+    runs = {**dict.fromkeys(base_row, {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
     spoken = {name: language_of(str(name), experts[name]) for name in sides["language"]}
@@ -174,7 +176,7 @@ def pairs(method: str, sides: dict[str, list[str]], refuse: Refuse) -> Iterator[
 
 def language_of(name: str, settings: Words) -> str:
     """The language of an expert's own rows, or of its option by that name, else its own name."""
-    return str(settings.get("expert.sources.own.language") or (settings["expert"] if "stage" in settings else name))
+    return str(settings.get("expert.sources.own.language") or settings.get("expert", name))
 
 
 def columns_in(language: str, columns: Words) -> Words:
