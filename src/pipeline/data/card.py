@@ -57,11 +57,13 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     texts = _count_lines(benchmarks.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
+    copies = _count_lines({name: counts[name]["short_copies"] for name in config.expert.sources})
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [
         f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many characters where a script has no "
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{benchmarks.ngrams.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        f"{len(benchmarks.ngrams.short)}. Rows that share with each: {'; '.join(shared_texts) or 'none'}. Rows with "
+        f"a line that is such a short text: {copies}; they are kept.",
         "",
         f"Number variants share as many words only with numbers removed from both. They are {variants}.",
         "",
@@ -81,4 +83,6 @@ def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     """The same in a line, for the log."""
     rows = sum(counts[name]["rows"] for name in config.expert.sources)
     parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
-    return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}; see data_card.md"
+    copies = sum(counts[name]["short_copies"] for name in config.expert.sources)
+    kept = f", {copies} kept that hold a short text of a benchmark" if copies else ""
+    return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}{kept}; see data_card.md"

@@ -123,6 +123,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> d
             "contaminated": count(own["marks"]),
             "number_variants": count(own["variants"]),
             "word_problems": count(own["math"]),
+            "short_copies": count(own["short"]),
             "shared": {benchmark: number for benchmark, number in shared.items() if number},
         }
         usable &= dropping_marks(config, [source], rows["marks"], rows["variants"]) == 0
