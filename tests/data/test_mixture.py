@@ -73,10 +73,10 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     card = (tmp_path / "data_card.md").read_text()
     head = (
         "rows | empty | not text | not turns | broken | low score | duplicates | contaminated | "
-        "number variants | word problems | left"
+        "number variants | word problems | short copies | left"
     )
     assert f"| {head} | taken |" in card
-    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
+    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
     assert "low score is below min_score" in card and "not text is neither text nor a number: a list" in card
     assert "of 12 rows, 2 empty, 2 not text, 1 not turns, 2 broken, 1 low score, 0 dup" in capsys.readouterr().err
 

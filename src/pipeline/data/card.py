@@ -19,7 +19,7 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    keys = ("rows", *left_out, "left", "taken")
+    keys = ("rows", *left_out, "short_copies", "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     rows = []
     for name, source in sources.items():
@@ -57,13 +57,13 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     texts = _count_lines(benchmarks.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
-    copies = _count_lines({name: counts[name]["short_copies"] for name in config.expert.sources})
     shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [
         f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many characters where a script has no "
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{len(benchmarks.ngrams.short)}. Rows that share with each: {'; '.join(shared_texts) or 'none'}. Rows with "
-        f"a line that is such a short text: {copies}; they are kept.",
+        f"{len(benchmarks.ngrams.short)}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        "",
+        "Short copies have a line that is one of the texts that are too short to compare. They are kept.",
         "",
         f"Number variants share as many words only with numbers removed from both. They are {variants}.",
         "",
