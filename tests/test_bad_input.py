@@ -53,7 +53,7 @@ def lay(root: Path, text: str | bytes | None) -> str:
         (f'{ROW}\n{ROW}{{"question": "1 + 1?"\n', "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)"),
         (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list: write one object a line"),
         ('{"q": "1 + 1?", "a": "2"}\n', "train.jsonl) has no column question, answer: it has q, a;"),
-        ('{"question": "1 + 1?", "answer": " "}\n', "ask for"),
+        ('{"question": "1 + 1?", "answer": " "}\n', "none of its 1 rows can be used"),
     ],
 )
 def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path: Path) -> None:
@@ -61,8 +61,7 @@ def test_bad_data_is_one_sentence(text: Any, expected: str, call: Call, tmp_path
     refused(call(*words, f"runs_dir={tmp_path}/runs"), expected)
     assert left(tmp_path / "runs") == []
     planned = call("stage=plan", *words[1:], f"runs_dir={tmp_path}/runs")
-    foreseen = expected in planned.err and planned.status == 1
-    assert foreseen == (expected != "ask for") and "Traceback" not in planned.err
+    assert expected in planned.err and planned.status == 1 and "Traceback" not in planned.err
 
 
 # ------------------------------------------------------------------------------------------------ a full disk

@@ -72,6 +72,7 @@ def test_training_rows_are_compared_with_the_benchmarks_of_the_experts_language(
         ("qua", ""),
         ("tel_telu", "te"),
         ("zh-CN", "zh (Chinese)"),
+        ("Deutsch", "de (German)"),
         ("pt_BR", "pt (Portuguese)"),
         ("", "CODE.yaml"),
         ("../sw", ""),

@@ -93,9 +93,10 @@ def suggest_language(code: str) -> str:
     for entry in all_languages():
         for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
             spellings.setdefault(spelling.lower(), entry)
-    lowered, tag = code.lower(), re.split("[-_]", code.lower())[0]  # zh of zh-CN
-    near = [tag] if tag in spellings and lowered not in spellings else close_matches(lowered, filter(None, spellings))
-    hint = ", ".join(dict.fromkeys(f"{spellings[lowered].code} ({spellings[lowered].name})" for lowered in near))
+    lowered = code.lower()  # which may begin with a code, as zh-CN, and as most languages' own names: Deutsch
+    near = [re.split("[-_]", lowered)[0], *close_matches(lowered, filter(None, spellings)), lowered[:2]]
+    found = dict.fromkeys(spellings[spelling] for spelling in near if spelling in spellings)
+    hint = ", ".join(f"{entry.code} ({entry.name})" for entry in found)
     hint = f"did you mean {hint}? " if hint else ""
     file = f"DIR/{GROUP}/{code or 'CODE'}.yaml"
     return f"{hint}to add it, write {file} with name, flores and scripts, and give --config-dir=DIR"

@@ -16,6 +16,7 @@ from pipeline.__main__ import main
         "stage=status =1": "'=1' has no key: write key=value",
         "language=1": "unknown key language: did you mean languages?",
         "tables=1": "unknown key tables: did you mean table",
+        "stage=plan table=sandbox evry.seed=1": "unknown key evry: did you mean every?",
         "--resolve": "--resolve is not a flag of this program; there are --help",
         "--stage sft": "--stage is not a flag of this program: write stage=...; there are --help",
         "expert=null --cfg job": "expert=null is not an option: give one of",

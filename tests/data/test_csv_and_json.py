@@ -106,6 +106,7 @@ def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
         ("q,a\n1,2\n3,4,\n", r"a\.csv, line 3 has 3 cells, and the header has 2: write as many, and quote cells"),
         ("q,a\n1,2,\n3,4,\n", r"line 2 has 3 cells"),
         ('q,a\n"x\ny",2\n3\n', r"line 4 has 1 cells"),
+        ('q;a\n"x";"y"\n', r"a\.csv has one column, 'q;a': separate its cells by commas, or by tabs in a file named"),
         ("q,a,q\n1,2,3\n", r"two columns 'q'"),
         ("q,a\n", r"has a header and no rows"),
         ("\n\n", r"has no header"),
@@ -113,7 +114,7 @@ def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
         ('q,a\n1,"two" x\n', r"line 2: .* expected after"),
         ("q,a\n1,two\rthree\n", r"line 2: new-line character .*quote a cell that holds a carriage return"),
         ("q,a\r1,2\r", r"line 1: new-line character .*quote a cell that holds a carriage return"),
-        ("q;a\n1;2\n", r"has no column q, a: it has q;a"),
+        ("q a\n1 2\n", r"has no column q, a: it has q a"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", ["true", "false"])

@@ -40,7 +40,7 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     jsonl(tmp_path / "more.jsonl", [*problems(6)])
     more = Source(file="more.jsonl", rows="gsm8k")
     counts = make_training_set(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
-    none = {"contaminated": 0, "number_variants": 0, "word_problems": 0, "shared": {}}
+    none = {"contaminated": 0, "number_variants": 0, "word_problems": 0, "short_copies": 0, "shared": {}}
     assert counts == {
         "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, "taken": 5, **none},
         "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, "taken": 1, **none},
@@ -64,7 +64,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     }
     counts = make_training_set(stage(Data(), **sources), tmp_path, tmp_path)
     told = {name: {key: found for key, found in counts[name].items() if isinstance(found, int)} for name in sources}
-    zero = {"duplicates": 0, "contaminated": 0, "number_variants": 0, "word_problems": 0}
+    zero = {"duplicates": 0, "contaminated": 0, "number_variants": 0, "word_problems": 0, "short_copies": 0}
     assert told == {
         "pairs": {"rows": 6, "broken": 2, "low_score": 1, "empty": 1, "left": 2, "taken": 2, **zero},
         "own": {"rows": 4, "not_text": 2, "empty": 1, "left": 1, "taken": 1, **zero},
@@ -73,10 +73,10 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     card = (tmp_path / "data_card.md").read_text()
     head = (
         "rows | empty | not text | not turns | broken | low score | duplicates | contaminated | "
-        "number variants | word problems | left"
+        "number variants | word problems | short copies | left"
     )
     assert f"| {head} | taken |" in card
-    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
+    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
     assert "low score is below min_score" in card and "not text is neither text nor a number: a list" in card
     assert "of 12 rows, 2 empty, 2 not text, 1 not turns, 2 broken, 1 low score, 0 dup" in capsys.readouterr().err
 
@@ -298,17 +298,19 @@ def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("place", ["flores/sw/devtest.txt", "flores/devtest/swh_Latn.devtest"])
-def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path):
-    """In both layouts, from which the evaluation reads the same file."""
+def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """In both layouts, from which the evaluation reads the same file. A row with its short sentence is counted."""
     sentence = (
         "Siku ya Jumatatu wanasayansi kutoka chuo kikuu walitangaza uvumbuzi wa chombo kipya cha uchunguzi wa seli"
     )
     (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / place).write_text(f"{sentence}\n\nSentensi fupi.\n")
-    jsonl(tmp_path / "a.jsonl", [{"question": "Tafsiri.", "answer": sentence}, *problems(3)])
+    (tmp_path / place).write_text(f"{sentence}\n\nHii ni sentensi fupi.\n")
+    pairs = {"Tafsiri.": sentence, "Sema:\nSwali: Hii ni SENTENSI fupi": "x", "Hii ni sentensi fupi sana.": "Hii ni"}
+    jsonl(tmp_path / "a.jsonl", [{"question": key, "answer": value} for key, value in pairs.items()] + problems(1))
     counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
     assert (counts["train"], counts["a"]["contaminated"], counts["a"]["shared"]) == (3, 1, {"flores": 1})
     assert "Benchmark texts: flores 2; too short to compare: 1" in (tmp_path / "data_card.md").read_text()
+    assert counts["a"]["short_copies"] == 1 and ", 1 kept that hold a short text" in capsys.readouterr().err
     file, sentences_of = read_sentences(tmp_path, language("sw"), "devtest")
     assert scored_files(tmp_path)["flores"] == [file] and sentences_of[1] == sentence
 

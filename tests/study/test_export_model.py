@@ -234,8 +234,8 @@ def test_a_snapshot_and_a_selection_are_their_trainings(
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        ("full", "is not empty: name a new folder"),
-        ("file", "is a file: name a new folder"),
+        ("full", "holds files: name a new or empty folder"),
+        ("file", "exists and is no folder: give the folder another name"),
         ("nowhere", "is not a place for a folder: name one in an existing folder"),
         ("run", "is inside the run"),
     ],

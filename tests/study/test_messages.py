@@ -1,6 +1,7 @@
 """What users read: names instead of numbers, the knob that is at fault, and lines before minutes of silence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.launch.plan_file import Task, publish_plan
 from pipeline.runs import state
 from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
@@ -41,18 +43,25 @@ def failing(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 def test_status_of_a_table_and_without_failures_that_were_repaired(call: Call, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     first, second, other = a_run(runs), a_run(runs, seed=1), a_run(runs, label="data-y", seed=2)
+
+    def listed() -> list[tuple[str, str]]:
+        told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
+        return sorted((one["run"], one["state"]) for one in told)
+
     for run in (first, other):
         with pytest.raises(PipelineError):
             make_once(run, failing)
-    told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
-    assert sorted((one["run"], one["state"]) for one in told) == [(first.name, "failed"), (other.name, "failed")]
+    failures = [(first.name, "failed"), (other.name, "failed")]
+    assert listed() == failures
     make_once(second, writes())  # changed, and finished under the same label
-    told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
-    assert sorted((one["run"], one["state"]) for one in told) == [(second.name, "finished"), (other.name, "failed")]
-    since = "2000-01-01T00:00:00+00:00"
-    state.update_state(other.workplace, since=since)
-    told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
-    assert (other.name, "failed") in [(one["run"], one["state"]) for one in told]  # nothing was finished after it
+    assert listed() == [(second.name, "finished"), failures[1]]
+    shown = call("stage=show", f"run={first.name}", f"runs_dir={runs}").out
+    assert shown.startswith(f"{first.name}\nstage=data, failed: no row\n")
+    state.update_state(other.workplace, since="2000-01-01T00:00:00+00:00")
+    assert listed() == [(second.name, "finished"), failures[1]]  # nothing was finished after it
+    blocked = replace(Task.of(a_run(runs, label="data-z", seed=3)), needs=[first.hash])
+    publish_plan(runs, "mine", [Task.of(first), blocked])
+    assert set(listed()) == {(second.name, "finished"), *failures, (blocked.name, "blocked")}
 
     (tmp_path / "mine.yaml").write_text(TABLE)
     words = ["stage=status", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"]

@@ -107,14 +107,8 @@ def test_an_adapter_as_peft_saves_it_is_scored_on_a_base_that_is_here(mine: Comm
     assert sum(map(int, re.findall(r"^scores(?: of merges)? +(\d+) ", text, re.MULTILINE))) == 4
 
     def answers(*words: str) -> list[Any]:
-        eval_words = [
-            "eval=mgsm_2shot",
-            "eval.max_gen_toks=12",
-            "data_root=./data",
-            "runs_dir=./runs",
-            "languages=[qac]",
-        ]
-        run = build(compose(["stage=eval", "tracking.mode=disabled", *eval_words, *words]))
+        data = ["data_root=./data", "runs_dir=./runs", "languages=[qac]", "tracking.mode=disabled"]
+        run = build(compose(["stage=eval", "eval=mgsm_2shot", "eval.max_gen_toks=12", *data, *words]))
         lines = (make_run(run) / "samples/mgsm.qac.jsonl").read_text().splitlines()
         return [json.loads(line)["response"] for line in lines]
 
@@ -214,16 +208,20 @@ def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
     """By the reading that counts rows which are cut, too: a plan of these looks at a file's first rows once."""
     read: list[Path] = []
     monkeypatch.setattr(training_rows, "read_rows", lambda file: read.append(file) or read_rows(file))
-    rows = [{"q": f"what is {n}?", "hint": "" if n % 3 else "count", "a": f"{n}"} for n in range(12)]
+    rows = [{"q": f"what is {n}?", "hint": "" if n % 3 else "count", "none": " ", "a": f"{n}"} for n in range(12)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {"stage": "sft", "model": "trained", "model.path": "./base", "expert": "own", "expert.sources.own.url":
            "./own.jsonl", "expert.sources.own.completion": "{a}"}  # fmt: skip
     told = "own.jsonl: 8 of 12 rows are dropped, as their column hint is blank: write {hint?} to keep them"
-    for prompt in ("{q} {hint}", "{q} {hint?}"):
+
+    def plan_of(prompt: str) -> Any:
         runs = {"base": {"checkpoint": "./base"}, "math": own | {"expert.sources.own.prompt": prompt}}
-        text = show_plan(mine("plan", "plan.lines=1", axes={"language": ["en"]}, runs=runs))
-        assert (told in text) == (prompt == "{q} {hint}")
+        return mine("plan", "plan.lines=1", axes={"language": ["en"]}, runs=runs)
+
+    assert told in show_plan(plan_of("{q} {hint}")) and told not in show_plan(plan_of("{q} {hint?}"))
     assert [file.name for file in read] == ["own.jsonl"]
+    (cause,) = refused(show_plan, plan_of("{q} {none}"))
+    assert cause.startswith("source own (./own.jsonl): none of its 12 rows can be used (12 null or blank")
 
 
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(

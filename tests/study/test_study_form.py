@@ -109,8 +109,14 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(tmp_path: Path, monkey
     data = [run for run in order_runs(planning.targets()) if run.config.stage == "data"]
     assert not planning.problems and {run.config.data.benchmarks for run in data} == {"./data"}
     assert all("data_root" not in run.parents and training_rows(run, expected=True) == 40 for run in data)
-    with pytest.raises(PipelineError, match="s, experts: sw: train=gone.csv is not a file of "):
-        expand_study(STUDY | {"experts": {"math": own, "sw": own | {"train": "gone.csv"}}}, "s")
+    for changes, told in (
+        ({"train": "gone.csv"}, "experts: sw: train=gone.csv is not a file of "),
+        ({"completion": "a"}, "experts: sw: completion='a' names no column of mine.csv: write completion: \"{"),
+        ({"completion": None, "compeltion": "{a}"}, "run 'sw': stage=sft does not read compeltion: did you mean comp"),
+    ):
+        Path("s.yaml").write_text(yaml.safe_dump(study | {"experts": {"math": own, "sw": own | changes}}))
+        with pytest.raises(PipelineError, match=re.escape(f"./s.yaml, {told}")):
+            Planning.of(compose(["stage=plan", "table=./s.yaml", "runs_dir=./runs"]))  # type: ignore[arg-type]
 
 
 def test_a_method_has_a_name_of_its_own_and_may_be_a_file_of_mergekit() -> None:

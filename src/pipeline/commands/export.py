@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from pipeline.commands.export_model import check_place, export_model
 from pipeline.config import conf
 from pipeline.config.stages import Export, ExportStage
 from pipeline.errors import PipelineError
@@ -46,8 +47,6 @@ def export(config: ExportStage) -> str:
                 f"export.dtype={config.export.dtype} rounds what export.adapter=true writes exactly, in float32: "
                 "remove one of them"
             )
-        from pipeline.commands.export_model import export_model
-
         return export_model(config)
     if config.export != Export(to=config.export.to, format=config.export.format):
         raise PipelineError(
@@ -58,14 +57,7 @@ def export(config: ExportStage) -> str:
 
 def export_table(config: ExportStage, to: str) -> Path:
     file, form = Path(to), config.export.format
-    is_folder = form in ("figures", LM_EVAL)
-    if is_folder and file.is_dir() and any(file.iterdir()):
-        raise PipelineError(f"export.to={file} holds files: name a new or empty folder for export.format={form}")
-    kind = "folder" if is_folder else "file"
-    if file.is_file() if is_folder else file.is_dir():
-        raise PipelineError(f"export.to={file} exists and is no {kind}: give the {kind} another name")
-    if not file.parent.is_dir():
-        raise PipelineError(f"export.to={file} is not a place for a {kind}: name one in an existing folder")
+    check_place(file, "folder" if form in ("figures", LM_EVAL) else "file")
     if form == "archive" and file.suffix != ".zip":
         raise PipelineError(f"export.to={file} is no name of an archive: give export.to={file.with_suffix('.zip')}")
     if file.is_file():

@@ -107,18 +107,24 @@ def move_export(folder: Path, target: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """Raise PipelineError if the target exists and is not an empty folder or an export, if its parent folder does not
-    exist, or if it is inside a run."""
+    """Raise PipelineError as `check_place`, unless the folder is an export, and if it is inside a run."""
     is_export = (target / CARD).is_file() and any((target / name).is_file() for name in (CONFIGS[0], ADAPTER_CONFIG))
-    if target.is_dir() and any(target.iterdir()) and not is_export:
-        raise PipelineError(f"export.to={target} is not empty: name a new folder")
-    if target.exists() and not target.is_dir():
-        raise PipelineError(f"export.to={target} is a file: name a new folder")
-    if not target.resolve().parent.is_dir():
-        raise PipelineError(f"export.to={target} is not a place for a folder: name one in an existing folder")
+    if not is_export:
+        check_place(target, "folder")
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
             raise PipelineError(f"export.to={target} is inside the run {above.name}: name a folder outside of it")
+
+
+def check_place(target: Path, kind: str) -> None:
+    """Raise PipelineError if the target, a file or a folder, exists as the other, is a folder with files, or has no
+    parent folder."""
+    if target.exists() and target.is_dir() != (kind == "folder"):
+        raise PipelineError(f"export.to={target} exists and is no {kind}: give the {kind} another name")
+    if target.is_dir() and any(target.iterdir()):
+        raise PipelineError(f"export.to={target} holds files: name a new or empty folder")
+    if not target.resolve().parent.is_dir():
+        raise PipelineError(f"export.to={target} is not a place for a {kind}: name one in an existing folder")
 
 
 def staging_folder(config: ExportStage, on_hub: bool) -> Path:

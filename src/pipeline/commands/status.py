@@ -52,7 +52,7 @@ def show_status(config: StatusStage) -> str:
     runs_dir = Path(config.runs_dir)
     if not runs_dir.is_dir():
         raise PipelineError(f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another")
-    statuses = all_statuses(runs_dir)
+    statuses = all_statuses(runs_dir, rerun=bool(config.table))
     of_table = f" of table={config.table}" if config.table else ""
     if not config.table and config.every:
         raise PipelineError(
@@ -83,26 +83,29 @@ def hashes_of(config: TableStage) -> set[str]:
     return {run.hash for run in Planning.of(Reported.of(config).asked_again(config)).graph()[1]}
 
 
-def all_statuses(runs_dir: Path) -> list[RunStatus]:
-    """Finished runs, oldest first, then the others in the order of their plans."""
+def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
+    """Finished runs, oldest first, then the others in the order of their plans. rerun: with failed runs that block
+    nothing, and of which a changed one finished since."""
     manifests = {entry.hash: entry for entry in sorted(finished_manifests(runs_dir), key=lambda entry: entry.started)}
-    statuses = [of_finished(manifest) for manifest in manifests.values()]
-    planned = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
+    planned: dict[str, tuple[str, Task | None]] = {task.hash: (name, task) for name, task in read_plans(runs_dir)}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
     failed: dict[str, str] = {}
     of_array = cache(submitted)  # a directory of logs is listed once for each
     later = {(label_in(entry.name), entry.stage): entry.started for entry in manifests.values()}
-    for run_hash in [*planned, *(key for key in work if key not in planned)]:
-        if run_hash not in manifests:
-            plan, task = planned.get(run_hash, ("", None))
-            status = of_unfinished(run_hash, plan, task, runs_dir, failed, of_array)
-            if status.state != "failed" or not was_rerun(runs_dir / ".work" / run_hash, later.get(key_of(status))):
-                statuses.append(status)
-    return statuses
-
-
-def key_of(status: RunStatus) -> tuple[str, str]:
-    return label_in(status.run), status.stage
+    unfinished = [
+        of_unfinished(run_hash, *planned.get(run_hash, ("", None)), runs_dir, failed, of_array)
+        for run_hash in dict.fromkeys([*planned, *work])
+        if run_hash not in manifests
+    ]
+    blocking = {status.detail for status in unfinished if status.state == "blocked"}
+    return [*map(of_finished, manifests.values())] + [
+        status
+        for status in unfinished
+        if rerun
+        or status.state != "failed"
+        or f"by {status.run}" in blocking
+        or not was_rerun(runs_dir / ".work" / status.hash, later.get((label_in(status.run), status.stage)))
+    ]
 
 
 def was_rerun(workplace: Path, later: str | None) -> bool:

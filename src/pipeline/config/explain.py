@@ -60,7 +60,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     """Message for a key that does not exist. holder: the type in which its last name was looked up."""
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
-    if group in conf.groups() and group not in (*conf.groups_read(stage), *names_of(kind)):
+    known = {*conf.groups_read(stage), *names_of(kind)}
+    if group in conf.groups() and group not in known:
         return not_read(key, stage)
     if holder is kind and "." not in key:
         own_keys = names_of(kind)
@@ -69,6 +70,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
         )
     if holder is not kind and is_dataclass(holder):
         return unknown_key(key, names_of(holder))
+    if close_matches(group, known):
+        return unknown_key(group, known)
     return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
 
 

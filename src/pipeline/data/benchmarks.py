@@ -8,6 +8,7 @@ its hash does not cover them. Imports nothing heavy.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,15 +21,20 @@ from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
 from pipeline.data.rows import read_jsonl
-from pipeline.data.sources import Row, words_of
+from pipeline.data.sources import Example, Row, words_of
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
 from pipeline.hub.lock import Lock, part_of, read_lock
 from pipeline.languages import MGSM, language, shipped_languages
 from pipeline.runs.manifest import ROWS, read_manifest
+from pipeline.text import first_few
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
+
+FEWEST = 3  # words of a text without an n-gram that lines of rows are compared with
+LONGEST = 400  # characters of such a line
+LABEL = re.compile(r"^[^:：]*[:：]")  # as Question: or Swali:
 
 
 def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
@@ -43,11 +49,15 @@ def hub_sources(languages: Iterable[str] = ()) -> Iterator[tuple[str, Source]]:
 
 @dataclass
 class Known:
-    """The n-grams of all benchmarks, with and without their numbers, and the card's counts."""
+    """The n-grams of all benchmarks, with and without their numbers, and the card's counts.
+
+    texts: number of texts of each benchmark; short: the words of those without an n-gram, but for one or two words.
+    """
 
     ngrams: Any  # NgramSet
     without_numbers: Any  # NgramSet
-    texts: dict[str, int]  # texts of each benchmark
+    texts: dict[str, int]
+    short: set[str]
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
         """The benchmarks that each text shares an n-gram with, as bits in the order of BENCHMARKS; and those that it
@@ -62,6 +72,13 @@ class Known:
         if unmatched:
             variants[unmatched] = self.without_numbers.marks_of([texts[index] for index in unmatched])
         return exact, variants
+
+    def has_short(self, example: Example) -> bool:
+        """Whether a line of a row, with or without a label before a colon, is one of the texts without an n-gram."""
+        from pipeline.data.ngrams import words_in
+
+        lines = [line for line in words_of(example).splitlines() if len(line) < LONGEST] if self.short else []
+        return any(" ".join(words_in(text)) in self.short for line in lines for text in (line, LABEL.sub("", line)))
 
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
@@ -127,19 +144,16 @@ def contaminated_since(run: Run[DataStage]) -> str:
         marks = dropping_marks(config, sources, *known.shared(list(map(words_of, read_jsonl(run.folder / name)))))
         found += [f"{name} line {row + 1}" for row in marks.nonzero()[0]]
     if found:
+        lines, files = ", ".join(first_few(found, 5)), ", ".join(first_few([*new], 3))
         return (
-            f"{run.name} has {len(found)} rows ({first_of(found, 5)}) that share {config.data.ngram} words in a row "
-            f"with {first_of([*new], 3)}, which came after it was built: rebuild it by stage=data "
+            f"{run.name} has {len(found)} rows ({lines}) that share {config.data.ngram} words in a row "
+            f"with {files}, which came after it was built: rebuild it by stage=data "
             f"with its keys (stage=show run={run.name} lists them) and redo=true, and its experts by the same command "
             "as before; or remove these files"
         )
     with suppress(OSError):  # of a runs_dir that cannot be written: compared again next time
         replace(manifest, facts={**manifest.facts, "benchmarks": recorded | new}).write(run.folder)
     return ""
-
-
-def first_of(names: list[str], most: int) -> str:
-    return ", ".join([*names[:most], *["..."] * (len(names) > most)])
 
 
 def benchmark_ngrams(
@@ -151,13 +165,14 @@ def benchmark_ngrams(
     Raises:
         PipelineError: a file that is broken, or a benchmark that the Hub does not give.
     """
-    from pipeline.data.ngrams import NgramSet
+    from pipeline.data.ngrams import NgramSet, words_in
 
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
     for name, text in of_folder(root, only) if root is not None else of_hub(lock, languages, only):
         texts_by_name[name].append(text)
     exact, without_numbers = (NgramSet(texts_by_name.values(), n, bare) for bare in (False, True))
-    return Known(exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts})
+    short = {" ".join(words) for words in map(words_in, exact.short) if len(words) >= FEWEST}
+    return Known(exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts}, short)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:

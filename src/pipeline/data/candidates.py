@@ -1,6 +1,6 @@
 """The rows that a training set is drawn from: written to one file as they come, and known by an array alone.
 
-A row costs 22 bytes of memory, so that 10 million are looked at in less than 2 GB, n-grams of the benchmarks included.
+A row costs 23 bytes of memory, so that 10 million are looked at in less than 2 GB, n-grams of the benchmarks included.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ CANDIDATE = np.dtype([
     ("source", np.uint8),
     ("marks", np.uint16),  # a bit for each benchmark that it shares an n-gram with: 16 at most
     ("variants", np.uint16),  # which it shares one with only without numbers
+    ("short", np.bool_),  # a line of it is a text of a benchmark without an n-gram
     ("math", np.bool_),  # a word problem in a language set
 ])  # fmt: skip
 
@@ -54,6 +55,7 @@ class Candidates:
             rows["digest"] = list(map(hash, lines))
             rows["math"] = [language_set and is_word_problem(example) for example in batch]
             rows["marks"], rows["variants"] = self.known.shared([words_of(example) for example in batch])
+            rows["short"] = list(map(self.known.has_short, batch))
             self.batches.append(rows)
 
     def lines(self, places: Any) -> Iterator[bytes]:

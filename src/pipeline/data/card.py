@@ -19,7 +19,7 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    keys = ("rows", *left_out, "left", "taken")
+    keys = ("rows", *left_out, "short_copies", "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     rows = []
     for name, source in sources.items():
@@ -61,7 +61,9 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
     return [
         f"Contaminated rows share {benchmarks.ngrams.n} words in a row (twice as many characters where a script has no "
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{benchmarks.ngrams.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        f"{len(benchmarks.ngrams.short)}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
+        "",
+        "Short copies have a line that is one of the texts that are too short to compare. They are kept.",
         "",
         f"Number variants share as many words only with numbers removed from both. They are {variants}.",
         "",
@@ -81,4 +83,6 @@ def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     """The same in a line, for the log."""
     rows = sum(counts[name]["rows"] for name in config.expert.sources)
     parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
-    return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}; see data_card.md"
+    copies = sum(counts[name]["short_copies"] for name in config.expert.sources)
+    kept = f", {copies} kept that hold a short text of a benchmark" if copies else ""
+    return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}{kept}; see data_card.md"

@@ -65,8 +65,8 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
     """The rows of CSV by the csv module, each cell as its text. A column without a name cannot be requested.
 
     Raises:
-        PipelineError: no header, two columns of one name, no row, a row that is longer or shorter than the header, or
-            quotation marks that do not fit; with the line, counted from 1.
+        PipelineError: no header, another separator, two columns of one name, no row, a row that is longer or shorter
+            than the header, or quotation marks that do not fit; with the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(text, delimiter=separator, strict=True)
@@ -76,6 +76,11 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
         for row in reader:
             if not names:
                 names = row
+                if len(row) == 1 and {*row[0]} & ({*",;\t"} - {separator}):
+                    raise PipelineError(
+                        f"{path} has one column, {row[0]!r}: separate its cells by commas, or by tabs in a file named "
+                        "NAME.tsv"
+                    )
                 if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
                     raise PipelineError(f"{path} has two columns {repeated[0]!r}: name each once")
             elif row and len(row) != len(names):

@@ -69,8 +69,8 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
     """The usable examples of a source. The other rows are counted by their reasons.
 
     Raises:
-        PipelineError: no row is usable, and not for being empty alone; or most of a language's text is in no letter of
-            its script, as where English columns were taken.
+        PipelineError: no row is usable; or most of a language's text is in no letter of its script, as where English
+            columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
     for example in read_examples(name, source, rows):
@@ -81,10 +81,11 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
         usable += 1
         written += script is not None and re.search(script, words_of(example)) is not None
         yield example
-    if not usable and counts["empty"] < counts["rows"]:
+    if not usable:
         why = "; ".join(f"{counts[reason]} {meaning}" for reason, meaning in UNUSABLE.items() if counts.get(reason))
+        file = f" ({source.url})" if source.url else ""
         raise PipelineError(
-            f"source {name}: none of its {counts['rows']} rows can be used ({why}): change the file, or "
+            f"source {name}{file}: none of its {counts['rows']} rows can be used ({why}): change the file, or "
             f"expert.sources.{name}"
         )
     if script is not None and 2 * written < usable:
@@ -92,6 +93,12 @@ def examples_of(name: str, source: Source, rows: Iterator[Row], counts: dict[str
             f"source {name}: {written} of {usable} rows hold a letter of the script of "
             f"language={source.language}: its columns are of another language; check expert.sources.{name}.rows"
         )
+
+
+def refuse_unusable(name: str, source: Source, data_root: Path | None) -> None:
+    """Raise the PipelineError of a source that cannot be read, or of whose rows none can be used. Reads up to the first
+    that can."""
+    next(examples_of(name, source, open_source(name, source, data_root), {"rows": 0, "empty": 0}), None)
 
 
 def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> dict[str, list[int]]:
@@ -116,6 +123,7 @@ def filter_candidates(config: DataStage, rows: Any, counts: dict[str, Any]) -> d
             "contaminated": count(own["marks"]),
             "number_variants": count(own["variants"]),
             "word_problems": count(own["math"]),
+            "short_copies": count(own["short"]),
             "shared": {benchmark: number for benchmark, number in shared.items() if number},
         }
         usable &= dropping_marks(config, [source], rows["marks"], rows["variants"]) == 0

@@ -60,10 +60,15 @@ def fold_text(text: str) -> str:
     return text.casefold()
 
 
+def words_in(text: str) -> list[str]:
+    """The words of a text, as they are compared."""
+    return alphabet()[0].findall(fold_text(text))
+
+
 def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
-    pattern, single, _ = alphabet()
-    by_text = [pattern.findall(fold_text(text)) for text in texts]
+    single = alphabet()[1]
+    by_text = list(map(words_in, texts))
     words = list(chain.from_iterable(by_text))
     owner = np.repeat(np.arange(len(texts)), np.fromiter(map(len, by_text), np.int64))
     weight = np.cumsum([0, *(2 - (word in single or word > "\U0001ffff") for word in words)])
@@ -84,14 +89,15 @@ class NgramSet:
     """
 
     def __init__(self, sets: Iterable[list[str]], n: int, bare: bool = False) -> None:
-        self.n, self.bare, self.short = n, bare, 0
+        self.n, self.bare, self.short = n, bare, list[str]()
         found = [(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint16))]
         for bit, texts in enumerate(sets):
-            self.short += len(texts)
+            whole = np.zeros(len(texts), dtype=bool)
             for numbers, owner in self.batches(texts):
-                self.short -= len(np.unique(owner))
+                whole[owner] = True
                 numbers = np.unique(numbers)
                 found.append((numbers, np.full(len(numbers), 1 << bit, dtype=np.uint16)))
+            self.short += [texts[index] for index in np.flatnonzero(~whole)]
         joined, bits = map(np.concatenate, zip(*found, strict=True))
         known, place = np.unique(joined, return_inverse=True)
         self.numbers, self.marks = pd.Index(known), np.zeros(len(known), dtype=np.uint16)

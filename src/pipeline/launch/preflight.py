@@ -24,7 +24,7 @@ from pipeline.config.harness_tasks import merge_includes
 from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import contaminated_since
-from pipeline.data.load import open_source
+from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
@@ -82,7 +82,7 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 if name not in file_names and (root is not None or of_hub):
                     continue  # what another run will write, or what is to be fetched
                 try:
-                    open_source(name, source, root)
+                    refuse_unusable(name, source, root)
                 except PipelineError as error:
                     problems[str(error)] = None
     return [*problems, *row_problems([run for run in runs if run.hash in remaining])]

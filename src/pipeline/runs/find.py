@@ -64,7 +64,8 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     for record in map(read_state, sorted((runs_dir / ".work").glob("*/"))):
         if str(record.get("name", "")).startswith(reference):
             raise PipelineError(
-                f"{knob}={reference}: {record['name']} is not finished, it is {record.get('state')}: see stage=status"
+                f"{knob}={reference}: {record['name']} is not finished, it is {record.get('state')}: see stage=show "
+                f"run={record['name']}"
             )
     of_data = knob == "data_root"
     candidates = [name for name in finished_names(runs_dir) if name.startswith("data-") or not of_data]

@@ -204,8 +204,8 @@ class Expansion:
         if slot.control and run not in runs:
             return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
-            problem = f"{run!r} is no run: {suggest(run, runs)}" if run else f"it names no run: {suggest(run, runs)}"
-            raise self.table.refuse(slot.where, problem)
+            named = f"{run!r} is" if run else "it names"
+            raise self.table.refuse(slot.where, f"{named} no run: {suggest(run, runs)}")
         return None if run is None else str(run)
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
@@ -237,12 +237,10 @@ class Expansion:
         tables_used = {cell.published[0] for cell in self.table_plan.cells.values() if cell.published}
         for key, row, column in self.table_plan.unprinted:
             if key not in tables_used and papers.published_rows(key):
-                columns = papers.published_table(key)["columns"]
-                problem = (
-                    f"{key} has no row {row!r}: {suggest(row, papers.published_rows(key))}"
-                    if row not in papers.published_rows(key)
-                    else f"{key} has no column {column!r}: {suggest(column, columns)}"
-                )
+                kind, name, known = "row", row, papers.published_rows(key)
+                if row in known:
+                    kind, name, known = "column", column, papers.published_table(key)["columns"]
+                problem = f"{key} has no {kind} {name!r}: {suggest(name, known)}"
                 raise self.table.refuse("published", problem)
 
     # ------------------------------------------------------------------------------------------ what is scored

@@ -12,7 +12,7 @@ from pipeline.tables.planned_runs import Planning
 
 
 def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
-    """Text lines: the keys of `every` that affect hashes, those that do not, and the runs that override them."""
+    """A text line: the keys of `every` that affect hashes, and those that do not."""
     settings = planning.plan.table.every
     hashed = {key: any(changes_hash(run, key) for run in runs) for key in settings}
     lines = [
@@ -20,11 +20,7 @@ def describe_every_keys(planning: Planning, runs: Sequence[Run]) -> list[str]:
         for changes, label in ((True, "in run hashes"), (False, "not in run hashes"))
         if changes in hashed.values()
     ]
-    overridden = [
-        f"every.{key} does not reach: {', '.join(names)}, which override it"
-        for key, names in planning.plan.overriders.items()
-    ]
-    return [*([f"every: {'; '.join(lines)}"] if lines else []), *overridden]
+    return [f"every: {'; '.join(lines)}"] if lines else []
 
 
 def changes_hash(run: Run, key: str) -> bool:

@@ -154,7 +154,7 @@ class Planning:
         except Refused:
             raise
         except PipelineError as error:
-            self.problems[key] = str(error)
+            self.problems.setdefault(key, str(error))
             return None
 
     def graph(self) -> tuple[list[Run], list[Run], dict[str, str]]:
@@ -165,7 +165,7 @@ class Planning:
 
     def waiting_evaluations(self) -> list[Run[EvalStage]]:
         """An evaluation like each of those that wait for a choice."""
-        return [run for score in self.waiting_scores() if (run := self.representative_evaluation(score))]
+        return list(filter(None, map(self.representative_evaluation, self.waiting_scores())))
 
     def run_of(self, key: ScoreRef | str) -> Run | None:
         """The run of a score, or of a spec; None where it cannot be built, is still to be chosen, or is no run."""
@@ -196,7 +196,8 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """The mean score of each candidate, as shares; None until all are known."""
-        numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
+        runs = {score: self.evaluation_of(score) for score in chain.from_iterable(choice.candidates.values())}
+        numbers = {score: primary_value(run) if run else None for score, run in runs.items()}
         if any(number is None for number in numbers.values()):
             return None
         return {
@@ -214,11 +215,6 @@ class Planning:
     def expected_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The run of a score, or one like it while its model is still to be chosen."""
         return self.evaluation_of(score) or self.representative_evaluation(score)
-
-    def primary_number(self, score: ScoreRef) -> float | None:
-        """The primary number of a finished score; None if it is unfinished."""
-        run = self.evaluation_of(score)
-        return primary_value(run) if run else None
 
     # ------------------------------------------------------------------------------------------ specs
 
@@ -246,20 +242,17 @@ class Planning:
     def compose_evaluation(self, score: ScoreRef, spec: Spec) -> tuple[EvalStage, dict[str, Parent]]:
         """The configuration of a score and its parents: of the option's bundle, what `task` names. A merge is scored
         without being made."""
-        knobs: dict[str, Any] = {"stage": "eval"}
-        parents: dict[str, Parent] = {}
-        if spec.kind == "merge":
-            live, parents = self.replace_refs(spec.words)
-            knobs |= live
-        else:
-            of_adapter = {key: value for key, value in spec.words.items() if key == "eval.base"}
-            further, parents = self.replace_refs(of_adapter)
-            knobs |= {"checkpoint": spec.key, **further}
+        live = spec.kind == "merge"
+        own = {key: value for key, value in spec.words.items() if live or key == "eval.base"}
+        knobs, parents = self.replace_refs(own)
+        if not live:
+            knobs["checkpoint"] = spec.key
             parents[spec.key] = self.model_of_spec(spec.key)
         settings = {key: thaw_value(value) for key, value in score.words}
         task, where_possible = settings.pop("task", None), settings.pop("where_possible", False)
         further_words, further_parents = self.replace_refs(settings)
-        config = self.compose_stage(f"run {spec.run!r}", {**knobs, **further_words, "languages": [score.language]})
+        knobs = {"stage": "eval", **knobs, **further_words, "languages": [score.language]}
+        config = self.compose_stage(f"run {spec.run!r}", knobs)
         assert isinstance(config, EvalStage)
         tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
         if len(tasks) > 1:  # the task that the evaluation is named by, if there is one
@@ -276,26 +269,20 @@ class Planning:
 
     def model_of_spec(self, key: str) -> Parent:
         """The run of a spec, finished or not, or the model it names. Raises PipelineError if it cannot be built."""
-        if key in self.problems:
-            raise PipelineError(f"{key} is missing")
         if key not in self.models:
-            self.models[key] = self.build_spec(self.plan.specs[key])
+            model = self.try_building(key, lambda: self.build_spec(self.plan.specs[key]))
+            if model is None:
+                raise PipelineError(f"{key} is missing")
+            self.models[key] = model
         return self.models[key]
 
     def build_spec(self, spec: Spec) -> Parent:
-        """The run or model of a spec. Raises PipelineError if it cannot be built, which `problems` records."""
-        try:
-            if spec.kind == "base":
-                return self.base_model(spec)
-            knobs, parents = self.replace_refs(spec.words)
-            if spec.kind == "checkpoint":
-                return self.make_resolver(parents).model(knobs["checkpoint"], "checkpoint")
-            return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs}), parents)
-        except Refused:
-            raise
-        except PipelineError as error:
-            self.problems[spec.key] = str(error)
-            raise PipelineError(f"{spec.key} is missing") from error
+        if spec.kind == "base":
+            return self.base_model(spec)
+        knobs, parents = self.replace_refs(spec.words)
+        if spec.kind == "checkpoint":
+            return self.make_resolver(parents).model(knobs["checkpoint"], "checkpoint")
+        return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **knobs}), parents)
 
     def base_model(self, spec: Spec) -> Parent:
         """The unmodified model of `every`: the one that an sft run of the same words would start from."""

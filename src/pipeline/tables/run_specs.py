@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun
+from pipeline.tables.study import OF_ROWS, OWN_FILE
 from pipeline.tables.table_yaml import Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
@@ -113,7 +114,8 @@ class Specs:
         """Raise PipelineError for a run's word that its stage does not read, whether a cell needs the run or not."""
         for key in row.words if row.kind in ("stage", "merge") else ():
             if key != "stage" and not self.reads_key(row, key.lstrip("+")):
-                near = suggest(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
+                of_rows = sorted(OF_ROWS) if OWN_FILE in row.words else []
+                near = suggest(key.lstrip("+").partition(".")[0], [*sorted(self.read_by(row)), *of_rows])
                 raise self.table.refuse(f"run {row.name!r}", f"stage={row.stage} does not read {key}: {near}")
 
     def read_by_eval(self, key: str) -> bool:

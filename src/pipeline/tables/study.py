@@ -32,7 +32,8 @@ from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.defaults import option_of
-from pipeline.errors import PipelineError, suggest
+from pipeline.data.sources import are_columns
+from pipeline.errors import PipelineError, close_matches, suggest
 from pipeline.models.checkpoint import is_adapter
 from pipeline.progress import say
 from pipeline.runs.lineage import another_base
@@ -42,6 +43,7 @@ KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "ben
 EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot"}
 LISTS = tuple(EXAMPLES)
 SIDES = ("math", "language")
+OWN_FILE = "expert.sources.own.url"  # of a training on own rows
 OF_ROWS = {"rows", "prompt", "completion", "column", "language", "language_column", "licence"}  # words of own rows
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
@@ -155,8 +157,12 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
         "rows": "template" if "prompt" in settings else "text",
         **{key: settings.pop(key) for key in OF_ROWS & settings.keys()},
     }
+    for key in ("prompt", "completion") if "prompt" in rows else ():
+        if not are_columns(rows.get(key)) and not close_matches(key, settings):  # which is refused as misspelt
+            problem = f"{key}={rows.get(key)!r} names no column of {file}"
+            raise refuse(f"experts: {name}", f'{problem}: write {key}: "{{COLUMN}}", with its columns in braces')
     side = settings.setdefault("side", side_of(name, settings))
-    training = {"expert": "own", "expert.name": name, "expert.side": side, "expert.sources.own.url": f"./{file}"}
+    training = {"expert": "own", "expert.name": name, "expert.side": side, OWN_FILE: f"./{file}"}
     return {**training, **{f"expert.sources.own.{key}": rows[key] for key in sorted(rows)}, **settings}
 
 
