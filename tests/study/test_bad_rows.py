@@ -41,12 +41,17 @@ def refused(text: str, **every: Any) -> str:
         (MATH, "merge.math: {all: math, over: [n]}", "merge.math.over names 'n', which is no axis"),
         (UNUSED, "unused: {stage: sft, exprt: math}", "mine.yaml, run 'unused': stage=sft does not read exprt: did "
          "you mean expert?"),
+        (UNUSED, "unused: {stage: sft, expert: math, 1: 2}", "run 'unused': stage=sft does not read 1: there are "),
+        (UNUSED, "unused: {checkpoint: [hub:a/b]}", "run 'unused' is neither a stage, a merge, a checkpoint nor empty"),
+        ("mixture: small", "true: small", "mine.yaml, every: no run of this table reads True"),
+        (ROWS, "controls: [{math: 1}]\nrows:", "controls: \"{'math': 1}\" is not a run: give true, or there are base"),
         (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
          "stage, a merge, a checkpoint nor empty"),
         ("model: base_model, ", "", "mine.yaml, run 'base': it is empty, the model of every, and every names no model"),
         ("mixture: small", "analyze.axis: input", "mine.yaml, every: no run of this table reads analyze.axis"),
         (COLUMN, "  math: mth\n", "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?"),
         (COLUMN, "  math: {eval: mgsm_8shot}\n", "column 'math': it names no run: there are base, math"),
+        (COLUMN, "  math: {run: [math]}\n", "column 'math': \"['math']\" is no run: did you mean math?"),
         (COLUMN, "  math: {run: math, b: 3}\n", "column 'math': b=3, and no run in it has that axis"),
         (COLUMN, '  math: {run: "{m}"}\n', "column 'math': {m} names m, which neither of them fixes"),
         (COLUMN, '  "x{b}": {run: swap, b: 3}\n  x3: math\n', "mine.yaml, column 'x3': there are two columns"),

@@ -161,6 +161,9 @@ def test_with_two_languages_each_merge_is_compared_in_its_own_and_in_english() -
         ({"experts": {"math": "./a", "math2": "./b"}}, "s.yaml, experts: no expert of side language"),
         ({"methods": ["reset"]}, "s.yaml, methods: reset is not a merge of two experts"),
         ({"methods": ["layer_swop"]}, "layer_swop is not a merge of two experts: did you mean layer_swap"),
+        ({"methods": {"soup": 0.3}}, "s.yaml, methods: soup: expected a mapping of names to values, got 0.3"),
+        ({"methods": [{"soup": {}}]}, r"s.yaml, methods: \{'soup': \{\}\} is not a merge of two experts: there are"),
+        ({"every": ["sft.steps: 2"]}, r"s.yaml, every: expected a mapping of names to values, got \['sft.steps: 2'\]"),
         ({"experts": {"a": {"expert": "math_sw"}}}, "experts: a: side=both is neither math nor language: write"),
         (
             {"base": None, "experts": {"sw": "./b", "math": {"expert": "math"}}},

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.errors import suggest
 from pipeline.tables.schema import Names, Reference, Side, Table, TableRun
+from pipeline.tables.words import as_list
 
 SUFFIX = ", control"
 
@@ -51,10 +52,10 @@ def language_experts(table: Table, requested: Any) -> list[str]:
         if not naming:
             raise table.refuse("controls", "no merge.language says which runs are language experts: name them, [RUN]")
         return list(dict.fromkeys(naming))
-    names = requested if isinstance(requested, list) else [requested]
+    names = list(map(str, as_list(requested)))
     for name in names:
         if name not in table.runs:
-            raise table.refuse("controls", f"{name!r} is not a run: give true, or {suggest(str(name), table.runs)}")
+            raise table.refuse("controls", f"{name!r} is not a run: give true, or {suggest(name, table.runs)}")
     return names
 
 

@@ -28,7 +28,7 @@ from pipeline.tables.plan import (
 )
 from pipeline.tables.run_specs import At, Reads, Specs
 from pipeline.tables.schema import Side, Table
-from pipeline.tables.table_yaml import Words
+from pipeline.tables.words import Words, as_list
 
 SCORES = "scores"  # the name of the cells' evaluations among the runs that read `every`
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these would compare numerics, not models
@@ -200,13 +200,14 @@ class Expansion:
         word, runs = slot.words.get("run", ""), self.specs.runs
         if open_axes := [axis for axis in self.axes_named_by(slot, word) if axis not in slot.at]:
             raise self.table.refuse(slot.where, f"{word} names {open_axes[0]}, which neither of them fixes")
-        run = self.specs.fill_placeholders(word, slot.at)
+        filled = self.specs.fill_placeholders(word, slot.at)
+        run = None if filled is None else str(filled)
         if slot.control and run not in runs:
             return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
             named = f"{run!r} is" if run else "it names"
             raise self.table.refuse(slot.where, f"{named} no run: {suggest(run, runs)}")
-        return None if run is None else str(run)
+        return run
 
     def axes_named_by(self, slot: Place, *values: Any) -> list[str]:
         return [axis for value in values for axis in self.specs.axes_named_by(slot.where, value)]
@@ -290,9 +291,8 @@ class Expansion:
         for key in self.every:
             (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
         filled = {key: self.specs.fill_placeholders(value, at) for key, value in {**self.every, **settings}.items()}
-        return tuple(sorted((key, freeze_value(value)) for key, value in filled.items())), [
-            str(code) for code in (languages if isinstance(languages, list) else [languages])
-        ]
+        frozen = tuple(sorted((key, freeze_value(value)) for key, value in filled.items()))
+        return frozen, list(map(str, as_list(languages)))
 
     def add_score(self, slot: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)

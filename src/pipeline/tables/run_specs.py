@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun
 from pipeline.tables.study import OF_ROWS, OWN_FILE
-from pipeline.tables.table_yaml import Words
+from pipeline.tables.words import Words, as_list
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
@@ -45,7 +45,7 @@ class Spec:
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
-    yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
+    yield from (item for item in as_list(value) if isinstance(item, Ref))
 
 
 class Specs:

@@ -36,7 +36,7 @@ Nothing here composes an option or opens a file.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,11 @@ from pipeline.tables.table_yaml import (
     RUN_KEYS,
     SECTIONS,
     Find,
-    Words,
-    as_list,
-    as_mapping,
     dotted,
     merge_inherited,
     parsed_yaml,
-    table_error,
 )
+from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
 REDUCE = ("mean", "max", "min")
 CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
@@ -145,15 +142,9 @@ class Table:
 # ---------------------------------------------------------------------------------------------------- text
 
 
-def read_table(
-    text: str,
-    file: str,
-    find: Find | None = None,
-    every: Mapping[str, Any] | None = None,
-    run_keys: Collection[str] = RUN_KEYS,
-) -> Table:
+def read_table(text: str, file: str, find: Find | None = None, every: Mapping[str, Any] | None = None) -> Table:
     """A table from its text. `file` is how errors call it, `find` gives the tables that `defaults` name, `every` is
-    added to the table's own (every.KEY=VALUE of the command line), `run_keys` are the knobs that take a RUN.
+    added to the table's own (every.KEY=VALUE of the command line).
 
     Raises:
         PipelineError: anything that is not in the format, naming file and row.
@@ -169,7 +160,7 @@ def read_table(
     raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
     settings = {**raw["every"], **every}
     pooled = add_seeds(raw, settings.pop("seed"), file) if isinstance(settings.get("seed"), list) else ()
-    table = replace(Reader(file, raw, run_keys).build_table(settings), pooled=pooled)
+    table = replace(Reader(file, raw).build_table(settings), pooled=pooled)
     written = parsed_yaml(text, file)
     own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
     shared = {*table.axes, *table.every} - own_keys - {*every} | {"published"} - written.keys()
@@ -195,8 +186,8 @@ def add_seeds(raw: Words, seeds: list[Any], file: str) -> tuple[str, ...]:
 class Reader:
     """Reads the words of one table, checked against its axes and the names of its runs."""
 
-    def __init__(self, file: str, raw: Words, run_keys: Collection[str]) -> None:
-        self.file, self.raw, self.run_keys = file, raw, run_keys
+    def __init__(self, file: str, raw: Words) -> None:
+        self.file, self.raw = file, raw
         self.names = list(raw["runs"])
         self.axes = {name: self.read_axis(name, values) for name, values in raw["axes"].items()}
 
@@ -267,7 +258,7 @@ class Reader:
             return TableRun(name, "stage", spec)
         if "merge" in spec and "checkpoint" not in spec:
             return TableRun(name, "merge", spec)
-        if spec.get("checkpoint") and set(spec) <= {"checkpoint", "eval.base"}:
+        if spec.get("checkpoint") and set(spec) <= {"checkpoint", "eval.base"} and not spec["checkpoint"].is_list:
             return TableRun(name, "checkpoint", spec)
         if not spec:
             return TableRun(name, "base", spec)
@@ -282,7 +273,7 @@ class Reader:
                 (name,) = value
                 raise table_error(self.file, where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
         return {
-            key: self.run_names(where, key, value) if key in self.run_keys and value is not None else value
+            key: self.run_names(where, key, value) if key in RUN_KEYS and value is not None else value
             for key, value in spec.items()
         }
 

@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from pipeline.models.checkpoint import is_adapter
 from pipeline.progress import say
 from pipeline.runs.lineage import another_base
 from pipeline.runs.manifest import MANIFEST
+from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
 KEYS = ("name", "title", "note", "base", "experts", "methods", "languages", "benchmarks", "controls", "every")
 EXAMPLES = {"languages": "sw, te", "benchmarks": "mgsm_8shot, belebele_5shot"}
@@ -47,43 +48,43 @@ OWN_FILE = "expert.sources.own.url"  # of a training on own rows
 OF_ROWS = {"rows", "prompt", "completion", "column", "language", "language_column", "licence"}  # words of own rows
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
 
-Words = dict[str, Any]
 Refuse = Callable[[str, str], PipelineError]  # (key, problem)
 
 
 def expand_study(study: Words, file: str) -> Words:
     """The table that a study is. Raises PipelineError, naming the file and the key, for what is no study."""
 
-    def refuse(where: str, problem: str) -> PipelineError:
-        return PipelineError(f"{file}, {where}: {problem}")
-
+    refuse = partial(table_error, file)
     for key in study:
         if key not in KEYS:
-            raise refuse(str(key), f"not a key of a study, which has experts: {suggest(str(key), KEYS)}")
+            raise refuse(key, f"not a key of a study, which has experts: {suggest(key, KEYS)}")
     if missing := next((key for key in LISTS if not study.get(key)), None):
         raise refuse(missing, "a study names at least one")
-    lists = {key: study[key] if isinstance(study[key], list) else [study[key]] for key in LISTS}
+    lists = {key: as_list(study[key]) for key in LISTS}
     for key, names in lists.items():
         if wrong := [name for name in names if not isinstance(name, str)]:
             quoted = ", and quote no, yes and on" * isinstance(wrong[0], bool)  # which YAML reads as truth values
             raise refuse(key, f"{wrong[0]!r} is no name: write {key}: [{EXAMPLES[key]}]{quoted}")
     base = study.get("base")
     base_row = ["base"] if base else []
-    every = study.get("every") or {}
+    every = as_mapping(file, "every", study.get("every"))
     if study.get("controls") and not base:
         raise refuse("controls", "a control has the base in the language expert's place: give base")
     experts, sides = experts_of(study["experts"], bool(base or "model" in every), refuse)
     merges: dict[str, Words] = {}
     compare: dict[str, list[str]] = {}
-    methods = study.get("methods") or []
-    for title in [methods] if isinstance(methods, str) else methods:
-        knobs = dict((methods[title] if isinstance(methods, dict) else None) or {})
+    methods = study.get("methods") or {}
+    knobs_of_methods = methods if isinstance(methods, dict) else dict.fromkeys(map(str, as_list(methods)))
+    for title, given in as_mapping(file, "methods", knobs_of_methods).items():
+        knobs = as_mapping(file, f"methods: {title}", given)
         method = str(knobs.pop("merge", title))
-        for name, pair in pairs(str(title), sides, refuse):
+        for name, pair in pairs(title, sides, refuse):
             elsewhere = base and method != "mergekit" and any("checkpoint" in experts[expert] for expert in pair)
-            merges[name] = merge_words(method, pair, "file" in knobs, refuse)
-            merges[name] |= {"merge.base": "base"} if elsewhere else {}
-            merges[name] |= {f"merge.{knob}": value for knob, value in knobs.items()}
+            merges[name] = {
+                **merge_words(method, pair, "file" in knobs, refuse),
+                **({"merge.base": "base"} if elsewhere else {}),
+                **{f"merge.{knob}": value for knob, value in knobs.items()},
+            }
             compare[name] = [*pair, *base_row]
     for name, settings in experts.items():
         if base and "checkpoint" in settings and is_adapter_of_elsewhere(Path(str(settings["checkpoint"]))):
@@ -94,7 +95,7 @@ def expand_study(study: Words, file: str) -> Words:
     runs = {**dict.fromkeys(base_row, {}), **experts, **merges}
     columns = dict(columns_of(lists["benchmarks"], lists["languages"]))
     first_column = next((name for name, column in columns.items() if column["in"] != "en"), None)
-    spoken = {name: language_of(str(name), experts[name]) for name in sides["language"]}
+    spoken = {name: language_of(name, experts[name]) for name in sides["language"]}
     several = len({*spoken.values()} & {*lists["languages"]}) > 1
     own_columns = {name: spoken[pair[1]] for name, pair in compare.items() if several}
     optional: Words = {key: study[key] for key in ("note", "controls") if key in study}
@@ -130,11 +131,12 @@ def experts_of(experts: Any, trainable: bool, refuse: Refuse) -> tuple[dict[str,
         raise refuse("experts", f"expected names and experts, {EXAMPLE}")
     runs: dict[str, Words] = {}
     sides: dict[str, list[str]] = {side: [] for side in SIDES}
-    for name, expert in experts.items():
+    for key, expert in experts.items():
+        name = str(key)
         settings = dict(expert) if isinstance(expert, dict) else {"run": expert}
         if "train" in settings:
-            settings = of_own_rows(str(name), settings, refuse)
-        side = settings.pop("side", None) or side_of(str(name), settings)
+            settings = of_own_rows(name, settings, refuse)
+        side = settings.pop("side", None) or side_of(name, settings)
         if side not in SIDES:
             raise refuse(f"experts: {name}", f"side={side} is neither {' nor '.join(SIDES)}: write one of them")
         sides[side].append(name)
@@ -158,7 +160,9 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
         **{key: settings.pop(key) for key in OF_ROWS & settings.keys()},
     }
     for key in ("prompt", "completion") if "prompt" in rows else ():
-        if not are_columns(rows.get(key)) and not close_matches(key, settings):  # which is refused as misspelt
+        if not are_columns(str(rows.get(key))) and not close_matches(
+            key, map(str, settings)
+        ):  # which is refused as misspelt
             problem = f"{key}={rows.get(key)!r} names no column of {file}"
             raise refuse(f"experts: {name}", f'{problem}: write {key}: "{{COLUMN}}", with its columns in braces')
     side = settings.setdefault("side", side_of(name, settings))

@@ -10,9 +10,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import suggest
 from pipeline.files import readable_yaml
 from pipeline.tables.study import expand_study
+from pipeline.tables.words import Words, as_list, as_mapping, table_error
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "runs", "score", "columns", "rows", "beside",
         "compare", "primary", "controls", "defaults", "free_snapshots")  # fmt: skip
@@ -23,12 +24,7 @@ RUN_KEYS = frozenset(
      "merge.base", "base", "eval.base", "data_root", "data.benchmarks"}
 )  # fmt: skip
 
-Words = dict[str, Any]
 Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its file
-
-
-def table_error(file: str, where: str, problem: str) -> PipelineError:
-    return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
 
 
 def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
@@ -90,11 +86,11 @@ def dotted(settings: Any, file: str, where: str) -> Any:
         PipelineError: a key that is given in both forms.
     """
     flat: Words = {}
-    for key, value in settings.items() if isinstance(settings, dict) else ():
+    for key, value in as_mapping(file, where, settings).items() if isinstance(settings, dict) else ():
         nested: Words = {key: value}
         if key == "by":
             nested = {key: dotted(value, file, f"{where}, by")}
-        elif isinstance(value, dict) and "." not in str(key) and key not in RUN_KEYS and [*value.values()] != [None]:
+        elif isinstance(value, dict) and "." not in key and key not in RUN_KEYS and [*value.values()] != [None]:
             nested = {key if name == "name" else f"{key}.{name}": item for name, item in value.items()}
         for name, item in nested.items():
             if name in flat:
@@ -107,13 +103,3 @@ def dotted(settings: Any, file: str, where: str) -> Any:
 def cached_yaml(text: str) -> Any:
     """The content of YAML text: a plan reads some tables dozens of times."""
     return OmegaConf.to_container(OmegaConf.create(text))
-
-
-def as_mapping(file: str, where: str, value: Any) -> Words:
-    if value is not None and not isinstance(value, dict):
-        raise table_error(file, where, f"expected a mapping of names to values, got {value!r}")
-    return value or {}
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

@@ -1,0 +1,24 @@
+"""The words of a table's YAML: values that may stand alone or in a list, and mappings by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.errors import PipelineError
+
+Words = dict[str, Any]
+
+
+def table_error(file: str, where: str, problem: str) -> PipelineError:
+    return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
+
+
+def as_mapping(file: str, where: str, value: Any) -> Words:
+    """A mapping of names, which YAML may have read as numbers or truth values; none for null."""
+    if value is not None and not isinstance(value, dict):
+        raise table_error(file, where, f"expected a mapping of names to values, got {value!r}")
+    return {str(name): item for name, item in (value or {}).items()}
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
