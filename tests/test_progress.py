@@ -155,6 +155,11 @@ def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: py
     assert len(set(seen)) >= 2  # two prompts a batch
 
 
+def test_a_whole_text_is_counted_when_it_is_weighed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [(f"one two three question {index}",) for index in range(4)]
+    assert compute(load_model(base, 2), requests("loglikelihood_rolling", asked), monkeypatch).seen == [1, 2, 3, 4]
+
+
 # ---------------------------------------------------------------------------------------------------- the program
 
 DONE = r"\[\d+/\d+\] done in [\d.]+ s"

@@ -95,7 +95,11 @@ class Drawn(Scripted):
         settings = [request.args[1] for request in requests]
         assert all((one["do_sample"], one["temperature"], one["top_p"]) == (True, 0.7, 0.9) for one in settings)
         assert {one["draw"].split()[0] for one in settings} == {"5"}
-        return [answer_of(number_of(request.args[0]), int(request.args[1]["draw"].split()[1])) for request in requests]
+        answers = []
+        for request in requests:
+            answers.append(answer_of(number_of(request.args[0]), int(request.args[1]["draw"].split()[1])))
+            self.ended("generate_until", request.args, (answers[-1], None))
+        return answers
 
 
 def answer_of(question: int, answer: int) -> str:

@@ -57,7 +57,7 @@ class Asked:
 
 
 def score_tasks(
-    lm: Any, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store | None = None
+    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store | None = None
 ) -> EvaluationResult:
     """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
 
@@ -86,7 +86,7 @@ def score_tasks(
         "versions": {name: result.version for name, result in results.items()},
         "task_hashes": {name: result.task_hash for name, result in results.items()},
         **facts,
-        "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
+        "share_prefix": settings.share_prefix and not lm.unshared,
         "found_again": [task.name for task in asked_tasks if not task.left],
         **rows_used(asked_tasks, settings),
     }
@@ -130,7 +130,7 @@ def rounds_together(settings: Eval) -> bool:
     return below_float32(settings) and not invariant
 
 
-def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
+def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
     """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
     computed together with it.
 
@@ -145,7 +145,7 @@ def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Stor
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
         answers.found, unanswered = {}, requests
-    if unanswered and hasattr(lm, "max_length"):
+    if unanswered:
         refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
     return Asked(definition, task, rows, requests, answers, unanswered)
 
@@ -154,11 +154,10 @@ def key_of(request: Instance) -> tuple[Any, ...]:
     return (request.request_type, *request.args)
 
 
-def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
-    """Answer the requests that are not stored, each kind together."""
+def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
+    """Answer the requests that are not stored, each kind together. The model reports each answer when it ends."""
     questions_per_answer = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
-    if isinstance(lm, Answering):
-        set_sharing(lm, asked.definition, settings)
+    set_sharing(lm, asked.definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
         if asked.answers.add((kind, *arguments), answer):
@@ -167,11 +166,9 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
     lm.ended = ended
     for kind in dict.fromkeys(request.request_type for request in asked.left):
         alike = [request for request in asked.left if request.request_type == kind]
-        for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
-            ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
-    if isinstance(lm, Answering):
-        asked.answers.found[USED] = lm.batch_size
-    if asked.answers.together and not (isinstance(lm, Answering) and lm.engine.halved):
+        getattr(lm, kind)(alike, disable_tqdm=True)
+    asked.answers.found[USED] = lm.batch_size
+    if asked.answers.together and not lm.engine.halved:
         asked.answers.write(asked.answers.found.items())
     asked.answers.close()
 
@@ -179,7 +176,7 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
 class Answered(LM):
     """Gives the harness the answers that are there."""
 
-    def __init__(self, lm: Any, answers: Answers, think_end: str | None) -> None:
+    def __init__(self, lm: Answering, answers: Answers, think_end: str | None) -> None:
         super().__init__()
         self.lm, self.answers, self.think_end = lm, answers, think_end
 
@@ -205,7 +202,7 @@ def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
     return (thoughts, answer.lstrip()) if ended else (None, text if think_end is None else text.lstrip())
 
 
-def score(lm: Any, asked: Asked, settings: Eval) -> TaskResult:
+def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
     """The answers of a task scored by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
     result = join_answers(asked.definition, scored) if len(scored) > 1 else scored[0]
@@ -220,7 +217,7 @@ def score(lm: Any, asked: Asked, settings: Eval) -> TaskResult:
     return result
 
 
-def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResult:
+def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> TaskResult:
     """The answers of this number: the inner half of the harness' simple_evaluate.
 
     The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
