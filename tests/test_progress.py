@@ -24,7 +24,7 @@ from tiny_words import FEW
 from pipeline import progress
 from pipeline.config.evaluation import Eval
 from pipeline.evaluate import score
-from pipeline.evaluate.model import load_model
+from pipeline.evaluate.model import open_model
 from pipeline.evaluate.store import Answers
 from pipeline.progress import Bar, format_duration, say
 
@@ -135,7 +135,7 @@ def compute(lm: Any, asked: list[Instance], monkeypatch: pytest.MonkeyPatch, sha
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, 2)
+    lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)]
     assert compute(lm, requests("generate_until", asked), monkeypatch, shared).seen == [1, 2, 3, 4]
@@ -143,7 +143,7 @@ def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool, monkeypatch
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, 2)
+    lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"]
     found = requests("loglikelihood", asked)
@@ -157,7 +157,7 @@ def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: py
 
 def test_a_whole_text_is_counted_when_it_is_weighed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [(f"one two three question {index}",) for index in range(4)]
-    assert compute(load_model(base, 2), requests("loglikelihood_rolling", asked), monkeypatch).seen == [1, 2, 3, 4]
+    assert compute(open_model(base, 2), requests("loglikelihood_rolling", asked), monkeypatch).seen == [1, 2, 3, 4]
 
 
 # ---------------------------------------------------------------------------------------------------- the program

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.stages import EvalStage
+from pipeline.evaluate.model import Answering, open_model
 from pipeline.runs.run import External, Run
 
 REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
@@ -80,6 +81,13 @@ class Scripted(LM):
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         raise NotImplementedError
+
+
+def load_model(*opened: Any) -> Answering:
+    """As `open_model`, with its weights."""
+    lm = open_model(*opened)
+    lm.load()
+    return lm
 
 
 def ended(lm: Any) -> dict[str, Any]:

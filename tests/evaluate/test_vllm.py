@@ -12,13 +12,14 @@ import pytest
 import torch
 from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
-from made_up import asked, byte_tokenizer, ended, run_of
+from made_up import asked, byte_tokenizer, ended, load_model, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import ON_GPU, evaluation_seconds
 from pipeline.estimate.flops import cards
-from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.extras import vllm_backend
 from pipeline.extras.vllm_backend import VllmBackend, vllm_versions
 from pipeline.merge.adapters import open_source
@@ -112,7 +113,7 @@ def choices(lengths: int) -> list[Instance]:
 
 def by_torch(merge: Merging) -> Answering:
     live = model_of(merge, "float32", "cpu")
-    return Answering(None, 4, pretrained=live.model, tokenizer=live.tokenizer)
+    return Answering(TorchBackend(4, model=live.model), pretrained=live.model, tokenizer=live.tokenizer)
 
 
 def by_vllm(weights: Merging | Path, **settings: Any) -> Answering:
