@@ -21,7 +21,7 @@ from pipeline.estimate.flops import cards
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.extras import vllm_backend
-from pipeline.extras.vllm_backend import VllmBackend, vllm_versions
+from pipeline.extras.vllm_backend import VllmBackend, versions
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import merge_of_one, model_of
 from pipeline.merge.merge import Merging, open_merge
@@ -46,11 +46,11 @@ ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of vLLM, which computes by transformers: it takes what it is handed, and has none of vLLM's traps."""
-    vllm_versions.cache_clear()
+    versions.cache_clear()
     if not REAL:
         monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_in"))
     yield
-    vllm_versions.cache_clear()
+    versions.cache_clear()
 
 
 @pytest.fixture(scope="module", params=KINDS if REAL else ["llama"])
@@ -405,7 +405,7 @@ def test_another_installation_is_refused(found: dict[str, str], refusal: str, mo
 
     monkeypatch.setattr(vllm_backend, "version", version)
     with pytest.raises(PipelineError, match=refusal):
-        vllm_versions()
+        versions()
 
 
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:

@@ -18,8 +18,7 @@ from lm_eval.utils import hash_string
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
-from pipeline.config.extensions import BACKENDS, outside_core
-from pipeline.evaluate.before import refuse_too_long
+from pipeline.evaluate.before import engine_of, refuse_too_long
 from pipeline.evaluate.memory import ROWS
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
@@ -56,6 +55,7 @@ class Asked:
         return self.definition.name
 
 
+@harness_tamed()
 def score_tasks(
     lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store | None = None
 ) -> EvaluationResult:
@@ -64,22 +64,20 @@ def score_tasks(
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
     facts = facts_of(settings)
-    with harness_tamed():
-        if settings.chat_template:
-            set_template_date(lm, settings)
-        with announced("tokenizing the questions"):
-            asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-        unanswered = [task for task in asked_tasks if task.left]
-        for task in asked_tasks:
-            if stored := len(task.requests) - len(task.left):
-                say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
-        if unanswered:
-            say_if_rounded(settings)
-            questions = settings.answers * sum(len(task.rows) for task in unanswered)
-            with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
-                for task in unanswered:
-                    compute(lm, task, settings, bar)
-        results = {task.name: score(lm, task, settings) for task in asked_tasks}
+    set_template_date(lm, settings)
+    with announced("tokenizing the questions"):
+        asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
+    unanswered = [task for task in asked_tasks if task.left]
+    for task in asked_tasks:
+        if stored := len(task.requests) - len(task.left):
+            say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
+    if unanswered:
+        say_if_rounded(settings)
+        questions = settings.answers * sum(len(task.rows) for task in unanswered)
+        with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
+            for task in unanswered:
+                compute(lm, task, settings, bar)
+    results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
         "packages": {package: version(package) for package in packages},
@@ -116,11 +114,6 @@ def decided_by(settings: Eval) -> dict[str, Any]:
     if settings.products != "ieee":
         decides["products"] = settings.products
     return decides | ({"engine": engine} if (engine := engine_of(settings)) else {})
-
-
-def engine_of(settings: Eval) -> dict[str, str]:
-    """What of a backend outside of this program changes answers."""
-    return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions(settings)
 
 
 def rounds_together(settings: Eval) -> bool:
