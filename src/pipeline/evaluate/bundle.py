@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import benchmark_of, kind_of
-from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
@@ -109,5 +109,5 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
 def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
     """One row for several languages, each of the same weight."""
-    value = mean([row.value for row in rows if row.value is not None])
+    value = fmean([row.value for row in rows if row.value is not None])
     return replace(rows[0], language=language, pair=pair, value=value, stderr=None, n=sum(row.n for row in rows))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
@@ -74,7 +75,7 @@ def score_row(
 ) -> ScoreRow:  # fmt: skip
     """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
     is computed; anything else for corpus scores, which have none. value: that of the score; by default their mean."""
-    value, benchmark = metrics.mean(item_values) if value is None else float(value), benchmark_of(definition.task)
+    value, benchmark = fmean(item_values) if value is None else float(value), benchmark_of(definition.task)
     if benchmark.question_column:
         item_values = list(metrics.value_per_question(item_values, metric in benchmark.measures).values())
     single = all(isinstance(item, int | float) for item in item_values)
@@ -109,12 +110,8 @@ def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
     benchmark, (metric, chief) = benchmark_of(definition.task), primary_metric(definition.task)
     answers, shares = list(map(answers_of, samples)), dict[str, list[Any]]()
     if benchmark.kind == "number":
-        shares["unparsed"] = [
-            metrics.mean([metrics.is_unparsed(answer["extracted"]) for answer in some]) for some in answers
-        ]
-    shares["cut_off"] = [
-        metrics.mean([answer["cut_off"] for answer in some]) for some in answers if "cut_off" in some[0]
-    ]
+        shares["unparsed"] = [fmean([answer["extracted"] == metrics.INVALID for answer in some]) for some in answers]
+    shares["cut_off"] = [fmean([answer["cut_off"] for answer in some]) for some in answers if "cut_off" in some[0]]
     for name in samples[0]["scores"] if samples else ():
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
@@ -195,7 +192,7 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         right = [bool(answer["correct"]) for answer in answers]
         first = answers[0]
         numeric = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
-        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in numeric}
+        scores = {name: fmean([answer["scores"][name] for answer in answers]) for name in numeric}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
         if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
@@ -208,7 +205,7 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
     for parts in zip(*(result.rows for result in results), strict=True):
         of_chief = parts[0].filter == chief
         each: list[Any] = [sample["scores"].get(parts[0].metric) if of_chief else None for sample in samples]
-        value = metrics.mean([part.value for part in parts if part.value is not None])
+        value = fmean([part.value for part in parts if part.value is not None])
         rows.append(replace(parts[0], value=value, stderr=None if None in each else metrics.mean_stderr(each, value)))
     return replace(results[0], rows=rows, samples=samples)
 
@@ -237,9 +234,7 @@ def further_rows_of(
         task_samples = samples[definition.name]
         if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in task_samples]
-            lost = [
-                metrics.mean([answer["number"] is None for answer in answers_of(sample)]) for sample in task_samples
-            ]
+            lost = [fmean([answer["number"] is None for answer in answers_of(sample)]) for sample in task_samples]
             rows.append(score_row(definition, "numeric_match", "last-number", right))
             rows.append(score_row(definition, "unparsed", "last-number", lost))
             rows += language_rows(definition, task_samples)

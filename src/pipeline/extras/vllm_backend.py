@@ -125,8 +125,6 @@ def reason(error: str) -> str:
     remedy = "its log is above; eval.backend=hf needs no vLLM"
     if "memory" in error.lower():
         remedy = "lower eval.batch_size, or free memory that other processes hold"
-    elif "longer than" in error or "maximum model length" in error:
-        remedy = "ask for fewer exemplars or shorter answers"
     return f"eval.backend=vllm: vLLM stopped ({error[:300]}), and nothing of this task was scored: {remedy}"
 
 
