@@ -14,12 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import benchmark_of, kind_of
-from pipeline.evaluate.records import (
-    EvaluationResult,
-    ScoreRow,
-    named_scores,
-    write_scores,
-)
+from pipeline.evaluate.records import EvaluationResult, ScoreRow, write_scores
 from pipeline.files import link_or_copy
 from pipeline.languages import TEN
 
@@ -76,12 +71,12 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in further_parts)}
     harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
-    write_scores(result, work)
+    scores = write_scores(result, work)
     (work / "samples").mkdir()
     for part in scored.values():
         for path in sorted((part.folder / "samples").iterdir()):
             link_or_copy(path, work / "samples" / path.name)
-    return {"scores": named_scores(result), "harness": harness}
+    return {"scores": scores, "harness": harness}
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

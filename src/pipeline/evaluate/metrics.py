@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -100,12 +99,12 @@ def sentence_chrf(reference: str, response: str) -> float:
     return sacrebleu.sentence_chrf(response, [reference], word_order=2).score
 
 
-def spbleu(references: Sequence[str], responses: Sequence[str], model_file: Path) -> float:
+def spbleu(references: Sequence[str], responses: Sequence[str], model_file: str) -> float:
     """Corpus BLEU (0-100) over the pieces of a SentencePiece model, that of FLORES-200 for the published spBLEU."""
     from sacrebleu.metrics import BLEU
     from sentencepiece import SentencePieceProcessor
 
-    pieces = SentencePieceProcessor(model_file=str(model_file))
+    pieces = SentencePieceProcessor(model_file=model_file)
     cut = [[" ".join(pieces.encode(text, out_type=str)) for text in side] for side in (responses, references)]
     return BLEU(tokenize="none", force=True).corpus_score(cut[0], [cut[1]]).score
 

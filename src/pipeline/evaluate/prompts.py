@@ -32,6 +32,7 @@ from pipeline.hub import reach
 from pipeline.hub.lock import Lock
 from pipeline.models.load import date_of_templates
 from pipeline.progress import say
+from pipeline.text import one_line
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
@@ -257,7 +258,7 @@ def template_problem(problem: str) -> str:
 
 def plain_line(error: Exception) -> str:
     """What an error says, in one line of at most 200 printable characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:200]
 
 

@@ -226,7 +226,7 @@ def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
 
 
 def further_rows_of(
-    definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
+    definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: str | None
 ) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM and the language of its answers, spBLEU where its model is."""
     rows = []
@@ -270,22 +270,18 @@ def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> Scor
 
 
 def write_evaluation(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
-    """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name for the manifest."""
+    """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
     for definition in definitions:
         write_rows(work / "samples" / f"{definition.task}.{definition.where}.jsonl", result.samples[definition.name])
-    write_scores(result, work)
-    return named_scores(result)
+    return write_scores(result, work)
 
 
-def write_scores(result: EvaluationResult, work: Path) -> None:
+def write_scores(result: EvaluationResult, work: Path) -> dict[str, float]:
+    """scores.json; gives back the scores by name, as manifests and W&B have them: mgsm/sw/exact_match -> its value."""
     rows, further = ([row.as_json() for row in side] for side in (result.rows, result.beside))
     report = {"rows": rows, "beside": further, "harness": result.harness}
     (work / "scores.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def named_scores(result: EvaluationResult) -> dict[str, float]:
-    """mgsm/sw/exact_match -> its value, as manifests and W&B have them."""
     scores = {}
     for row in [*result.rows, *result.beside]:
         name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)
