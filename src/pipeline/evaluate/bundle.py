@@ -88,14 +88,13 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
         if row.subject is None:
-            to_english = row.pair is not None and row.pair.endswith("-en")
-            place = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
+            pair = row.pair and ("mean-en" if row.pair.endswith("-en") else "en-mean")
+            place = (row.task, row.num_fewshot, row.metric, row.filter, pair)
             groups.setdefault(place, {})[row.language] = row
     means, tens = [], []
-    for (task, *_, paired, to_english), by_language in groups.items():
+    for (task, *_, pair), by_language in groups.items():
         scored = {code: row for code, row in by_language.items() if row.value is not None}
         if 1 < len(by_language) == len(scored):
-            pair = ("mean-en" if to_english else "en-mean") if paired else None
             means.append(mean_of(list(scored.values()), "mean", pair))
         if kind_of(task) == "number" and {*TEN} <= scored.keys():
             tens.append(mean_of([scored[code] for code in TEN], AVERAGE_OF_TEN))
