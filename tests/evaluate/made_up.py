@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.stages import EvalStage
 from pipeline.evaluate.model import Answering, open_model
+from pipeline.evaluate.store import Store
 from pipeline.runs.run import External, Run
 
 REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
@@ -88,6 +89,11 @@ def load_model(*opened: Any) -> Answering:
     lm = open_model(*opened)
     lm.load()
     return lm
+
+
+def none_stored(folder: Path) -> Store:
+    """A store of answers in which none is found."""
+    return Store(folder / "answers", {"root": "made up"}, 1, fresh=True)
 
 
 def ended(lm: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_up import Notes, Scripted, asked, choice, run_of
+from made_up import Notes, Scripted, asked, choice, none_stored, run_of
 from scipy.stats import chisquare
 from test_decode import lookup_table, run
 from test_score import number_of, value
@@ -115,7 +115,7 @@ def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None
     task = asked("mgsm", 2)
     definitions = task_definitions(choice(task), ["en"], data_root, tmp_path / "tasks")
     settings = choice(task, limit=4, temperature=0.7, top_p=0.9, answers=4, sample_seed=5)
-    scores = score_tasks(Drawn(), definitions, load_tasks(definitions, Lock()), settings)
+    scores = score_tasks(Drawn(), definitions, load_tasks(definitions, Lock()), settings, none_stored(tmp_path))
     each = [0.5, 0.5, 0.0, 1.0]
     first = scores.rows[0]
     assert (first.metric, first.filter, first.value, first.n) == ("exact_match", "flexible-extract", 0.5, 4)

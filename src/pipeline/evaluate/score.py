@@ -57,7 +57,7 @@ class Asked:
 
 @harness_tamed()
 def score_tasks(
-    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store | None = None
+    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store
 ) -> EvaluationResult:
     """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
 
@@ -123,7 +123,7 @@ def rounds_together(settings: Eval) -> bool:
     return below_float32(settings) and not invariant
 
 
-def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
+def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store: Store) -> Asked:
     """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
     computed together with it.
 
@@ -131,10 +131,9 @@ def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store
         PipelineError: prompts do not fit the model. What is stored did.
     """
     rows = rows_asked(definition, task, settings)
-    requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
-    if store:
-        together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
-        answers = store.answers(definition.name, decided_by(settings), together)
+    requests = build_requests(lm, definition, task, rows, settings)
+    together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
+    answers = store.answers(definition.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
         answers.found, unanswered = {}, requests
