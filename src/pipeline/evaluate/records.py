@@ -116,10 +116,10 @@ def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
     rows = [score_row(definition, name, chief, values) for name, values in shares.items() if values]
-    column = benchmark.group or ""
-    for group in sorted({sample[column] for sample in samples}) if column else ():
-        item_values = [sample["scores"][metric] for sample in samples if sample[column] == group]
-        rows.append(score_row(definition, metric, chief, item_values, subject=group))
+    if benchmark.group:
+        for group in sorted({sample[benchmark.group] for sample in samples}):
+            item_values = [sample["scores"][metric] for sample in samples if sample[benchmark.group] == group]
+            rows.append(score_row(definition, metric, chief, item_values, subject=group))
     return rows
 
 

@@ -267,9 +267,8 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if rounds_together(settings):
         how[USED] = settings.batch_size or (None if on_gpu else ROWS)
     how["share_prefix"] = settings.share_prefix
-    if on_gpu:
-        return how | {"processor": torch.cuda.get_device_name()}
-    return how | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
+    cpu = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
+    return how | {"processor": torch.cuda.get_device_name() if on_gpu else cpu}
 
 
 def say_if_rounded(settings: Eval) -> None:

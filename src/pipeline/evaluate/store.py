@@ -87,12 +87,12 @@ class Answers:
     together: bool
     found: dict[str, Any]
 
-    def look_up(self, request: Iterable[Any]) -> Any:
-        return self.found.get(digest(list(request)))
+    def look_up(self, request: tuple[Any, ...]) -> Any:
+        return self.found.get(digest(request))
 
-    def add(self, request: Iterable[Any], answer: Any) -> bool:
+    def add(self, request: tuple[Any, ...], answer: Any) -> bool:
         """Whether the answer is new; one that is there stays."""
-        key = digest(list(request))
+        key = digest(request)
         if key in self.found:
             return False
         self.found[key] = answer
