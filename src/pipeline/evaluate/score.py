@@ -97,14 +97,14 @@ def facts_of(settings: Eval) -> dict[str, Any]:
     facts = decided_by(settings) | {"chat_template": settings.chat_template}
     if settings.chat_template:
         facts["template_date"] = settings.template_date
+        if not settings.fewshot_as_multiturn:
+            facts["fewshot_as_multiturn"] = False
     if is_sampled(settings):
         sampling = ("temperature", "top_p", "answers", "sample_seed")
         facts["sampling"] = {name: getattr(settings, name) for name in sampling}
     for name in ("think_end", "system_instruction"):
         if getattr(settings, name) is not None:
             facts[name] = getattr(settings, name)
-    if settings.chat_template and not settings.fewshot_as_multiturn:
-        facts["fewshot_as_multiturn"] = False
     return facts
 
 
