@@ -45,9 +45,8 @@ def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
     engine_of(settings)
     refuse_unreachable_base(run)
-    if "checkpoint" not in run.parents:
-        return  # a merge's files are looked at with its headers
-    refuse_model(run.parents["checkpoint"].folder, settings)
+    if "checkpoint" in run.parents:  # a merge's files are looked at with its headers
+        refuse_model(run.parents["checkpoint"].folder, settings)
 
 
 def engine_of(settings: Eval) -> dict[str, str]:

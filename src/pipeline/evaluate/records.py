@@ -195,10 +195,10 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         scores = {name: fmean([answer["scores"][name] for answer in answers]) for name in numeric}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
-        if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
-            voted = metrics.majority([answer["extracted"] for answer in answers])
-            first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
-            scores["majority"] = float(first["correct"])
+            if kind_of(definition.task) != "program":
+                voted = metrics.majority([answer["extracted"] for answer in answers])
+                first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
+                scores["majority"] = float(first["correct"])
         varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
         samples.append({**first, "scores": scores, "answers": varying})
     rows = []
