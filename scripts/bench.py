@@ -363,7 +363,7 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from lm_eval.models.huggingface import HFLM
 
     from pipeline.config.evaluation import Eval, EvalTask
-    from pipeline.evaluate.model import load_model
+    from pipeline.evaluate.model import open_model
     from pipeline.evaluate.prompts import harness_tamed, load_tasks
     from pipeline.evaluate.tasks import task_definitions
     from pipeline.hub.lock import Lock
@@ -381,7 +381,8 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         return loaded.instances
 
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-    ours = load_model(asked.model, asked.batch_size, asked.dtype)
+    ours = open_model(asked.model, asked.batch_size, asked.dtype)
+    ours.load()
     ours.share_prefix = True
     stock = HFLM(pretrained=ours.model, tokenizer=ours.tokenizer, batch_size=asked.batch_size)
     engine = vllm_model(asked) if asked.vllm else None

@@ -24,7 +24,7 @@ from tiny_words import FEW
 from pipeline import progress
 from pipeline.config.evaluation import Eval
 from pipeline.evaluate import score
-from pipeline.evaluate.model import load_model
+from pipeline.evaluate.model import open_model
 from pipeline.evaluate.store import Answers
 from pipeline.progress import Bar, format_duration, say
 
@@ -124,35 +124,49 @@ def requests(kind: Any, asked: list[Any]) -> list[Instance]:
     ]
 
 
-def compute(lm: Any, asked: list[Instance], monkeypatch: pytest.MonkeyPatch, shared: bool = False) -> Any:
+def compute(
+    lm: Any, asked: list[Instance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool = False
+) -> Any:
     """The progress of a model that answers four questions."""
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
-    put: Any = score.Asked(None, None, range(4), asked, Answers(), asked)  # type: ignore[arg-type]
+    put: Any = score.Asked(None, None, range(4), asked, Answers(tmp_path / "answers", False, {}), asked)  # type: ignore[arg-type]
     bar = Heard()
     score.compute(lm, put, Eval(name="x"), bar)
     return bar
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_answer_is_counted_when_it_ends(base: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, 2)
+def test_an_answer_is_counted_when_it_ends(
+    base: Path, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)]
-    assert compute(lm, requests("generate_until", asked), monkeypatch, shared).seen == [1, 2, 3, 4]
+    assert compute(lm, requests("generate_until", asked), tmp_path, monkeypatch, shared).seen == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_four_choices_are_one_question(base: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load_model(base, 2)
+def test_four_choices_are_one_question(
+    base: Path, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = open_model(base, 2)
     beginning = "one two three " * 30 if shared else ""
     asked = [(f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"]
     found = requests("loglikelihood", asked)
     for index, request in enumerate(found):
         request.metadata = ("task", index // 4, 1)
         request.__post_init__()
-    seen = compute(lm, found, monkeypatch, shared).seen
+    seen = compute(lm, found, tmp_path, monkeypatch, shared).seen
     assert seen == sorted(seen) and seen[-1] == pytest.approx(4)
     assert len(set(seen)) >= 2  # two prompts a batch
+
+
+def test_a_whole_text_is_counted_when_it_is_weighed(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [(f"one two three question {index}",) for index in range(4)]
+    texts = requests("loglikelihood_rolling", asked)
+    assert compute(open_model(base, 2), texts, tmp_path, monkeypatch).seen == [1, 2, 3, 4]
 
 
 # ---------------------------------------------------------------------------------------------------- the program

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.stages import EvalStage
+from pipeline.evaluate.model import Answering, open_model
+from pipeline.evaluate.store import Store
 from pipeline.runs.run import External, Run
 
 REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
@@ -38,7 +41,13 @@ def likelihood(model: torch.nn.Module, tokenizer: Any, prompt: str, answer: str)
 
 
 class Scripted(LM):
-    """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the order asked."""
+    """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the order asked.
+
+    It reports its answers as `Answering` does, and takes prompts of any length.
+    """
+
+    batch_size, max_length, max_gen_toks, unshared = 1, 2**30, 0, False
+    engine = SimpleNamespace(halved=False)
 
     def __init__(
         self,
@@ -48,6 +57,10 @@ class Scripted(LM):
         super().__init__()
         self.answer, self.weigh = answer, weigh or (lambda prompt, continuation: 0.0)
         self.prompts: list[str] = []
+        self.ended: Callable[..., Any] = lambda kind, arguments, answer: None
+
+    def tok_encode(self, text: str) -> list[str]:
+        return text.split()
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
         self.prompts += [request.args[0] for request in requests]
@@ -56,15 +69,31 @@ class Scripted(LM):
             text = self.answer(request.args[0])
             for stop in request.args[1]["until"]:
                 text = text.split(stop)[0]
+            self.ended("generate_until", request.args, (text, None))
             answers.append(text)
         return answers
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self.prompts += [request.args[0] for request in requests]
-        return [(self.weigh(*request.args), False) for request in requests]
+        weights = [(self.weigh(*request.args), False) for request in requests]
+        for request, weight in zip(requests, weights, strict=True):
+            self.ended("loglikelihood", request.args, weight)
+        return weights
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         raise NotImplementedError
+
+
+def load_model(*opened: Any) -> Answering:
+    """As `open_model`, with its weights."""
+    lm = open_model(*opened)
+    lm.load()
+    return lm
+
+
+def none_stored(folder: Path) -> Store:
+    """A store of answers in which none is found."""
+    return Store(folder / "answers", {"root": "made up"}, 1, fresh=True)
 
 
 def ended(lm: Any) -> dict[str, Any]:

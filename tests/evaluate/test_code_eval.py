@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import Scripted, asked, choice, problem, write_rows
+from made_up import Scripted, asked, choice, none_stored, problem, write_rows
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import code_eval
@@ -287,7 +287,9 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
 
     definitions = task_definitions(choice(asked("mbpp", 0), run_code=True), ["sw"], root, tmp_path / "tasks")
     lm = Scripted(answer)
-    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(asked("mbpp", 0)))
+    scores = score_tasks(
+        lm, definitions, load_tasks(definitions, Lock()), choice(asked("mbpp", 0)), none_stored(tmp_path)
+    )
     row = scores.rows[0]
     assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]

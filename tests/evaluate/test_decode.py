@@ -9,7 +9,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from made_up import ended
+from made_up import ended, load_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -23,9 +23,10 @@ from transformers import (
 
 from pipeline.evaluate import decode, steps
 from pipeline.evaluate.decode import Ending
-from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.model import Answering
 from pipeline.evaluate.shared_cache import KEPT
 from pipeline.evaluate.steps import Sampling
+from pipeline.evaluate.torch_backend import TorchBackend
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
@@ -209,7 +210,7 @@ def model_like(kind: str, tiny: Path, batch_size: int = 3) -> Answering:
         for letter in map(ord, "abcdefghijklmnopqrstuvwxyz"):
             model.get_output_embeddings().weight[ours.tok_encode(chr(letter))[0]] *= 4
     model.generation_config.eos_token_id = 2
-    return Answering(pretrained=model, tokenizer=ours.tokenizer, batch_size=batch_size)
+    return Answering(TorchBackend(batch_size, model=model), pretrained=model, tokenizer=ours.tokenizer)
 
 
 def greedy(lm: Answering, prompt: str, room: int) -> list[int]:

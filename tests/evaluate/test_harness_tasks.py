@@ -18,7 +18,7 @@ import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from made_up import Notes, Scripted, asked, choice, run_of, write_rows
+from made_up import Notes, Scripted, asked, choice, none_stored, run_of, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.api import evaluate
@@ -590,7 +590,7 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
         root, folder = tmp_path / "rows", tmp_path / "tasks"
         settings = choice(asked("own_bad", 0), run_code=run_code)
         definitions = task_definitions(settings, ["en"], root, folder)
-        score_tasks(Scripted(), definitions, load_tasks(definitions, Lock()), settings)
+        score_tasks(Scripted(), definitions, load_tasks(definitions, Lock()), settings, none_stored(tmp_path))
 
 
 def own_with_rows(folder: Path) -> Path:

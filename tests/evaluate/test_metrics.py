@@ -132,7 +132,7 @@ def test_spbleu_is_bleu_over_the_pieces_of_a_model(tmp_path, monkeypatch: pytest
 
     monkeypatch.setitem(sys.modules, "sentencepiece", SimpleNamespace(SentencePieceProcessor=Letters))
     references, responses = ["the cat sat here", "a dog ran"], ["the cat sits here", "a dog ran"]
-    found = metrics.spbleu(references, responses, tmp_path / "spm.model")
+    found = metrics.spbleu(references, responses, str(tmp_path / "spm.model"))
     spaced = [[" ".join(text.replace(" ", "_")) for text in side] for side in (responses, references)]
     assert found == pytest.approx(sacrebleu.corpus_bleu(spaced[0], [spaced[1]], tokenize="none", force=True).score)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from made_up import Notes, asked, choice, ended, needs_real_data, run_of
+from made_up import Notes, asked, choice, ended, load_model, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.evaluate import prefix
-from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions

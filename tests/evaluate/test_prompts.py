@@ -11,7 +11,7 @@ import pytest
 import yaml
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
-from made_up import Scripted, asked, choice, needs_real_data, worked, write_rows
+from made_up import Scripted, asked, choice, needs_real_data, none_stored, worked, write_rows
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import harness_tamed, load_tasks
@@ -42,7 +42,7 @@ def our_prompts(
 ) -> list[str]:
     lm = Scripted()
     definitions = task_definitions(choice(asked(task, shots), **how), [code], data_root, folder)
-    score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(limit=limit, **how))
+    score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(limit=limit, **how), none_stored(folder))
     return lm.prompts
 
 
@@ -200,7 +200,8 @@ def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
             return -1.0 if text.strip() in ("option 2.3", "b101") else -2.0
 
         definitions = task_definitions(choice(asked(task, 0), options="text"), ["qac"], data_root, tmp_path / task)
-        found = score_tasks(Scripted(weigh=weigh), definitions, load_tasks(definitions, Lock()), choice())
+        tasks, lm = load_tasks(definitions, Lock()), Scripted(weigh=weigh)
+        found = score_tasks(lm, definitions, tasks, choice(), none_stored(tmp_path))
         if task == "belebele":
             texts = [[f" {row[f'mc_answer{i}']}" for i in range(1, 5)] for row in rows]
             numbers, right = range(9), {0, 2, 4, 8}  # 2 by its text; where all are alike the first is taken: 0, 4, 8

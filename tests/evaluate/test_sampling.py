@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_up import Notes, Scripted, asked, choice, run_of
+from made_up import Notes, Scripted, asked, choice, none_stored, run_of
 from scipy.stats import chisquare
 from test_decode import lookup_table, run
 from test_score import number_of, value
@@ -95,7 +95,11 @@ class Drawn(Scripted):
         settings = [request.args[1] for request in requests]
         assert all((one["do_sample"], one["temperature"], one["top_p"]) == (True, 0.7, 0.9) for one in settings)
         assert {one["draw"].split()[0] for one in settings} == {"5"}
-        return [answer_of(number_of(request.args[0]), int(request.args[1]["draw"].split()[1])) for request in requests]
+        answers = []
+        for request in requests:
+            answers.append(answer_of(number_of(request.args[0]), int(request.args[1]["draw"].split()[1])))
+            self.ended("generate_until", request.args, (answers[-1], None))
+        return answers
 
 
 def answer_of(question: int, answer: int) -> str:
@@ -111,7 +115,7 @@ def test_scores_of_four_answers_by_hand(data_root: Path, tmp_path: Path) -> None
     task = asked("mgsm", 2)
     definitions = task_definitions(choice(task), ["en"], data_root, tmp_path / "tasks")
     settings = choice(task, limit=4, temperature=0.7, top_p=0.9, answers=4, sample_seed=5)
-    scores = score_tasks(Drawn(), definitions, load_tasks(definitions, Lock()), settings)
+    scores = score_tasks(Drawn(), definitions, load_tasks(definitions, Lock()), settings, none_stored(tmp_path))
     each = [0.5, 0.5, 0.0, 1.0]
     first = scores.rows[0]
     assert (first.metric, first.filter, first.value, first.n) == ("exact_match", "flexible-extract", 0.5, 4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from made_up import Scripted, asked, choice
+from made_up import Scripted, asked, choice, none_stored
 
 from pipeline.evaluate import metrics, records
 from pipeline.evaluate.bundle import over_languages
@@ -22,7 +22,7 @@ from pipeline.languages import TEN
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
     limit = kwargs.pop("limit", None)
     definitions = task_definitions(choice(task, **kwargs), codes, data_root, folder)
-    return score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task, limit=limit))
+    return score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task, limit=limit), none_stored(folder))
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
@@ -123,7 +123,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     lm = Scripted(lambda prompt: answers[number_of(prompt)])
     task = asked("mgsm_direct", 0)
     definitions = task_definitions(choice(task), ["qac"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task))
+    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path))
     beside = records.further_rows_of(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
     assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
@@ -146,7 +146,7 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
 
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
     definitions = task_definitions(choice(task), [*TEN, "th"], data_root, tmp_path / "tasks")
-    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task))
+    scores = score_tasks(lm, definitions, load_tasks(definitions, Lock()), choice(task), none_stored(tmp_path))
     (row,) = [
         row
         for row in over_languages(scores.rows)

@@ -57,7 +57,8 @@ def answering(folder: Path, name: str, batch_size: int = 40) -> Answering:
         torch.manual_seed(0)
         config = AutoConfig.for_model(kind, **SIZES, **knobs)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
-    lm = Answering(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=batch_size)
+    backend = TorchBackend(batch_size, model=model)
+    lm = Answering(backend, pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder))
     lm.share_prefix = True
     return lm
 

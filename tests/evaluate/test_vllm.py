@@ -12,15 +12,16 @@ import pytest
 import torch
 from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
-from made_up import asked, byte_tokenizer, ended, run_of
+from made_up import asked, byte_tokenizer, ended, load_model, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import ON_GPU, evaluation_seconds
 from pipeline.estimate.flops import cards
-from pipeline.evaluate.model import Answering, load_model
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.extras import vllm_backend
-from pipeline.extras.vllm_backend import VllmBackend, vllm_versions
+from pipeline.extras.vllm_backend import VllmBackend, versions
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import merge_of_one, model_of
 from pipeline.merge.merge import Merging, open_merge
@@ -45,11 +46,11 @@ ATTENTION = ["q_proj", "v_proj"]  # what the language expert changed: as LoRA on
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of vLLM, which computes by transformers: it takes what it is handed, and has none of vLLM's traps."""
-    vllm_versions.cache_clear()
+    versions.cache_clear()
     if not REAL:
         monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_in"))
     yield
-    vllm_versions.cache_clear()
+    versions.cache_clear()
 
 
 @pytest.fixture(scope="module", params=KINDS if REAL else ["llama"])
@@ -112,7 +113,7 @@ def choices(lengths: int) -> list[Instance]:
 
 def by_torch(merge: Merging) -> Answering:
     live = model_of(merge, "float32", "cpu")
-    return Answering(None, 4, pretrained=live.model, tokenizer=live.tokenizer)
+    return Answering(TorchBackend(4, model=live.model), pretrained=live.model, tokenizer=live.tokenizer)
 
 
 def by_vllm(weights: Merging | Path, **settings: Any) -> Answering:
@@ -404,7 +405,7 @@ def test_another_installation_is_refused(found: dict[str, str], refusal: str, mo
 
     monkeypatch.setattr(vllm_backend, "version", version)
     with pytest.raises(PipelineError, match=refusal):
-        vllm_versions()
+        versions()
 
 
 def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:

@@ -69,9 +69,11 @@ def trained(folder: Path) -> Any:
 
 
 def evaluated(folder: Path) -> Any:
-    from pipeline.evaluate.model import load_model
+    from pipeline.evaluate.model import open_model
 
-    return load_model(folder)
+    lm = open_model(folder)
+    lm.load()
+    return lm
 
 
 def merged(folder: Path) -> Any:

@@ -111,8 +111,7 @@ def test_trials_that_ended_early_are_counted_without_those_that_are_no_merge() -
     ends = [((5.0, 1.0), False, ""), ((1.0, 0.0), True, ""), ((), True, "8 layers"), ((2.0, 1.0), True, "")]
     trials = [Trial({"x": x}, values, None, *end) for x, (values, *end) in enumerate(ends)]
     settings = {"search": SimpleNamespace(split="dev", objectives=[Measure("a")] * 2), "eval": Eval(tasks=[])}
-    points = SimpleNamespace(config=SimpleNamespace(**settings))
-    found = search.Outcome(points, {}, [*trials, trials[0]], None, [])  # type: ignore[arg-type]
+    found = search.Outcome(SimpleNamespace(**settings), {}, [*trials, trials[0]], None, [])  # type: ignore[arg-type]
     first, *more = found.describe_search()
     assert first == "5 trials of 4 configurations, 2 of them ended early."
     assert more[0] == "1 of them were no valid merge: 8 layers"

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ from planned import CONF, plan, plan_of
 
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import mean
 from pipeline.report.cells import cell_result, estimate_interval
 from pipeline.report.claims import read_claims
 from pipeline.report.contrasts import default_pairs, mark_best, measure_pairs, pairs_across
@@ -55,7 +55,7 @@ class Made(StoredAnswers):
         return self.kept[score]
 
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
-        return 100 * mean(list(self.scores_by_question(score, "", pair).values()))
+        return 100 * fmean(list(self.scores_by_question(score, "", pair).values()))
 
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, dict[int, tuple[str, str]]]:
         """Of ten words a sentence, those that the score's model has right; en-xx and xx-en where no pair is named."""
@@ -202,8 +202,8 @@ def test_ranks_take_the_mean_of_what_is_chosen():
     for name, count in (("best.math_only", 2), ("best.layer_swapping", 6)):
         (item,) = there.cells[found.places[0], name].items
         scores = [score for reading in item.readings for score in reading.values()]
-        each = [mean(list(made.scores_by_question(score, "", None).values())) for score in scores]
-        assert len(each) == count and by_column[name][0] == pytest.approx(mean(each))
+        each = [fmean(list(made.scores_by_question(score, "", None).values())) for score in scores]
+        assert len(each) == count and by_column[name][0] == pytest.approx(fmean(each))
 
 
 ALIKE = ("sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman", "unreasonable_table_a1")
@@ -288,7 +288,7 @@ def test_translations_have_contrasts_of_the_corpus_metric():
             texts = made.read_translations(next(iter(reading.values())), cell.pair)["en-qac"].values()
             scores.append(CHRF(word_order=2).corpus_score([two[1] for two in texts], [[two[0] for two in texts]]).score)
         assert len(scores) == 3
-        values.append(mean(scores))
+        values.append(fmean(scores))
     assert [line["left_value"], line["right_value"]] == pytest.approx(values)
     assert line["difference"] == pytest.approx(values[0] - values[1])
     assert line["over"] == "problems seed" and line["low"] < line["difference"] < line["high"] and line["n"] == 40
@@ -377,7 +377,7 @@ class Seeds(Made):
 def bold(there: TablePlan, right: dict[str, tuple[int, ...]], column: str = "qac: mgsm", **more: Any) -> list[str]:
     """The rows that are best of those with so many right answers of 100 in each seed."""
     task, pair = ("flores", "en-qac") if "flores" in column else ("mgsm", None)
-    cells = [CellResult(row, column, mean(each), task=task, pair=pair, **more) for row, each in right.items()]
+    cells = [CellResult(row, column, fmean(each), task=task, pair=pair, **more) for row, each in right.items()]
     return [cell.row for cell in mark_best(there, Seeds(there, right), cells) if cell.best]  # type: ignore[arg-type]
 
 

@@ -27,13 +27,9 @@ def language_identifier() -> Any:
 def told_by(code: str) -> str:
     """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
     language that MGSM does not have); "py3langid" among MGSM's of one script."""
-    return "script" if code not in MGSM or not languages_of_script(code) else "py3langid"
-
-
-def languages_of_script(code: str) -> list[str]:
-    """MGSM's other languages that are written in a script of this one: English, where that is the Latin one."""
     scripts = set(language(code).scripts)
-    return [other_code for other_code in MGSM if other_code != code and scripts & set(language(other_code).scripts)]
+    is_shared = any(other != code and scripts & set(language(other).scripts) for other in MGSM)
+    return "script" if code not in MGSM or not is_shared else "py3langid"
 
 
 def in_language(text: str, code: str) -> bool | None:

@@ -43,12 +43,15 @@ def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None
         check_confinement()
     if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
-    if settings.backend != "hf":
-        outside_core(BACKENDS, settings.backend).versions(settings)
+    engine_of(settings)
     refuse_unreachable_base(run)
-    if "checkpoint" not in run.parents:
-        return  # a merge's files are looked at with its headers
-    refuse_model(run.parents["checkpoint"].folder, settings)
+    if "checkpoint" in run.parents:  # a merge's files are looked at with its headers
+        refuse_model(run.parents["checkpoint"].folder, settings)
+
+
+def engine_of(settings: Eval) -> dict[str, str]:
+    """What of a backend outside of this program changes answers. Raises PipelineError where it is not installed."""
+    return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions()
 
 
 def refuse_unreachable_base(run: Run[EvalStage]) -> None:

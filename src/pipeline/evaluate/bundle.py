@@ -10,16 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import benchmark_of, kind_of
-from pipeline.evaluate.metrics import mean
-from pipeline.evaluate.records import (
-    EvaluationResult,
-    ScoreRow,
-    named_scores,
-    write_scores,
-)
+from pipeline.evaluate.records import EvaluationResult, ScoreRow, write_scores
 from pipeline.files import link_or_copy
 from pipeline.languages import TEN
 
@@ -76,12 +71,12 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     same = {key: fact for key, fact in first.items() if all(facts.get(key) == fact for facts in further_parts)}
     harness = {**same, "parts": parts}
     result = EvaluationResult(rows, {}, harness, further + averages)
-    write_scores(result, work)
+    scores = write_scores(result, work)
     (work / "samples").mkdir()
     for part in scored.values():
         for path in sorted((part.folder / "samples").iterdir()):
             link_or_copy(path, work / "samples" / path.name)
-    return {"scores": named_scores(result), "harness": harness}
+    return {"scores": scores, "harness": harness}
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
@@ -93,14 +88,13 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
         if row.subject is None:
-            to_english = row.pair is not None and row.pair.endswith("-en")
-            place = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
+            pair = row.pair and ("mean-en" if row.pair.endswith("-en") else "en-mean")
+            place = (row.task, row.num_fewshot, row.metric, row.filter, pair)
             groups.setdefault(place, {})[row.language] = row
     means, tens = [], []
-    for (task, *_, paired, to_english), by_language in groups.items():
+    for (task, *_, pair), by_language in groups.items():
         scored = {code: row for code, row in by_language.items() if row.value is not None}
         if 1 < len(by_language) == len(scored):
-            pair = ("mean-en" if to_english else "en-mean") if paired else None
             means.append(mean_of(list(scored.values()), "mean", pair))
         if kind_of(task) == "number" and {*TEN} <= scored.keys():
             tens.append(mean_of([scored[code] for code in TEN], AVERAGE_OF_TEN))
@@ -109,5 +103,5 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
 def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
     """One row for several languages, each of the same weight."""
-    value = mean([row.value for row in rows if row.value is not None])
+    value = fmean([row.value for row in rows if row.value is not None])
     return replace(rows[0], language=language, pair=pair, value=value, stderr=None, n=sum(row.n for row in rows))

@@ -16,12 +16,10 @@ class BySubject(ConfigurableTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
-        subjects: dict[str, list[dict[str, Any]]] = {}
+        self.exemplars: dict[str, list[dict[str, Any]]] = {}
         for doc in self.fewshot_docs():
-            subjects.setdefault(doc["subject"], []).append(doc)
-        self.exemplars = subjects
-        self._samplers = {subject: FirstNSampler(docs) for subject, docs in subjects.items()}
+            self.exemplars.setdefault(doc["subject"], []).append(doc)
 
     def fewshot_context(self, doc: dict[str, Any], *args: Any, **kwargs: Any) -> str | list[str]:
-        self.sampler = self._samplers.get(doc["subject"]) or FirstNSampler([])
+        self.sampler = FirstNSampler(self.exemplars.get(doc["subject"], []))
         return super().fewshot_context(doc, *args, **kwargs)

@@ -41,15 +41,14 @@ def _group_rows(group: str, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
             dict.fromkeys(row.filter for row in rows) if metric["filter_list"] is None else metric["filter_list"]
         ):
             same = [row for row in rows if row.filter == name]
-            values, sizes = [row.value for row in same], [row.n for row in same]
+            if not same:
+                continue
+            by_size, sizes, stderr = metric["weight_by_size"], [row.n for row in same], None
             errors = [row.stderr for row in same if row.stderr is not None]
-            stderr = None
-            if same and len(errors) == len(same):
-                by_size = metric["weight_by_size"]
+            if len(errors) == len(same):
                 stderr = pooled_sample_stderr(errors, sizes) if by_size else unweighted_mean_stderr(errors)
-            if same:
-                value = aggregate_subtask_metrics(values, sizes, metric["weight_by_size"])
-                group_rows.append(replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes)))
+            value = aggregate_subtask_metrics([row.value for row in same], sizes, by_size)
+            group_rows.append(replace(same[0], subject=None, value=value, stderr=stderr, n=sum(sizes)))
     if not group_rows:
         raise PipelineError(f"the tasks of the group {group} have none of its metrics: list them in eval.tasks=[...]")
     return group_rows

@@ -9,15 +9,10 @@ from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 INVALID = "[invalid]"  # what the harness' regex filters give back when they find nothing
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
-    return math.fsum(values) / len(values)
 
 
 def finite_or_none(value: Any) -> float | None:
@@ -27,7 +22,7 @@ def finite_or_none(value: Any) -> float | None:
 
 def is_mean_of(score: float, values: Sequence[float]) -> bool:
     """Whether a score is the mean of its answers' values, up to rounding; a perplexity or a correlation is not."""
-    return math.isclose(score, mean(values), rel_tol=1e-6, abs_tol=1e-9)
+    return math.isclose(score, fmean(values), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def mean_stderr(values: Sequence[float], score: float | None = None) -> float | None:
@@ -37,7 +32,7 @@ def mean_stderr(values: Sequence[float], score: float | None = None) -> float | 
         return None
     if score is not None and not is_mean_of(score, values):
         return None
-    center = mean(values)
+    center = fmean(values)
     return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
@@ -54,7 +49,7 @@ def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict
     if is_sum:
         return {question: math.fsum(values) for question, values in by_question.items()}
     everything = [value for values in by_question.values() for value in values]
-    overall, scale = mean(everything), len(by_question) / len(everything)
+    overall, scale = fmean(everything), len(by_question) / len(everything)
     return {
         question: overall + math.fsum(value - overall for value in values) * scale
         for question, values in by_question.items()
@@ -72,14 +67,9 @@ def majority(extracted: Sequence[str]) -> list[int]:
     the same answer however it is written: 1800, 1,800, $1800.00 and 1800."""
     numbers = [last_number(text) if _WRITTEN_NUMBER.fullmatch(text) else None for text in extracted]
     votes = [text.strip() if number is None else number for number, text in zip(numbers, extracted, strict=True)]
-    parsed = [vote for vote, text in zip(votes, extracted, strict=True) if not is_unparsed(text)]
+    parsed = [vote for vote, text in zip(votes, extracted, strict=True) if text != INVALID]
     best = max(parsed, key=parsed.count, default=INVALID)
     return [index for index, vote in enumerate(votes) if vote == best]
-
-
-def is_unparsed(extracted: str) -> bool:
-    """Whether the filter found no answer in the response."""
-    return extracted == INVALID
 
 
 def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], ends: Set[int]) -> bool:
@@ -109,12 +99,12 @@ def sentence_chrf(reference: str, response: str) -> float:
     return sacrebleu.sentence_chrf(response, [reference], word_order=2).score
 
 
-def spbleu(references: Sequence[str], responses: Sequence[str], model_file: Path) -> float:
+def spbleu(references: Sequence[str], responses: Sequence[str], model_file: str) -> float:
     """Corpus BLEU (0-100) over the pieces of a SentencePiece model, that of FLORES-200 for the published spBLEU."""
     from sacrebleu.metrics import BLEU
     from sentencepiece import SentencePieceProcessor
 
-    pieces = SentencePieceProcessor(model_file=str(model_file))
+    pieces = SentencePieceProcessor(model_file=model_file)
     cut = [[" ".join(pieces.encode(text, out_type=str)) for text in side] for side in (responses, references)]
     return BLEU(tokenize="none", force=True).corpus_score(cut[0], [cut[1]]).score
 

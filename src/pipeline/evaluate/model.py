@@ -47,13 +47,6 @@ def open_model(
     return Answering(backend(batch_size, dtype, weights), pretrained=model, tokenizer=tokenizer)
 
 
-def load_model(*opened: Any) -> Answering:
-    """As `open_model`, with its weights."""
-    lm = open_model(*opened)
-    lm.load()
-    return lm
-
-
 def is_reproducible(settings: GenKwargs) -> bool:
     """Whether a request has one answer: the greedy one, or that of its draw."""
     greedy = settings.keys() <= GREEDY and not settings["do_sample"]
@@ -63,14 +56,14 @@ def is_reproducible(settings: GenKwargs) -> bool:
 class Answering(HFLM):
     """HFLM that reports each answer when it ends.
 
-    `engine`: the backend, by default torch. `share_prefix`: compute what prompts have in common once; `unshared`: the
+    `engine`: the backend. `share_prefix`: compute what prompts have in common once; `unshared`: the
     model did not allow it. `ended`: is given the kind of a request, its arguments and its answer, as store.py has them.
     """
 
-    def __init__(self, backend: Any = None, batch_size: int = 1, **kwargs: Any) -> None:
+    def __init__(self, backend: Any, **kwargs: Any) -> None:
         self._encoded = functools.lru_cache(maxsize=8)(super().tok_encode)  # a context has several continuations
-        self.engine = backend or TorchBackend(batch_size, model=kwargs["pretrained"])
-        super().__init__(batch_size=self.engine.batch_size, **kwargs)
+        self.engine = backend
+        super().__init__(batch_size=backend.batch_size, **kwargs)
         self.share_prefix = self.unshared = False
         self.ended: Callable[[str, tuple[Any, ...], Any], Any] = lambda kind, args, answer: None
         self._batch: list[bool] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from os.path import commonprefix
@@ -11,6 +11,14 @@ FAR_LESS = 4  # times
 SMALL = 512  # tokens of a trie that is computed in a batch with others, not below a prefix of its own
 LEAST = 16  # tokens: what is shorter is not worth a forward pass of its own
 MOST_TOKENS = 2048  # of a trie: more than a question has; the mask of a row has a line for each
+
+
+def places_by_prompt(prompts: Iterable[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
+    """Each prompt -> all places where it is."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        places.setdefault(tuple(prompt), []).append(place)
+    return places
 
 
 def group_prompts(

@@ -32,10 +32,32 @@ from pipeline.hub import reach
 from pipeline.hub.lock import Lock
 from pipeline.models.load import date_of_templates
 from pipeline.progress import say
+from pipeline.text import one_line
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
 
+@contextlib.contextmanager
+def harness_tamed() -> Iterator[None]:
+    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
+    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
+    time, and warnings that a model in memory is not a model's name.
+    """
+    state, logger = random.getstate(), logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with (
+            reach.replaced(templates, "from_string", functools.cache(templates.from_string)),
+            reach.replaced(harness_task, "tqdm", functools.partial(harness_task.tqdm, disable=True)),
+        ):
+            yield
+    finally:
+        logger.setLevel(level)
+        random.setstate(state)
+
+
+@harness_tamed()
 def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
     """The harness' task objects, their data read, those of the Hub at their locked revisions, in the order of
     `definitions`.
@@ -48,11 +70,7 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
         sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
         kept_from = [f"{name}: {first_line(error)}" for name in sets if (error := refusal_of_set(name))]
         try:
-            with (
-                harness_tamed(),
-                reach.at_locked_revisions(lock),
-                reach.force_offline() if kept_from else nullcontext(),
-            ):
+            with reach.at_locked_revisions(lock), reach.force_offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"
@@ -72,8 +90,7 @@ def load_tasks(definitions: Sequence[Definition], lock: Lock) -> list[Task]:
             raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_few_rows(definition, tasks[-1])
         if included_folder(definition.part or definition.task):
-            with harness_tamed():
-                _refuse_misread_rows(definition, tasks[-1])
+            _refuse_misread_rows(definition, tasks[-1])
     return tasks
 
 
@@ -191,28 +208,8 @@ def prompt_settings(settings: Eval) -> dict[str, Any]:
     return how | {"system_instruction": settings.system_instruction}
 
 
-@contextlib.contextmanager
-def harness_tamed() -> Iterator[None]:
-    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
-    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
-    time, and warnings that a model in memory is not a model's name.
-    """
-    state, compile_template = random.getstate(), templates.from_string
-    logger = logging.getLogger("lm_eval")
-    bar, level = harness_task.tqdm, logger.level
-    templates.from_string = functools.cache(compile_template)
-    harness_task.tqdm = functools.partial(bar, disable=True)
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        harness_task.tqdm = bar
-        templates.from_string = compile_template
-        random.setstate(state)
-
-
 def set_template_date(lm: Any, settings: Eval) -> None:
+    """Make the date of eval.template_date today's for a chat template."""
     lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
 
@@ -244,8 +241,7 @@ def measured(definition: Definition, folder: Path, settings: Eval, lock: Lock) -
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
         (task,) = load_tasks([definition], lock)
         lm = open_model(folder)
-        if settings.chat_template:
-            set_template_date(lm, settings)
+        set_template_date(lm, settings)
         rows = rows_asked(definition, task, settings)
         requests = build_requests(lm, definition, task, rows, settings)
         if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
@@ -262,7 +258,7 @@ def template_problem(problem: str) -> str:
 
 def plain_line(error: Exception) -> str:
     """What an error says, in one line of at most 200 printable characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:200]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
@@ -74,7 +75,7 @@ def score_row(
 ) -> ScoreRow:  # fmt: skip
     """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
     is computed; anything else for corpus scores, which have none. value: that of the score; by default their mean."""
-    value, benchmark = metrics.mean(item_values) if value is None else float(value), benchmark_of(definition.task)
+    value, benchmark = fmean(item_values) if value is None else float(value), benchmark_of(definition.task)
     if benchmark.question_column:
         item_values = list(metrics.value_per_question(item_values, metric in benchmark.measures).values())
     single = all(isinstance(item, int | float) for item in item_values)
@@ -109,20 +110,16 @@ def share_rows(definition: Definition, samples: list[Sample]) -> list[ScoreRow]:
     benchmark, (metric, chief) = benchmark_of(definition.task), primary_metric(definition.task)
     answers, shares = list(map(answers_of, samples)), dict[str, list[Any]]()
     if benchmark.kind == "number":
-        shares["unparsed"] = [
-            metrics.mean([metrics.is_unparsed(answer["extracted"]) for answer in some]) for some in answers
-        ]
-    shares["cut_off"] = [
-        metrics.mean([answer["cut_off"] for answer in some]) for some in answers if "cut_off" in some[0]
-    ]
+        shares["unparsed"] = [fmean([answer["extracted"] == metrics.INVALID for answer in some]) for some in answers]
+    shares["cut_off"] = [fmean([answer["cut_off"] for answer in some]) for some in answers if "cut_off" in some[0]]
     for name in samples[0]["scores"] if samples else ():
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
     rows = [score_row(definition, name, chief, values) for name, values in shares.items() if values]
-    column = benchmark.group or ""
-    for group in sorted({sample[column] for sample in samples}) if column else ():
-        item_values = [sample["scores"][metric] for sample in samples if sample[column] == group]
-        rows.append(score_row(definition, metric, chief, item_values, subject=group))
+    if benchmark.group:
+        for group in sorted({sample[benchmark.group] for sample in samples}):
+            item_values = [sample["scores"][metric] for sample in samples if sample[benchmark.group] == group]
+            rows.append(score_row(definition, metric, chief, item_values, subject=group))
     return rows
 
 
@@ -195,20 +192,20 @@ def join_answers(definition: Definition, results: Sequence[TaskResult]) -> TaskR
         right = [bool(answer["correct"]) for answer in answers]
         first = answers[0]
         numeric = [name for name, score in first["scores"].items() if isinstance(score, int | float)]
-        scores = {name: metrics.mean([answer["scores"][name] for answer in answers]) for name in numeric}
+        scores = {name: fmean([answer["scores"][name] for answer in answers]) for name in numeric}
         if all(answer["correct"] is not None for answer in answers):
             scores |= {f"pass@{k}": metrics.pass_at_k(len(right), sum(right), k) for k in powers_of_two(len(right))}
-        if f"pass@{len(right)}" in scores and kind_of(definition.task) != "program":
-            voted = metrics.majority([answer["extracted"] for answer in answers])
-            first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
-            scores["majority"] = float(first["correct"])
+            if kind_of(definition.task) != "program":
+                voted = metrics.majority([answer["extracted"] for answer in answers])
+                first = max((answers[index] for index in voted), key=lambda answer: bool(answer["correct"]))
+                scores["majority"] = float(first["correct"])
         varying = [{key: answer[key] for key in VARYING if key in answer} for answer in answers]
         samples.append({**first, "scores": scores, "answers": varying})
     rows = []
     for parts in zip(*(result.rows for result in results), strict=True):
         of_chief = parts[0].filter == chief
         each: list[Any] = [sample["scores"].get(parts[0].metric) if of_chief else None for sample in samples]
-        value = metrics.mean([part.value for part in parts if part.value is not None])
+        value = fmean([part.value for part in parts if part.value is not None])
         rows.append(replace(parts[0], value=value, stderr=None if None in each else metrics.mean_stderr(each, value)))
     return replace(results[0], rows=rows, samples=samples)
 
@@ -229,7 +226,7 @@ def right_or_wrong(score: Any, of_part: bool = False) -> bool | None:
 
 
 def further_rows_of(
-    definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
+    definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: str | None
 ) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM and the language of its answers, spBLEU where its model is."""
     rows = []
@@ -237,9 +234,7 @@ def further_rows_of(
         task_samples = samples[definition.name]
         if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in task_samples]
-            lost = [
-                metrics.mean([answer["number"] is None for answer in answers_of(sample)]) for sample in task_samples
-            ]
+            lost = [fmean([answer["number"] is None for answer in answers_of(sample)]) for sample in task_samples]
             rows.append(score_row(definition, "numeric_match", "last-number", right))
             rows.append(score_row(definition, "unparsed", "last-number", lost))
             rows += language_rows(definition, task_samples)
@@ -275,22 +270,18 @@ def missing_row(task: str, language: str, num_fewshot: int, reason: str) -> Scor
 
 
 def write_evaluation(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
-    """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name for the manifest."""
+    """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
     for definition in definitions:
         write_rows(work / "samples" / f"{definition.task}.{definition.where}.jsonl", result.samples[definition.name])
-    write_scores(result, work)
-    return named_scores(result)
+    return write_scores(result, work)
 
 
-def write_scores(result: EvaluationResult, work: Path) -> None:
+def write_scores(result: EvaluationResult, work: Path) -> dict[str, float]:
+    """scores.json; gives back the scores by name, as manifests and W&B have them: mgsm/sw/exact_match -> its value."""
     rows, further = ([row.as_json() for row in side] for side in (result.rows, result.beside))
     report = {"rows": rows, "beside": further, "harness": result.harness}
     (work / "scores.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def named_scores(result: EvaluationResult) -> dict[str, float]:
-    """mgsm/sw/exact_match -> its value, as manifests and W&B have them."""
     scores = {}
     for row in [*result.rows, *result.beside]:
         name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)

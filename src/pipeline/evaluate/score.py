@@ -18,8 +18,7 @@ from lm_eval.utils import hash_string
 from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32, is_sampled
-from pipeline.config.extensions import BACKENDS, outside_core
-from pipeline.evaluate.before import refuse_too_long
+from pipeline.evaluate.before import engine_of, refuse_too_long
 from pipeline.evaluate.memory import ROWS
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
@@ -56,37 +55,36 @@ class Asked:
         return self.definition.name
 
 
+@harness_tamed()
 def score_tasks(
-    lm: Any, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store | None = None
+    lm: Answering, definitions: Sequence[Definition], tasks: Sequence[Task], settings: Eval, store: Store
 ) -> EvaluationResult:
     """Put each task to the model and gather the harness' scores. A task whose answers are all stored needs no weights.
 
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
     facts = facts_of(settings)
-    with harness_tamed():
-        if settings.chat_template:
-            set_template_date(lm, settings)
-        with announced("tokenizing the questions"):
-            asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
-        unanswered = [task for task in asked_tasks if task.left]
-        for task in asked_tasks:
-            if stored := len(task.requests) - len(task.left):
-                say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
-        if unanswered:
-            say_if_rounded(settings)
-            questions = settings.answers * sum(len(task.rows) for task in unanswered)
-            with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
-                for task in unanswered:
-                    compute(lm, task, settings, bar)
-        results = {task.name: score(lm, task, settings) for task in asked_tasks}
+    set_template_date(lm, settings)
+    with announced("tokenizing the questions"):
+        asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(definitions, tasks, strict=True)]
+    unanswered = [task for task in asked_tasks if task.left]
+    for task in asked_tasks:
+        if stored := len(task.requests) - len(task.left):
+            say(f"{task.name}: {stored} of {len(task.requests)} answers are stored from an earlier evaluation")
+    if unanswered:
+        say_if_rounded(settings)
+        questions = settings.answers * sum(len(task.rows) for task in unanswered)
+        with Bar(", ".join(task.name for task in unanswered), questions, "question") as bar:
+            for task in unanswered:
+                compute(lm, task, settings, bar)
+    results = {task.name: score(lm, task, settings) for task in asked_tasks}
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     harness = {
         "packages": {package: version(package) for package in packages},
         "versions": {name: result.version for name, result in results.items()},
         "task_hashes": {name: result.task_hash for name, result in results.items()},
         **facts,
-        "share_prefix": settings.share_prefix and not getattr(lm, "unshared", False),
+        "share_prefix": settings.share_prefix and not lm.unshared,
         "found_again": [task.name for task in asked_tasks if not task.left],
         **rows_used(asked_tasks, settings),
     }
@@ -99,14 +97,14 @@ def facts_of(settings: Eval) -> dict[str, Any]:
     facts = decided_by(settings) | {"chat_template": settings.chat_template}
     if settings.chat_template:
         facts["template_date"] = settings.template_date
+        if not settings.fewshot_as_multiturn:
+            facts["fewshot_as_multiturn"] = False
     if is_sampled(settings):
         sampling = ("temperature", "top_p", "answers", "sample_seed")
         facts["sampling"] = {name: getattr(settings, name) for name in sampling}
     for name in ("think_end", "system_instruction"):
         if getattr(settings, name) is not None:
             facts[name] = getattr(settings, name)
-    if settings.chat_template and not settings.fewshot_as_multiturn:
-        facts["fewshot_as_multiturn"] = False
     return facts
 
 
@@ -118,11 +116,6 @@ def decided_by(settings: Eval) -> dict[str, Any]:
     return decides | ({"engine": engine} if (engine := engine_of(settings)) else {})
 
 
-def engine_of(settings: Eval) -> dict[str, str]:
-    """What of a backend outside of this program changes answers."""
-    return {} if settings.backend == "hf" else outside_core(BACKENDS, settings.backend).versions(settings)
-
-
 def rounds_together(settings: Eval) -> bool:
     """Whether an answer depends on those computed together with it: below float32, but for vLLM's batch invariance,
     which a GPU has."""
@@ -130,7 +123,7 @@ def rounds_together(settings: Eval) -> bool:
     return below_float32(settings) and not invariant
 
 
-def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Store | None) -> Asked:
+def ask(lm: Answering, definition: Definition, task: Task, settings: Eval, store: Store) -> Asked:
     """The requests of a task and what is stored of their answers; all of them or none, where an answer depends on those
     computed together with it.
 
@@ -138,14 +131,13 @@ def ask(lm: Any, definition: Definition, task: Task, settings: Eval, store: Stor
         PipelineError: prompts do not fit the model. What is stored did.
     """
     rows = rows_asked(definition, task, settings)
-    requests, answers = build_requests(lm, definition, task, rows, settings), Answers()
-    if store:
-        together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
-        answers = store.answers(definition.name, decided_by(settings), together)
+    requests = build_requests(lm, definition, task, rows, settings)
+    together = digest([key_of(request) for request in requests]) if rounds_together(settings) else None
+    answers = store.answers(definition.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
     if unanswered and answers.together:
         answers.found, unanswered = {}, requests
-    if unanswered and hasattr(lm, "max_length"):
+    if unanswered:
         refuse_too_long(definition.name, tokens_needed(lm, requests), lm.max_length)
     return Asked(definition, task, rows, requests, answers, unanswered)
 
@@ -154,11 +146,10 @@ def key_of(request: Instance) -> tuple[Any, ...]:
     return (request.request_type, *request.args)
 
 
-def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
-    """Answer the requests that are not stored, each kind together."""
+def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
+    """Answer the requests that are not stored, each kind together. The model reports each answer when it ends."""
     questions_per_answer = settings.answers * len(asked.rows) / len(asked.left)  # questions that an answer counts as
-    if isinstance(lm, Answering):
-        set_sharing(lm, asked.definition, settings)
+    set_sharing(lm, asked.definition, settings)
 
     def ended(kind: str, arguments: tuple[Any, ...], answer: Any) -> None:
         if asked.answers.add((kind, *arguments), answer):
@@ -167,11 +158,9 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
     lm.ended = ended
     for kind in dict.fromkeys(request.request_type for request in asked.left):
         alike = [request for request in asked.left if request.request_type == kind]
-        for request, answer in zip(alike, getattr(lm, kind)(alike, disable_tqdm=True), strict=True):
-            ended(kind, request.args, (answer, None) if kind == "generate_until" else answer)
-    if isinstance(lm, Answering):
-        asked.answers.found[USED] = lm.batch_size
-    if asked.answers.together and not (isinstance(lm, Answering) and lm.engine.halved):
+        getattr(lm, kind)(alike, disable_tqdm=True)
+    asked.answers.found[USED] = lm.batch_size
+    if asked.answers.together and not lm.engine.halved:
         asked.answers.write(asked.answers.found.items())
     asked.answers.close()
 
@@ -179,7 +168,7 @@ def compute(lm: Any, asked: Asked, settings: Eval, bar: Bar) -> None:
 class Answered(LM):
     """Gives the harness the answers that are there."""
 
-    def __init__(self, lm: Any, answers: Answers, think_end: str | None) -> None:
+    def __init__(self, lm: Answering, answers: Answers, think_end: str | None) -> None:
         super().__init__()
         self.lm, self.answers, self.think_end = lm, answers, think_end
 
@@ -205,7 +194,7 @@ def split_thoughts(text: str, think_end: str | None) -> tuple[str | None, str]:
     return (thoughts, answer.lstrip()) if ended else (None, text if think_end is None else text.lstrip())
 
 
-def score(lm: Any, asked: Asked, settings: Eval) -> TaskResult:
+def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
     """The answers of a task scored by the harness, each of several to a question by itself."""
     scored = [score_answer(lm, asked, settings, number) for number in range(settings.answers)]
     result = join_answers(asked.definition, scored) if len(scored) > 1 else scored[0]
@@ -220,7 +209,7 @@ def score(lm: Any, asked: Asked, settings: Eval) -> TaskResult:
     return result
 
 
-def score_answer(lm: Any, asked: Asked, settings: Eval, number: int) -> TaskResult:
+def score_answer(lm: Answering, asked: Asked, settings: Eval, number: int) -> TaskResult:
     """The answers of this number: the inner half of the harness' simple_evaluate.
 
     The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
@@ -278,9 +267,8 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if rounds_together(settings):
         how[USED] = settings.batch_size or (None if on_gpu else ROWS)
     how["share_prefix"] = settings.share_prefix
-    if on_gpu:
-        return how | {"processor": torch.cuda.get_device_name()}
-    return how | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
+    cpu = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
+    return how | {"processor": torch.cuda.get_device_name() if on_gpu else cpu}
 
 
 def say_if_rounded(settings: Eval) -> None:

@@ -42,10 +42,12 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % interval of a score, in its own unit, as of a table's cell: of a share Wilson's, over as many questions as
     have its variance, else Student's t. None if the harness gives no error, as for corpus scores, or no variance."""
     value, error = row.value, row.stderr
-    is_share = value is not None and percent_factor(row.metric) == 100 and 0 <= value <= 1
-    if value is not None and is_share and row.n == 1:
+    if value is None:
+        return None
+    is_share = percent_factor(row.metric) == 100 and 0 <= value <= 1
+    if is_share and row.n == 1:
         return share_interval(value, 1, 0.0)
-    if value is None or error is None or not row.n:
+    if error is None or not row.n:
         return None
     if is_share:
         return share_interval(value, row.n, error**2 * (row.n - 1) / row.n)

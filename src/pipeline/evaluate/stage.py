@@ -73,8 +73,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         lm = open_model(weights, settings.batch_size, settings.dtype, backend_of(settings))
         result = score_tasks(lm, definitions, tasks, settings, store)
         definitions, result = join_group(definitions, result)
-    spm_model = Path(settings.spm_model) if settings.spm_model else None
-    further_rows = records.further_rows_of(definitions, result.samples, spm_model)
+    further_rows = records.further_rows_of(definitions, result.samples, settings.spm_model)
     result = replace(result, beside=further_rows + left_out)
     scores = records.write_evaluation(result, definitions, work)
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run

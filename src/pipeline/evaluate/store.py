@@ -13,7 +13,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -83,16 +83,16 @@ class Answers:
     file: takes those that are added, each at once, or where they depend on each other (`together`) when all are there.
     """
 
-    file: Path | None = None
-    together: bool = False
-    found: dict[str, Any] = field(default_factory=dict)
+    file: Path
+    together: bool
+    found: dict[str, Any]
 
-    def look_up(self, request: Iterable[Any]) -> Any:
-        return self.found.get(digest(list(request)))
+    def look_up(self, request: tuple[Any, ...]) -> Any:
+        return self.found.get(digest(request))
 
-    def add(self, request: Iterable[Any], answer: Any) -> bool:
+    def add(self, request: tuple[Any, ...], answer: Any) -> bool:
         """Whether the answer is new; one that is there stays."""
-        key = digest(list(request))
+        key = digest(request)
         if key in self.found:
             return False
         self.found[key] = answer
@@ -101,21 +101,18 @@ class Answers:
         return True
 
     def write(self, answers: Iterable[tuple[str, Any]]) -> None:
-        if self.file:
-            self.lines.write("".join(f"{json.dumps(answer)}\n" for answer in answers))
+        self.lines.write("".join(f"{json.dumps(answer)}\n" for answer in answers))
 
     @cached_property
     def lines(self) -> TextIO:
         """The file, open while answers are added: on a shared disk to open it takes longer than to write a line."""
-        assert self.file
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return self.file.open("a", encoding="utf-8", buffering=1)
 
     def close(self) -> None:
-        """What is added from now on is not stored."""
+        """After the last answer is added."""
         if "lines" in vars(self):
             self.lines.close()
-        self.file = None
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens
 from pipeline.evaluate.decode import Ending, can_decode, decode
 from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
-from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts
+from pipeline.evaluate.prefix import MOST_TOKENS, Trie, batch_places, build_tries, group_prompts, places_by_prompt
 from pipeline.evaluate.shared_cache import SharedCache, drop_cache, heads_as_they_are, kept_bytes, takes_masks
 from pipeline.evaluate.steps import Sampling
 from pipeline.models import load
@@ -85,9 +85,7 @@ class TorchBackend:
     ) -> None:  # fmt: skip
         """Answers, greedy where `sampling` is None. `ended` is given a prompt's place and its answer's tokens, the end
         token included, when it ends, once for each prompt. share: compute what prompts have in common once."""
-        places_of: dict[tuple[int, ...], list[int]] = {}  # sampled answers have the same prompt
-        for request_number, prompt in enumerate(prompts):
-            places_of.setdefault(tuple(prompt), []).append(request_number)
+        places_of = places_by_prompt(prompts)  # sampled answers have the same prompt
         distinct = list(places_of)
         grouped = group_prompts(distinct) if share else [(0, range(len(distinct)))]
         groups = [
@@ -118,9 +116,7 @@ class TorchBackend:
 
         Each token that several requests begin with is computed once, in tries. Where all continuations are single
         tokens, such as the letters of choices, the prompts of a batch share their prefix alone."""
-        inputs: dict[tuple[int, ...], list[int]] = {}
-        for request_number, (context, continuation) in enumerate(requests):
-            inputs.setdefault((*context, *continuation[:-1]), []).append(request_number)
+        inputs = places_by_prompt((*context, *continuation[:-1]) for context, continuation in requests)
         prompts = list(inputs)
         keep = [max(len(requests[request_number][1]) for request_number in inputs[prompt]) for prompt in prompts]
 

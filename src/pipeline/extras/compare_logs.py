@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, combinations
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import finite_or_none, mean, mean_stderr
+from pipeline.evaluate.metrics import finite_or_none, mean_stderr
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.extras.logs import Log, Logs, read_models
@@ -68,7 +69,7 @@ class Column:
         log, values, scale = self.logs[model], self.values[model], self.factor / percent_factor(self.metric)
         error = mean_stderr(values) if self.is_share and scale == 1 else None
         return ScoreRow(self.title, LANGUAGE, None, None, log.num_fewshot, self.metric, log.filter,
-                        scale * mean(values), error, len(values))  # fmt: skip
+                        scale * fmean(values), error, len(values))  # fmt: skip
 
     def samples(self, model: str) -> tuple[Place, list[Sample]]:
         is_right = all(value in (0, 1) for value in chain(*self.values.values()))
@@ -92,7 +93,7 @@ class LogAnswers(StoredAnswers):
         return {at: column.factor * value / 100 for at, value in enumerate(column.values[score.model])}
 
     def number(self, score: ScoreRef, metric: str | None = None, pair: str | None = None) -> float:
-        return 100 * mean([*self.scores_by_question(score, metric or "", pair).values()])
+        return 100 * fmean([*self.scores_by_question(score, metric or "", pair).values()])
 
     def rows_of(self, score: ScoreRef, cell: Cell) -> list[ScoreRow]:
         return [self.columns[cell.column].row(score.model)]
@@ -190,7 +191,7 @@ def why_not(logs: Mapping[str, Log], metric: str) -> str:
         known = [number for number in numbers if number is not None]
         if lacking := len(numbers) - len(known):
             return f"{metric} of {log.task} has no number for {lacking} of {len(numbers)} items of “{title}”"
-        printed, value = log.printed.get(metric), mean(known)
+        printed, value = log.printed.get(metric), fmean(known)
         if printed is not None and not log.problems and abs(value - printed) > 1e-6 * max(1.0, abs(printed)):
             score = f"{metric} of {log.task} is {printed:.6g} for “{title}”, but the mean of its items {value:.6g}"
             return f"{score}, so a comparison of items says nothing about it"

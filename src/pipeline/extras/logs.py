@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.metrics import finite_or_none, mean
+from pipeline.evaluate.metrics import finite_or_none
 from pipeline.report.load.answers import read_samples, text_of
 from pipeline.report.private import without_private
 from pipeline.report.render.harness_logs import write_harness_logs
@@ -271,7 +272,7 @@ def read_inspect(path: Path) -> list[Log]:
         key = hashlib.sha256(json.dumps([name, prompt]).encode()).hexdigest()
         response = first.output.completion if first.output else ""
         answer = next((score.answer for score in (first.scores or {}).values() if score.answer), response)
-        values = {metric: mean(numbers) for metric, numbers in recorded.items()}
+        values = {metric: fmean(numbers) for metric, numbers in recorded.items()}
         items.append((key, item_of("\n\n".join(messages) or prompt, target, response, answer, values)))
     scored = [(key, item) for key, item in items if item["scores"]]
     problems = [f"The run of {path.name} has status={log.status}."] * (log.status != "success")

@@ -143,10 +143,15 @@ def mean_score(scores: Scores) -> float:
     return statistics.fmean(statistics.fmean(questions) for questions in scores)
 
 
+def differences(left: Scores, right: Scores) -> Scores:
+    """Left minus right of each question."""
+    return [[a - b for a, b in zip(*answers, strict=True)] for answers in zip(left, right, strict=True)]
+
+
 def paired_difference(left: Scores, right: Scores) -> tuple[float, float]:
     """(left minus right, its standard error), as means over tasks of the means over the same questions; the error is
     infinite where a task has a single question."""
-    pairs = [[a - b for a, b in zip(*answers, strict=True)] for answers in zip(left, right, strict=True)]
+    pairs = differences(left, right)
     if min(map(len, pairs)) < 2:
         return mean_score(pairs), math.inf
     return mean_score(pairs), math.sqrt(sum(statistics.variance(pair) / len(pair) for pair in pairs)) / len(pairs)
@@ -158,12 +163,12 @@ def paired_interval(left: Scores, right: Scores) -> tuple[float, float] | None:
     from pipeline.stats.contrast import contrast
     from pipeline.stats.statistics import NormalTest
 
-    differences = [[(a - b) / 100 for a, b in zip(*answers, strict=True)] for answers in zip(left, right, strict=True)]
-    if min(map(len, differences)) < 2:
+    shares = [[value / 100 for value in task] for task in differences(left, right)]
+    if min(map(len, shares)) < 2:
         return None
-    reach = max(1.0, *(abs(value) for task in differences for value in task))
-    contrasts = [contrast(task, reach=reach) for task in differences]
-    low, high = contrasts[0].low, contrasts[0].high
+    reach = max(1.0, *(abs(value) for task in shares for value in task))
+    contrasts = [contrast(task, reach=reach) for task in shares]
+    low, high = contrasts[0].interval
     if len(contrasts) > 1:
         error = math.sqrt(sum(of_task.error**2 for of_task in contrasts)) / len(contrasts)
         difference = statistics.fmean(of_task.difference for of_task in contrasts)

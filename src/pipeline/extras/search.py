@@ -71,22 +71,44 @@ class SearchStage(PointsStage):
     search: Search = part(Search)
 
     def answer(self) -> Path:
-        return make_search(self)
+        """Run the search up to search.trials trials, score what it found on test questions. Returns the page.
 
+        Raises:
+            PipelineError: settings that contradict each other, or leave nothing to find, before anything is scored.
+        """
+        from pipeline.merge.resident import keep_models_resident
 
-@dataclass
-class Points:
-    """The configurations of a search as runs."""
-
-    config: SearchStage
+        space, search = check_settings(self), self.search
+        start = self.run_at({}, "test", self.eval.limit)
+        refuse_unfinished(start)
+        knobs = identity(search)
+        rule = {key: knobs[key] for key in sorted(knobs) if key != "trials"} | {"seed": self.seed}
+        name = hashlib.sha256(json.dumps([start.hash, rule], sort_keys=True).encode()).hexdigest()[:8]
+        sets: Sequence[int | None] = search.questions or [self.eval.limit]
+        objectives = len(search.objectives or [""])
+        sampler = search.sampler or ("tpe" if objectives == 1 else "nsga2")
+        with keep_models_resident():
+            given = self.on_development({}, sets[-1])
+            if all(mean_score(scores) >= 100 for scores in given):
+                raise PipelineError(
+                    "the given configuration answers all questions that choose: search with harder ones"
+                )
+            trials = run_study(
+                space, self.on_development, search.trials, sampler_of(sampler, self.seed, search.population),
+                objectives, sets, search.stop_at,
+            )  # fmt: skip
+            outcome = Outcome(self, space, trials, sets[-1], given)
+            return outcome.write(
+                Path(self.runs_dir) / "reports" / f"search-{self.merge.method}-{self.eval.label}-{name}"
+            )
 
     def run_at(self, point: Point, split: str, questions: int | None) -> Run:
         """The evaluation of one configuration. Raises Invalid where it is no valid merge."""
         from pipeline.merge.stage import merge_of
 
-        settings = replace(self.config.eval, split=split, limit=questions)
+        settings = replace(self.eval, split=split, limit=questions)
         try:
-            run = build(evaluation_at(replace(self.config, eval=settings), point, "search.space."))
+            run = build(evaluation_at(replace(self, eval=settings), point, "search.space."))
             merge_of(run)  # by headers
         except PipelineError as error:
             raise Invalid(str(error)) from error
@@ -97,48 +119,17 @@ class Points:
         from pipeline.launch.local import execute_here
 
         for name, reason in execute_here([run]).items():
-            hint = "" if self.config.search.split == "test" else "; without development questions: search.split=test"
+            hint = "" if self.search.split == "test" else "; without development questions: search.split=test"
             raise PipelineError(f"{name} failed ({reason}){hint}")
-        if self.config.search.objectives is None:
+        if self.search.objectives is None:
             return [point_scores(run) or []]
-        return [measure_scores(run.folder, measure, self.config.languages) for measure in self.config.search.objectives]
+        return [measure_scores(run.folder, measure, self.languages) for measure in self.search.objectives]
 
     def on_development(self, point: Point, questions: int | None) -> list[Scores]:
-        return self.scores_of(self.run_at(point, self.config.search.split, questions))
+        return self.scores_of(self.run_at(point, self.search.split, questions))
 
     def on_test(self, point: Point) -> list[Scores]:
-        return self.scores_of(self.run_at(point, "test", self.config.eval.limit))
-
-
-def make_search(config: SearchStage) -> Path:
-    """Run the search up to search.trials trials, score what it found on test questions. Returns the page.
-
-    Raises:
-        PipelineError: settings that contradict each other, or leave nothing to find, before anything is scored.
-    """
-    from pipeline.merge.resident import keep_models_resident
-
-    space = check_settings(config)
-    points, search = Points(config), config.search
-    start = points.run_at({}, "test", config.eval.limit)
-    refuse_unfinished(start)
-    knobs = identity(search)
-    rule = {key: knobs[key] for key in sorted(knobs) if key != "trials"} | {"seed": config.seed}
-    name = hashlib.sha256(json.dumps([start.hash, rule], sort_keys=True).encode()).hexdigest()[:8]
-    label_of_search = f"search-{config.merge.method}-{config.eval.label}-{name}"
-    sets: Sequence[int | None] = search.questions or [config.eval.limit]
-    objectives = len(search.objectives or [""])
-    sampler = search.sampler or ("tpe" if objectives == 1 else "nsga2")
-    with keep_models_resident():
-        given = points.on_development({}, sets[-1])
-        if all(mean_score(scores) >= 100 for scores in given):
-            raise PipelineError("the given configuration answers all questions that choose: search with harder ones")
-        trials = run_study(
-            space, points.on_development, search.trials, sampler_of(sampler, config.seed, search.population),
-            objectives, sets, search.stop_at,
-        )  # fmt: skip
-        outcome = Outcome(points, space, trials, sets[-1], given)
-        return outcome.write(Path(config.runs_dir) / "reports" / label_of_search)
+        return self.scores_of(self.run_at(point, "test", self.eval.limit))
 
 
 def check_settings(config: SearchStage) -> Space:
@@ -182,7 +173,7 @@ def measure_scores(folder: Path, measure: Measure, languages: Sequence[str]) -> 
 class Outcome:
     """What a search found: chosen on development questions, reported on test questions."""
 
-    points: Points
+    config: SearchStage
     space: Space
     trials: Sequence[Trial]
     questions: int | None  # the largest set, per task
@@ -196,7 +187,7 @@ class Outcome:
 
     @property
     def names(self) -> list[str]:
-        return [label(measure) for measure in self.points.config.search.objectives or []] or ["score"]
+        return [label(measure) for measure in self.config.search.objectives or []] or ["score"]
 
     def best(self) -> list[Trial]:
         """The best trial, the first of equal ones; of two objectives the front."""
@@ -209,7 +200,7 @@ class Outcome:
 
     def write(self, folder: Path) -> Path:
         """Write index.html, trials.csv and search.json; returns index.html."""
-        best, sentences, given = self.best(), self.describe_search(), self.points.on_test({})
+        best, sentences, given = self.best(), self.describe_search(), self.config.on_test({})
         rows = [self.test_row("given", {}, tuple(map(mean_score, self.given)), given)]
         rows += [self.test_row("search", trial.point, trial.values, given) for trial in best]
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +224,7 @@ class Outcome:
     def test_row(self, way: str, point: Point, choosing: tuple[float, ...], given: Sequence[Scores]) -> dict[str, Any]:
         """A configuration on test questions: the means, and paired differences from the configuration as given with
         their standard errors and 95 % intervals. choosing: its values on the questions that chose."""
-        test, beyond = self.points.on_test(point), []
+        test, beyond = self.config.on_test(point), []
         for pair in zip(test, given, strict=True):
             difference, error = paired_difference(*pair)
             known = error if math.isfinite(error) else None
@@ -258,17 +249,17 @@ class Outcome:
         lines = [f"{len(self.trials)} trials of {distinct} configurations, {stopped} of them ended early."]
         if reasons:
             lines.append(f"{len(reasons)} of them were no valid merge: {reasons[0]}")
-        if self.points.config.search.split == "test":
+        if self.config.search.split == "test":
             lines.append("The test questions chose: the split-half score alone is free of the choice.")
-        if is_flores(self.points.config.eval):
+        if is_flores(self.config.eval):
             lines.append(SENTENCES)
         values = {trial.values for trial in self.finished}
         if len(values) == 1 and len(self.finished) > 1:
             lines.append("All configurations score alike on these questions: there was nothing to choose.")
         if len(self.names) == 1:
             points = [trial.point for trial in self.finished]
-            found = [self.points.on_development(point, self.questions)[0] for point in points]
-            means = list(map(mean_score, found))
+            found = [self.config.on_development(point, self.questions)[0] for point in points]
+            means = [trial.values[0] for trial in self.finished]
             lines += split_half_summary(points, dict(enumerate(found)), dict(enumerate(means)), largest(means))
         return lines
 

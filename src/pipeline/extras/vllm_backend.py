@@ -125,8 +125,6 @@ def reason(error: str) -> str:
     remedy = "its log is above; eval.backend=hf needs no vLLM"
     if "memory" in error.lower():
         remedy = "lower eval.batch_size, or free memory that other processes hold"
-    elif "longer than" in error or "maximum model length" in error:
-        remedy = "ask for fewer exemplars or shorter answers"
     return f"eval.backend=vllm: vLLM stopped ({error[:300]}), and nothing of this task was scored: {remedy}"
 
 
@@ -280,30 +278,25 @@ def layer_of(name: str) -> str:
 OLDEST_VLLM = (0, 32)  # with which live merges were compared with written ones
 
 
-def versions(settings: Eval) -> dict[str, str]:
-    """What of vLLM changes answers."""
-    return vllm_versions()
-
-
 def backend(settings: Eval) -> functools.partial[VllmBackend]:
     """What opens weights, as TorchBackend does."""
     return functools.partial(VllmBackend, share_prefix=settings.share_prefix)
 
 
 @functools.cache
-def vllm_versions() -> dict[str, str]:
-    """Versions of vLLM and of what it computes with. Raises PipelineError where there is no vLLM, or one that is too
-    old."""
-    versions = {}
+def versions() -> dict[str, str]:
+    """What of vLLM changes answers: its version, and those of what it computes with. Raises PipelineError where there
+    is no vLLM, or one that is too old."""
+    installed = {}
     for name in ("vllm", "torch", "transformers"):
         try:
-            versions[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError as error:
             raise PipelineError(
                 "eval.backend=vllm needs vLLM: pip install 'cross-lingual-merging[vllm]', or use eval.backend=hf"
             ) from error
-    if tuple(map(int, versions["vllm"].split(".")[:2])) < OLDEST_VLLM:
+    if tuple(map(int, installed["vllm"].split(".")[:2])) < OLDEST_VLLM:
         raise PipelineError(
-            f"eval.backend=vllm: vLLM {versions['vllm']} is too old to replace weights: install 0.32 or later"
+            f"eval.backend=vllm: vLLM {installed['vllm']} is too old to replace weights: install 0.32 or later"
         )
-    return versions | {"batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0")}
+    return installed | {"batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0")}

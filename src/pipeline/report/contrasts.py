@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
-from pipeline.evaluate.metrics import mean
 from pipeline.papers import published as papers
 from pipeline.report.claims import FACT, NOT_TESTABLE, Claim
 from pipeline.report.compare import PAIR, Line, correct_contrasts, holm_level, interval_text, is_primary
@@ -91,7 +91,7 @@ def published_difference(claim: Claim, left: Sequence[Cell], right: Sequence[Cel
     values = [[value for value in side if value is not None] for side in sides]
     if values != sides:
         return None
-    return mean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * mean(values[1])
+    return fmean(values[0]) - (1 + claim.threshold / 100 if claim.relative else 1) * fmean(values[1])
 
 
 def questions_under(planning: Planning, cell: Cell) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pipeline.analyze.heatmaps import Map, svg_of_maps
@@ -11,7 +12,7 @@ from pipeline.benchmarks import kind_of, primary_metric
 from pipeline.config.evaluation import is_flores
 from pipeline.config.stages import SweepStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import is_mean_of, mean
+from pipeline.evaluate.metrics import is_mean_of
 from pipeline.evaluate.records import read_scores
 from pipeline.evaluate.shown_scores import percent_factor, primary_of
 from pipeline.files import write_atomically
@@ -30,7 +31,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     title = f"{config.merge.method} · {config.eval.label} · {', '.join(config.languages)}"
     picture, summary, notes = "", [], [f"{len(scores)} of {len(points)} points finished."]
     notes += [SENTENCES] if is_flores(config.eval) else []
-    means = {index: mean([mean(task_scores) for task_scores in score]) for index, score in scores.items()}
+    means = {index: fmean([fmean(task_scores) for task_scores in score]) for index, score in scores.items()}
     columns = [*points[0], "score", "run"]
     rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
     if scores:
@@ -112,7 +113,7 @@ def split_half_summary(
         f"Chosen on {on} questions: {point_name(points[indices[best_point]])}, scored {score:.1f} on {off} ones."
         for (on, off), (best_point, score) in zip(labels, halves, strict=True)
     ]
-    lines += [f"Split-half score, the mean of both: {mean([score for _, score in halves]):.1f}."] if halves else []
+    lines += [f"Split-half score, the mean of both: {fmean([score for _, score in halves]):.1f}."] if halves else []
     first = (
         f"Best of {len(scores)}: {point_name(points[best])}, {means[best]:.1f}, "
         "chosen and scored on the same questions."

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import mean
 from pipeline.report.claims import (
     FACT,
     NOT_MADE,
@@ -230,7 +230,7 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
     for cell in cells:
         metric = stored_metric(placed.plan, [cell]) if placed.claim.test == "spearman" else placed.claim.metric
         questions = questions_of(placed.plan, answers, [cell], metric or "")
-        values.append(mean([questions.means[score, leaf.pair] for leaf, score in scores_under(placed.plan, cell)]))
+        values.append(fmean([questions.means[score, leaf.pair] for leaf, score in scores_under(placed.plan, cell)]))
     return values
 
 
