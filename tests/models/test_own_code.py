@@ -95,6 +95,21 @@ def test_code_is_refused_and_nobody_is_asked(
     assert not (folder.parent / "marker").exists()
 
 
+@pytest.mark.parametrize("load", [trained, evaluated, merged])
+def test_files_that_another_version_wrote_are_refused_by_their_name(load: Callable[[Path], Any], folder: Path) -> None:
+    if load is not trained:
+        settings = (folder / "generation_config.json").read_text()
+        (folder / "generation_config.json").write_text("{")
+        with pytest.raises(
+            PipelineError, match=r"generation_config.json of .* cannot be read \(.*: copy it again"
+        ):
+            load(folder)
+        (folder / "generation_config.json").write_text(settings)
+    change(folder / "tokenizer.json", model={"type": "of a later version"})
+    with pytest.raises(PipelineError, match=r"the tokenizer of .*model cannot be read \(.*, or update transformers"):
+        load(folder)
+
+
 def test_a_type_that_transformers_has_is_loaded_by_its_class(folder: Path) -> None:
     """As DeepSeek V3 and Phi-3 are published: config.json names code for older versions of transformers."""
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}

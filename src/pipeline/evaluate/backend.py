@@ -11,11 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, first_line
 from pipeline.files import sha256
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.models.files import BESIDE_WEIGHTS
-from pipeline.models.load import load_tokenizer
+from pipeline.models.load import load_tokenizer, take_generation_config
 from pipeline.models.skeleton import build_skeleton
 
 if TYPE_CHECKING:
@@ -57,15 +56,6 @@ def _digests(*folders: Path) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _without_weights(folder: Path, texts: Path, generation: Path, digests: tuple[str, ...]) -> tuple[Any, Any]:
     """Cached, as tokenizers take seconds to load and the evaluations of a table share theirs."""
-    from transformers import GenerationConfig
-
     model = build_skeleton(folder, "checkpoint")
-    try:
-        tokenizer = load_tokenizer(texts)
-        if (generation / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(generation)
-    except PipelineError:
-        raise
-    except (OSError, ValueError) as error:
-        raise PipelineError(f"the tokenizer of {texts} cannot be read ({first_line(error)})") from error
-    return model, tokenizer
+    take_generation_config(model, generation)
+    return model, load_tokenizer(texts)

@@ -26,7 +26,7 @@ from pipeline.models.anatomy import towers
 from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import text_settings, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
-from pipeline.models.load import load_model, load_tokenizer
+from pipeline.models.load import load_model, load_tokenizer, take_generation_config
 from pipeline.models.names import tensor_names
 from pipeline.models.products import BF16X3, IEEE, SplitLinear, split_layers, split_products
 from pipeline.models.skeleton import build_skeleton
@@ -153,8 +153,6 @@ def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple
 
 
 def _load_live(merge: Merging, dtype: str, device: str) -> Live:
-    from transformers import GenerationConfig
-
     giver = merge.giver
     folder = giver.model.folder
     stored = merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")
@@ -163,8 +161,7 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
     model = load_model(folder, dtype=stored if dtype == "auto" else dtype)
     if isinstance(giver, Adapted) and (rows := text_settings(giver.config).get("vocab_size")):
         model.resize_token_embeddings(rows, mean_resizing=False)  # of a vocabulary that grew in training
-    if (giver.folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(giver.folder)
+    take_generation_config(model, giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped
         parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
     model.to(device)

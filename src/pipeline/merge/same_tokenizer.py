@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
 from pipeline.models.checkpoint import read_json
 from pipeline.models.load import load_tokenizer
@@ -74,12 +74,7 @@ def added_tokens(source: Source) -> dict[str, int]:
 
 def _tokens_of(folder: Path) -> list[list[int]]:
     """The tokens of PROBES as transformers calls the tokenizer: without truncation and padding that a file holds."""
-    try:
-        return list(load_tokenizer(folder)(list(PROBES)).input_ids)
-    except PipelineError:
-        raise
-    except Exception as error:  # classes of tokenizers raise what they like
-        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
+    return list(load_tokenizer(folder)(list(PROBES)).input_ids)
 
 
 def _read_vocabulary(file: Path) -> tuple[Any, dict[str, int]]:

@@ -11,6 +11,11 @@ BESIDE_WEIGHTS = (
     "sentencepiece.bpe.model", "vocab.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
+# One of these holds the vocabulary of a tokenizer.
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt"
+)  # fmt: skip
+
 # Next to the weights: what decides a model's answers, and so the key under which scores are cached.
 DECIDING = (*BESIDE_WEIGHTS, ADAPTER_CONFIG)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.models.checkpoint import read_header, read_json, weight_files
 from pipeline.models.names import unwrapped
 
@@ -19,11 +19,31 @@ SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder. Raises PipelineError for custom Python code, and what transformers raises."""
+    """The tokenizer of a folder. Raises PipelineError for custom Python code, and for files that cannot be read."""
     from transformers import AutoTokenizer
 
     refuse_own_code(folder)
-    return AutoTokenizer.from_pretrained(folder, **SAFE)
+    try:
+        return AutoTokenizer.from_pretrained(folder, **SAFE)
+    except Exception as error:  # classes of tokenizers raise what they like
+        raise PipelineError(
+            f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy its files again, or update "
+            "transformers and tokenizers, where newer ones wrote them"
+        ) from error
+
+
+def take_generation_config(model: Any, folder: Path) -> None:
+    """Give a model the settings for generation of a folder, where it has some. Raises PipelineError where these cannot
+    be read."""
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        except (OSError, ValueError, TypeError) as error:
+            raise PipelineError(
+                f"generation_config.json of {folder} cannot be read ({first_line(error)}): copy it again"
+            ) from error
 
 
 def date_of_templates(date: str, knob: str = "template_date") -> dict[str, Any]:
@@ -43,7 +63,7 @@ def with_template_date(tokenizer: Any, date: str) -> Any:
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration of a model. Raises as load_tokenizer."""
+    """The configuration of a model. Raises PipelineError for custom Python code, and what transformers raises."""
     from transformers import AutoConfig
 
     refuse_own_code(folder)
@@ -51,7 +71,7 @@ def load_config(folder: Path) -> Any:
 
 
 def load_model(folder: Path, **settings: Any) -> Any:
-    """The causal language model of a folder with these settings of from_pretrained. Raises as load_tokenizer."""
+    """The causal language model of a folder with these settings of from_pretrained. Raises as load_config."""
     from transformers import AutoModelForCausalLM
 
     refuse_own_code(folder)
