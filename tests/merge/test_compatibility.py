@@ -212,9 +212,7 @@ def test_settings_that_transformers_applies_are_compared_by_what_they_do(readers
     assert readers(lambda found: found.update(add_prefix_space=False), "tokenizer_config.json")
     with pytest.raises(PipelineError, match="a tokenizer of the same vocabulary that reads ' '"):
         readers(lambda found: found.update(tokenizer_class="GemmaTokenizer"), "tokenizer_config.json")
-    with pytest.raises(
-        PipelineError, match=r"the tokenizer of .*language cannot be read \(.*: copy its files ag"
-    ):
+    with pytest.raises(PipelineError, match=r"the tokenizer of .*language cannot be read \(.*: copy its files ag"):
         readers(lambda found: found.update(tokenizer_class="T5Tokenizer", extra_ids="many"), "tokenizer_config.json")
 
 

@@ -100,9 +100,7 @@ def test_files_that_another_version_wrote_are_refused_by_their_name(load: Callab
     if load is not trained:
         settings = (folder / "generation_config.json").read_text()
         (folder / "generation_config.json").write_text("{")
-        with pytest.raises(
-            PipelineError, match=r"generation_config.json of .* cannot be read \(.*: copy it again"
-        ):
+        with pytest.raises(PipelineError, match=r"generation_config.json of .* cannot be read \(.*: copy it again"):
             load(folder)
         (folder / "generation_config.json").write_text(settings)
     change(folder / "tokenizer.json", model={"type": "of a later version"})

@@ -9,6 +9,8 @@ from fixture_types import Call, Make
 from pipeline.__main__ import main
 from pipeline.benchmarks import primary_metric
 from pipeline.commands.status import of_finished
+from pipeline.errors import PipelineError
+from pipeline.evaluate.shown_scores import score_lines
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
 
@@ -66,6 +68,15 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
     assert make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked) == scored
     told = capfd.readouterr()
     assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
+
+
+@pytest.mark.parametrize("text", ['{"rows": [', "[]", '{"rows": [1]}', '{"rows": [{"task": "mgsm"}]}'])
+def test_scores_that_cannot_be_read_name_their_run(text: str, tmp_path: Path) -> None:
+    (tmp_path / "scores.json").write_text(text)
+    with pytest.raises(
+        PipelineError, match=f"^scores.json of {tmp_path.name} cannot be read: rerun it with redo=true$"
+    ):
+        score_lines(tmp_path)
 
 
 def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: Path) -> None:

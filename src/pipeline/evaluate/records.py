@@ -296,13 +296,13 @@ def write_scores(result: EvaluationResult, work: Path) -> dict[str, float]:
 
 def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
     """(rows, how they were scored) of a scores.json, the rows that are ours alone last; without values that are not
-    finite.
-
-    Raises OSError, ValueError, KeyError or TypeError where it is none.
-    """
-    content = json.loads(file.read_text(encoding="utf-8"))
-    rows = [
-        ScoreRow(**row | {name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")})
-        for row in [*content["rows"], *content.get("beside", [])]
-    ]
-    return rows, content.get("harness", {})
+    finite. Raises PipelineError where it cannot be read."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        rows = [
+            ScoreRow(**row | {name: metrics.finite_or_none(row[name]) for name in ("value", "stderr")})
+            for row in [*content["rows"], *content.get("beside", [])]
+        ]
+        return rows, content.get("harness", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise PipelineError(f"scores.json of {file.parent.name} cannot be read: rerun it with redo=true") from None

@@ -372,15 +372,11 @@ def reason_left_out(run: Run[EvalStage]) -> str | None:
 
 
 def stored_scores(run: Run[EvalStage]) -> tuple[list[ScoreRow], dict[str, Any]]:
-    """(scores, how they were scored) of an evaluation; none where it is not finished. Raises PipelineError where its
-    file cannot be read."""
+    """(scores, how they were scored) of an evaluation; none where it is not finished. Raises as `read_scores`."""
     path = run.folder / "scores.json"
     return _read_scores(path, path.stat().st_mtime_ns) if path.is_file() else ([], {})
 
 
 @lru_cache(maxsize=65536)
 def _read_scores(path: Path, _: int) -> tuple[list[ScoreRow], dict[str, Any]]:
-    try:
-        return read_scores(path)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise PipelineError(f"scores.json of {path.parent.name} cannot be read: rerun it with redo=true") from None
+    return read_scores(path)
