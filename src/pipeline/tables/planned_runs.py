@@ -196,14 +196,18 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """The mean score of each candidate, as shares; None until all are known."""
-        runs = {score: self.evaluation_of(score) for score in chain.from_iterable(choice.candidates.values())}
-        numbers = {score: primary_value(run) if run else None for score, run in runs.items()}
+        numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
         if any(number is None for number in numbers.values()):
             return None
         return {
             candidate: statistics.fmean(numbers[score] or 0.0 for score in scores)
             for candidate, scores in choice.candidates.items()
         }
+
+    def primary_number(self, score: ScoreRef) -> float | None:
+        """The primary number of a finished score; None if it is unfinished."""
+        run = self.evaluation_of(score)
+        return primary_value(run) if run else None
 
     def representative_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The evaluation that a score would be if the first candidate were chosen: same questions, another model. None
