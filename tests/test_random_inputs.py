@@ -4,18 +4,22 @@ import csv
 import io
 import json
 import tempfile
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import read_source
 
+from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import last_number
+from pipeline.tables.planned_runs import Planning
 
 LETTERS = "aZ09 .,;\t\"'\r|{}%#é\u0301ß中\u200b\u2028😀NA-"
 CELLS = st.sampled_from(["NA", "None", "nan", "True", "007", "3.10", "1e3", "1,000", "  x", "\\N", ""]) | st.text(
@@ -76,3 +80,77 @@ def test_numbers_are_read_in_any_spelling(whole: int, digits: str) -> None:
         for around in ("{}", "答えは{}円です。", "First 7, then {}.", "**{}**", "= {} km"):
             text = around.format(spelling.translate(str.maketrans("0123456789", digits)))
             assert last_number(text) == Fraction(whole) + Fraction(more), text
+
+
+STUDY = """
+base: sandbox
+experts: {math: {expert: math}, mine: {run: ./m, side: language}, own: {train: FILE, prompt: "{q}", completion: "{a}"}}
+methods: {layer_swap: {scale_to_depth: true}, soup: {}, narrow: {merge: ties, density: 0.2}}
+languages: [en, qac]
+benchmarks: [mgsm_0shot]
+controls: true
+every: {data_root: ./data, threads: 1, eval: {limit: 4}}
+"""
+TABLE = """
+name: small
+axes: {seed: [0, 1], way: {soup: {merge: soup}, ties: {merge: ties}}}
+every: {model: sandbox, data_root: ./data}
+runs:
+  base: {}
+  math: {stage: sft, expert: math, seed: "{seed}"}
+  language: {stage: sft, expert: qac, seed: "{seed}"}
+  merged: {merge: "{way.merge}", merge.experts: [math, language]}
+score: {eval: mgsm_0shot, mean: [seed]}
+rows: {base: {run: base}, "{way}": {run: merged}}
+columns: {low: {in: qac}, english: {in: en, eval.limit: 5}}
+compare: {soup: [base]}
+controls: true
+"""
+ODD: list[Any] = [
+    None,
+    [],
+    {},
+    "",
+    0,
+    1.5,
+    True,
+    "x",
+    "{x}",
+    [None],
+    [["x"]],
+    {"x": 1},
+    {"x": None},
+    {1: 2},
+    float("nan"),
+]
+
+
+def places_in(tree: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [place for key, part in inside for place in [(*above, key), *places_in(part, (*above, key))]]
+
+
+@given(st.sampled_from([STUDY, TABLE]), st.data())
+@settings(max_examples=120, deadline=None)
+def test_a_table_with_another_form_in_one_place_is_planned_or_refused(text: str, data: st.DataObject) -> None:
+    """A value of another type, a key that YAML reads as a truth value, or none: never a traceback."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.csv"
+        file.write_text("q,a\n" + "1 + 1?,2\n" * 9)
+        tree = deepcopy(yaml.safe_load(text.replace("FILE", str(file))))
+        *path, last = data.draw(st.sampled_from(places_in(tree)))
+        holder = tree
+        for key in path:
+            holder = holder[key]
+        how = data.draw(st.sampled_from(["value", "key", "gone", "listed"]))
+        value = holder.pop(last)
+        new = last if how != "key" else data.draw(st.sampled_from([True, 1, None, f"{last}x"]))
+        value = data.draw(st.sampled_from(ODD)) if how == "value" else [value] if how == "listed" else value
+        if how != "gone":
+            holder.insert(last, value) if isinstance(holder, list) else holder.update({new: value})
+        (Path(folder) / "t.yaml").write_text(yaml.safe_dump(tree, allow_unicode=True))
+        words = ["stage=plan", f"table={folder}/t.yaml", f"runs_dir={folder}/runs", "tracking.mode=disabled"]
+        try:
+            Planning.of(compose(words)).targets()
+        except PipelineError as error:
+            assert "\n" not in str(error)
