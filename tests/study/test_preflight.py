@@ -218,7 +218,8 @@ def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
         runs = {"base": {"checkpoint": "./base"}, "math": own | {"expert.sources.own.prompt": prompt}}
         return mine("plan", "plan.lines=1", axes={"language": ["en"]}, runs=runs)
 
-    assert told in show_plan(plan_of("{q} {hint}")) and told not in show_plan(plan_of("{q} {hint?}"))
+    with_blanks, without = (show_plan(plan_of(prompt)) for prompt in ("{q} {hint}", "{q} {hint?}"))
+    assert told in with_blanks and told not in without and "sft.learning_rate=1e-06 is the default, for mo" in without
     assert [file.name for file in read] == ["own.jsonl"]
     (cause,) = refused(show_plan, plan_of("{q} {none}"))
     assert cause.startswith("source own (./own.jsonl): none of its 12 rows can be used (12 null or blank")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from pipeline.report.contrasts import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported, overrides_of
 from pipeline.report.stored import SPM_MODEL
-from pipeline.runs.disk import check_writable
+from pipeline.runs.disk import check_writable, nearest_existing
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -42,6 +42,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
+from pipeline.stages.training import about_default_rate
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
@@ -146,8 +147,11 @@ def plan_text(
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
     know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *blank_lines(remaining)]
-    know += [*cut_lines(remaining), *template_lines(runs)]
-    know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
+    know += [*cut_lines(remaining), *template_lines(runs), *about_trainings(remaining, about_default_rate)]
+    if bill:
+        know += [f"not included: {text}" for text in bill.left_out()]
+    else:
+        know += about_trainings(remaining, lambda config: emulated(config.sft))
     overview = replace(
         overview, fix=fix, know=know,
         total=total_text(config, runs, remaining, bill, history, overview.without, len(fix), len(know)),
@@ -212,7 +216,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
 
 def free_bytes(folder: Path) -> int:
     """What is free where a folder is, or will be."""
-    return shutil.disk_usage(next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())).free
+    return shutil.disk_usage(nearest_existing(folder)).free
 
 
 def size_text(size: float) -> str:
@@ -290,10 +294,10 @@ def selection_lines(bill: Bill | None) -> Iterator[str]:
         yield f"choosing snapshots takes {chosen:,.1f} of {hours:,.1f} GPU-hours: {remedy}"
 
 
-def slow_lines(runs: Sequence[Run]) -> list[str]:
-    """A line about trainings on a CPU: what it computes slowly."""
-    slow = ((emulated(run.config.sft), run.name) for run in runs if isinstance(run.config, TrainStage))
-    return [f"{text} ({name})" for text, name in slow if text][:1]
+def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:
+    """What there is to say about trainings, each sentence once, with the first that it is about."""
+    texts = {text_of(run.config): run.name for run in reversed(runs) if isinstance(run.config, TrainStage)}
+    return [f"{text} ({name})" for text, name in texts.items() if text]
 
 
 def not_planned(planning: Planning) -> list[str]:
