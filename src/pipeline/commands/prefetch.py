@@ -59,7 +59,7 @@ def prefetch(config: PrefetchStage) -> Path:
         planning = Planning.of(config)  # again, as some plans need what was fetched
         planning.targets()
     if causes := not_planned(planning):
-        raise PipelineError("\nerror: ".join(causes))
+        raise PipelineError(*causes)
     return path
 
 
