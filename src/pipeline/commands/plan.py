@@ -30,6 +30,7 @@ from pipeline.estimate.training_rows import cut_lines, first_rows, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
+from pipeline.progress import format_duration
 from pipeline.report.contrasts import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported, overrides_of
@@ -88,7 +89,9 @@ def show_plan(config: PlanStage) -> str:
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
-    know += [*empty_spbleu(planning), *overridden(planning)]
+    know += empty_spbleu(planning)
+    know += [f"every.{key} does not reach: {', '.join(names)}, which override it"
+             for key, names in planning.plan.overriders.items()]  # fmt: skip
     overview = Overview(
         f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
         next_command(config),
@@ -167,7 +170,7 @@ def plan_text(
         lines += appendix
     text = "\n".join(lines)
     if fix:
-        raise PipelineError("\nerror: ".join(fix), output=text)
+        raise PipelineError(*fix, output=text)
     return text
 
 
@@ -182,8 +185,9 @@ def total_text(
         hours = sum(map(bill.hours, bill.kinds))
         days = hours / plan.gpus / 24
         time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
-        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus}"
-        takes += f" = {time} of one node" if plan.gpus > 1 else f" = {time}"
+        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time}" + " of one node" * (plan.gpus > 1)
+        if hours < 0.1:
+            takes = f"{format_duration(3600 * hours)} of a GPU on {plan.gpu}x{plan.gpus}"
     elif bill and bill.unknown:
         takes = f"Unknown GPU-hours, of {bill.left_out()[0]}"
     elif not remaining:
@@ -277,11 +281,6 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
             f"{label} is trained with sft.template={template} and scored {scored}: set eval.chat_template="
             f"{str(not chat).lower()}, or sft.template={'chat' if chat else 'plain'}"
         )
-
-
-def overridden(planning: Planning) -> Iterator[str]:
-    for key, names in planning.plan.overriders.items():
-        yield f"every.{key} does not reach: {', '.join(names)}, which override it"
 
 
 def selection_lines(bill: Bill | None) -> Iterator[str]:
