@@ -276,7 +276,10 @@ class Submission:
                 return None
             raise
         file.with_suffix(".job").write_text(job)
-        work = f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}"
+        work = (
+            f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}, time limit "
+            f"{launcher.time or 'of the site'}"
+        )
         self.tell(f"job {job}: {what}{f' for {work}' if runs else ', when these are done'}")
         return job
 
