@@ -41,7 +41,7 @@ from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
 from pipeline.tables.overrides import describe_every_keys
@@ -249,8 +249,9 @@ def missing_inputs(runs: Sequence[Run]) -> list[str]:
         return []
     inputs = collect_hub_inputs(list(runs))
     missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
-    lines = [f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"]
-    return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+    pinning = f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
+    lines = [pinning + kept_offline(missing)] if missing else []
+    return [*lines, *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
 
 
 def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
