@@ -138,18 +138,18 @@ def plan_text(
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    remaining = [run for run in runs if run.hash in reasons]
+    remaining, runs_dir = [run for run in runs if run.hash in reasons], Path(config.runs_dir)
     bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
-    history = History(finished_manifests(Path(config.runs_dir)))
+    history = History(finished_manifests(runs_dir))
     fix = [*overview.fix, *(bill.causes if bill else []), *disk_problems(config, bill, free_snapshots)]
     if reasons:
         try:
-            check_writable(Path(config.runs_dir), create=False)
+            check_writable(runs_dir, create=False)
         except PipelineError as error:
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *blank_lines(remaining)]
+    know = [*selection_lines(bill), *missing_inputs(runs, runs_dir), *overview.know, *dropped_lines(remaining)]
     know += [*cut_lines(remaining), *template_lines(runs), *about_trainings(remaining, about_default_rate)]
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]
@@ -239,33 +239,38 @@ def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
     """In which dtype the last of merges is written."""
     merges = [run for run in runs if isinstance(run.config, MergeStage)]
     for last in merges[-1:]:
-        stored = stored_dtype(last, last.runs_dir) or "the dtype of its experts"
-        yield f"the merge is stored in {stored}"
+        yield f"the merge is stored in {stored_dtype(last, last.runs_dir) or 'the dtype of its experts'}"
 
 
-def missing_inputs(runs: Sequence[Run]) -> list[str]:
+def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     """What runs read from the Hub and is not pinned here, or stays empty."""
-    if not runs:
-        return []
-    inputs = collect_hub_inputs(list(runs))
-    missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
-    pinning = f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
-    lines = [pinning + kept_offline(missing)] if missing else []
-    return [*lines, *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
+    inputs = collect_hub_inputs(runs)
+    missing = inputs.not_pinned(read_lock(runs_dir))
+    lines = [
+        f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
+        f"{kept_offline(missing)}"
+    ]
+    return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
 
 
-def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each file of one's own of which a template drops rows, as a column that it names is blank there."""
+def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Lines about files of one's own of which rows are dropped: those with a blank in a column that a template names,
+    and copies, where they are many."""
     files = {file: (name, source) for run in runs if run.config.stage == "data"
              for name, source, file in source_files(run) if source.prompt}  # fmt: skip
     for file, (name, source) in files.items():
         with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
             rows = [row for row in first_rows(file, file.stat().st_mtime_ns) if is_wanted(row, source)]
-            blank = Counter(column for row in rows for column in columns if is_blank(row[column]))
-            for column, count in blank.items():
-                dropped = f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as their column {column} is blank"
-                yield f"{dropped}: write {{{column}?}} to keep them"
+            dropped = Counter(
+                f"their column {column} is blank: {{{column}?}} keeps them in a template with another column"
+                for row in rows for column in columns if is_blank(row[column])
+            )  # fmt: skip
+            copies = len(rows) - len(set(map(str, rows)))
+            if copies > len(rows) / 10:
+                dropped["a row before says the same"] = copies
+            for reason, count in dropped.items():
+                yield f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as {reason}"
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
