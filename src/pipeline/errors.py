@@ -8,13 +8,13 @@ from difflib import SequenceMatcher, get_close_matches
 
 
 class PipelineError(ValueError):
-    """Something the user can fix. The message is one sentence: the knob, the value, the remedy.
+    """Something the user can fix. The message is one sentence: the knob, the value, the remedy; a line for each cause.
 
     output: text that was produced before the error, and is printed with it.
     """
 
-    def __init__(self, message: str = "", output: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, *causes: str, output: str = "") -> None:
+        super().__init__("\nerror: ".join(causes))
         self.output = output
 
 

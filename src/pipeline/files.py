@@ -49,6 +49,11 @@ def _paths(lines: str) -> tuple[Path, ...]:
     return tuple(map(Path, lines.splitlines()))
 
 
+def config_dir_flags() -> list[str]:
+    """The flags that give another command the same folders."""
+    return [f"--config-dir={folder}" for folder in added_conf()]
+
+
 def add_conf(folder: Path) -> None:
     os.environ[ADDED_CONF] = "\n".join(map(str, [*added_conf(), folder]))
 

@@ -220,11 +220,7 @@ def taken(folder: Path, split: str = "train") -> Counter[str]:
 
 def test_the_whole_ones_first_then_shares(tmp_path: Path):
     numbered(tmp_path, {"whole": 27, "one": 100, "three": 100})
-    sources = {
-        "whole": of("whole"),
-        "one": of("one", share=1),
-        "three": of("three", share=3),
-    }
+    sources = {"whole": of("whole"), "one": of("one", share=1), "three": of("three", share=3)}
     make_training_set(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
     both = taken(tmp_path) + taken(tmp_path, "validation")
     assert both == {"whole": 27, "one": 20, "three": 60}

@@ -393,11 +393,7 @@ def test_numbers_of_every_type_are_text_and_other_cells_are_named_truly(tmp_path
 @pytest.mark.parametrize(
     ("cells", "rows", "why"),
     [
-        (
-            ["a text", "{}"],
-            "conversation",
-            "2 text or an object where turns belong, or turns with more than text, such",
-        ),
+        (["a text", "{}"], "conversation", "2 text or an object where turns belong, or turns with more"),
         ([[{"role": "user", "content": [{"type": "image"}]}]], "conversation", "or turns with more than text, such as"),
         ([[1], {"a": 1}, float("nan")], "text", "3 neither text nor a number: a list, an object, a date or NaN"),
     ],

@@ -209,19 +209,21 @@ def test_rows_with_a_blank_column_are_counted_before_they_are_dropped(
     read: list[Path] = []
     monkeypatch.setattr(training_rows, "read_rows", lambda file: read.append(file) or read_rows(file))
     rows = [{"q": f"what is {n}?", "hint": "" if n % 3 else "count", "none": " ", "a": f"{n}"} for n in range(12)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:2]]))
     own = {"stage": "sft", "model": "trained", "model.path": "./base", "expert": "own", "expert.sources.own.url":
            "./own.jsonl", "expert.sources.own.completion": "{a}"}  # fmt: skip
-    told = "own.jsonl: 8 of 12 rows are dropped, as their column hint is blank: write {hint?} to keep them"
+    told = "own.jsonl: 9 of 14 rows are dropped, as their column hint is blank: {hint?} keeps them in a template with"
 
     def plan_of(prompt: str) -> Any:
         runs = {"base": {"checkpoint": "./base"}, "math": own | {"expert.sources.own.prompt": prompt}}
         return mine("plan", "plan.lines=1", axes={"language": ["en"]}, runs=runs)
 
-    assert told in show_plan(plan_of("{q} {hint}")) and told not in show_plan(plan_of("{q} {hint?}"))
+    with_blanks, without = (show_plan(plan_of(prompt)) for prompt in ("{q} {hint}", "{q} {hint?}"))
+    assert told in with_blanks and told not in without and "sft.learning_rate=1e-06 is the default, for mo" in without
+    assert "own.jsonl: 2 of 14 rows are dropped, as a row before says the same" in without
     assert [file.name for file in read] == ["own.jsonl"]
     (cause,) = refused(show_plan, plan_of("{q} {none}"))
-    assert cause.startswith("source own (./own.jsonl): none of its 12 rows can be used (12 null or blank")
+    assert cause.startswith("source own (./own.jsonl): none of its 14 rows can be used (14 null or blank")
 
 
 def test_prompts_that_do_not_fit_are_what_the_stage_refuses(

@@ -693,7 +693,7 @@ def test_an_array_asks_for_twice_its_estimate(
         return [time[0].removeprefix("--time=") if time else "" for time in times]
 
     assert asked("24:00:00") == ["4:00:00", "1:00:00", "24:00:00"]  # 6 x 3000 s by 3 tasks; 100 s; the last job
-    assert "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all" in capfd.readouterr().err
+    assert "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all, time limit 4:00:00\n" in capfd.readouterr().err
     seconds |= dict.fromkeys((run.label for run in targets[1:]), 99.0)
     assert asked("24:00:00") == ["1:00:00"] * 2 + ["24:00:00"]
     assert "2 tasks for 6 runs, 0 GPUs each, about 9:54 min in all" in capfd.readouterr().err

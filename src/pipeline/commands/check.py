@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.check_lines import EXAMPLE, Checking
+from pipeline.config.overrides import typed_in
 from pipeline.config.stages import CheckStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import driver_version
-from pipeline.files import added_conf, write_atomically
+from pipeline.files import config_dir_flags, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.resources import Resources
 from pipeline.launch.slurm import DRY_RUN, FOLDER, script_of, show_dry_run, submit_script
@@ -84,14 +85,13 @@ def check(config: CheckStage) -> str:
 def read_words(config: CheckStage) -> list[str]:
     """The command's words for its trainings and its evaluation. Raises PipelineError for one that is not read."""
     overrides = (config.command or [])[len(EXAMPLE) :]
-    for override in overrides:
-        key = override.lstrip("+").partition("=")[0]
+    for key, value in typed_in(overrides).items():
         if key.partition(".")[0] not in READ:
             raise PipelineError(
-                f"stage=check does not read {override}: leave it out; it reads {', '.join(READ)}, check"
+                f"stage=check does not read {key}={value}: leave it out; it reads {', '.join(READ)}, check"
             )
         if key in SET:
-            raise PipelineError(f"stage=check sets {key} itself, got {override}: leave it out; give {SET[key]}")
+            raise PipelineError(f"stage=check sets {key} itself, got {key}={value}: leave it out; give {SET[key]}")
     return overrides
 
 
@@ -107,8 +107,7 @@ def submit(config: CheckStage, plan: Checking, overrides: list[str]) -> None:
         shared = ["stage=check", f"runs_dir={config.runs_dir}", f"check.methods=[{','.join(config.check.methods)}]"]
         gpus = processes if launcher.gpus is None else min(processes, launcher.gpus)
         resources = Resources(gpus, threads * processes if threads else None, 60)
-        folders = [f"--config-dir={path}" for path in added_conf()]
-        text = script_of(launcher, ["-m", "pipeline", *shared, *overrides, *folders], "")
+        text = script_of(launcher, ["-m", "pipeline", *shared, *overrides, *config_dir_flags()], "")
         job = submit_script(launcher, Path(config.runs_dir), script, text, resources, ["--job-name", "check"], "%j")
     if launcher.dry_run:
         show_dry_run(script.parent)

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
-from pipeline.files import added_conf
+from pipeline.files import config_dir_flags
 from pipeline.launch.in_process import error_sentence, refuse_without_gpus
 from pipeline.runs.provenance import environment_for
 
@@ -35,7 +35,7 @@ def run_command(
     """Standard output of a command, in a process group of its own that is killed where it takes more than `limit`
     seconds; None where it was killed as soon as `until` was true. Raises Wrong for one that fails, or is late."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *code, *overrides, *(f"--config-dir={path}" for path in added_conf())]
+    command = [sys.executable, *code, *overrides, *config_dir_flags()]
     environment = {**environment_for(None), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     end, output = time.monotonic() + limit, log.with_suffix(".out")
     with open(log, "w") as errors, open(output, "w") as printed:

@@ -98,10 +98,11 @@ def move_export(folder: Path, target: Path) -> None:
     if not (target / CARD).is_file():
         os.rename(folder, target.resolve())  # over an empty folder, too
         return
-    new, old = (fingerprints(files) for files in (folder, target))
-    if {name: files["sha256"] for name, files in new.items() if name != CARD} != {
-        name: files["sha256"] for name, files in old.items() if name != CARD
-    }:
+    new, old = (
+        {name: file["sha256"] for name, file in fingerprints(export).items() if name != CARD}
+        for export in (folder, target)
+    )
+    if new != old:
         raise PipelineError(f"export.to={target} holds the export of another model: name a new folder")
     os.replace(folder / CARD, target / CARD)
 

@@ -167,7 +167,7 @@ def memory_text(sizes: Iterable[float | None]) -> str:
 
 
 def training_details(runs: Sequence[Run]) -> list[str]:
-    """A line: methods, rows, steps, tokens, learning rate and batch of trainings."""
+    """A line: methods, rows, steps, batch, tokens, learning rate, dtypes and epochs of trainings."""
     trainings = [run for run in runs if isinstance(run.config, TrainStage)]
     if not trainings:
         return []
@@ -179,13 +179,17 @@ def training_details(runs: Sequence[Run]) -> list[str]:
             rows.append(count * run.config.sft.batch_size)
             with suppress(PipelineError):
                 tokens.append(rows[-1] * min(row_tokens(run), run.config.sft.seq_length) / 1e6)
+
+    def of_knob(name: str, form: str = "{}") -> str:
+        return span((getattr(sft, name) for sft in settings), form.format)
+
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
     dtypes = dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
     unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
-        f"{span((sft.batch_size for sft in settings), str)}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, "
-        f"rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}, {', '.join(dtypes)}"
+        f"{of_knob('batch_size')}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, rate "
+        f"{of_knob('learning_rate', '{:.3g}')}, {', '.join(dtypes)}, sft.epochs {of_knob('epochs')}"
     ]
 
 
@@ -211,19 +215,22 @@ def score_details(runs: Sequence[Run]) -> list[str]:
     """A line: tasks with shots and questions, languages, and in which dtype, by which products and by what."""
     scores = [run for run in runs if isinstance(run.config, EvalStage) and not is_bundle(run)]
     sizes: dict[str, list[int]] = {}
+    limits: dict[str, int] = {}
     how: dict[str, None] = {}
     for run in scores:
         config, task = run.config.eval, run.config.eval.tasks[0]
-        sizes.setdefault(f"{task.task} {task.num_fewshot}-shot", []).extend(
+        name = f"{task.task} {task.num_fewshot}-shot"
+        limits[name] = config.limit or 0
+        sizes.setdefault(name, []).extend(
             count_questions(run, asked_task, language)
             for asked_task in config.tasks
             for language in run.config.languages
         )
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
-    uncounted = {name for name in sizes if all(count % ASSUMED_QUESTIONS == 0 for count in sizes[name])}
-    tasks = [
-        f"{name} ({span(counts, '{:,.0f}'.format)} questions{', not counted' * (name in uncounted)})"
-        for name, counts in sizes.items()
-    ]
+    tasks = []
+    for name, counts in sizes.items():
+        note = ", fewer than eval.limit" if max(counts) < limits[name] else ""
+        note = ", not counted" if all(count % ASSUMED_QUESTIONS == 0 for count in counts) else note
+        tasks.append(f"{name} ({span(counts, '{:,.0f}'.format)} questions{note})")
     languages = ", ".join(dict.fromkeys(language for run in scores for language in run.config.languages))
     return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"] if tasks else []

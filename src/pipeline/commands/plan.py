@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,18 +30,20 @@ from pipeline.estimate.training_rows import cut_lines, first_rows, source_files
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
+from pipeline.progress import format_duration
 from pipeline.report.contrasts import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported, overrides_of
 from pipeline.report.stored import SPM_MODEL
-from pipeline.runs.disk import check_writable
+from pipeline.runs.disk import check_writable, nearest_existing
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
 from pipeline.stages.rows import build_single
+from pipeline.stages.training import about_default_rate
 from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
@@ -87,7 +89,9 @@ def show_plan(config: PlanStage) -> str:
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned" if missing else ""
-    know += [*empty_spbleu(planning), *overridden(planning)]
+    know += empty_spbleu(planning)
+    know += [f"every.{key} does not reach: {', '.join(names)}, which override it"
+             for key, names in planning.plan.overriders.items()]  # fmt: skip
     overview = Overview(
         f"{table.name}: {table.title}", "", [], [f"compared: {'; '.join(compared)}"] if compared else [],
         next_command(config),
@@ -134,20 +138,23 @@ def plan_text(
     Raises:
         PipelineError: there are causes why it cannot be computed; with the text.
     """
-    remaining = [run for run in runs if run.hash in reasons]
+    remaining, runs_dir = [run for run in runs if run.hash in reasons], Path(config.runs_dir)
     bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed) if config.plan.gpu else None
-    history = History(finished_manifests(Path(config.runs_dir)))
+    history = History(finished_manifests(runs_dir))
     fix = [*overview.fix, *(bill.causes if bill else []), *disk_problems(config, bill, free_snapshots)]
     if reasons:
         try:
-            check_writable(Path(config.runs_dir), create=False)
+            check_writable(runs_dir, create=False)
         except PipelineError as error:
             fix.append(str(error))
     if config.command is not None:  # whose knobs are its own
         fix = [cause.replace("every.", "") for cause in fix]
-    know = [*selection_lines(bill), *missing_inputs(runs), *overview.know, *blank_lines(remaining)]
-    know += [*cut_lines(remaining), *template_lines(runs)]
-    know += [f"not included: {text}" for text in bill.left_out()] if bill else slow_lines(remaining)
+    know = [*selection_lines(bill), *missing_inputs(runs, runs_dir), *overview.know, *dropped_lines(remaining)]
+    know += [*cut_lines(remaining), *template_lines(runs), *about_trainings(remaining, about_default_rate)]
+    if bill:
+        know += [f"not included: {text}" for text in bill.left_out()]
+    else:
+        know += about_trainings(remaining, lambda config: emulated(config.sft))
     overview = replace(
         overview, fix=fix, know=know,
         total=total_text(config, runs, remaining, bill, history, overview.without, len(fix), len(know)),
@@ -163,7 +170,7 @@ def plan_text(
         lines += appendix
     text = "\n".join(lines)
     if fix:
-        raise PipelineError("\nerror: ".join(fix), output=text)
+        raise PipelineError(*fix, output=text)
     return text
 
 
@@ -178,8 +185,9 @@ def total_text(
         hours = sum(map(bill.hours, bill.kinds))
         days = hours / plan.gpus / 24
         time = f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
-        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus}"
-        takes += f" = {time} of one node" if plan.gpus > 1 else f" = {time}"
+        takes = f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time}" + " of one node" * (plan.gpus > 1)
+        if hours < 0.1:
+            takes = f"{format_duration(3600 * hours)} of a GPU on {plan.gpu}x{plan.gpus}"
     elif bill and bill.unknown:
         takes = f"Unknown GPU-hours, of {bill.left_out()[0]}"
     elif not remaining:
@@ -212,7 +220,7 @@ def disk_problems(config: PlanStage, bill: Bill | None, free_snapshots: bool) ->
 
 def free_bytes(folder: Path) -> int:
     """What is free where a folder is, or will be."""
-    return shutil.disk_usage(next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())).free
+    return shutil.disk_usage(nearest_existing(folder)).free
 
 
 def size_text(size: float) -> str:
@@ -231,32 +239,38 @@ def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
     """In which dtype the last of merges is written."""
     merges = [run for run in runs if isinstance(run.config, MergeStage)]
     for last in merges[-1:]:
-        stored = stored_dtype(last, last.runs_dir) or "the dtype of its experts"
-        yield f"the merge is stored in {stored}"
+        yield f"the merge is stored in {stored_dtype(last, last.runs_dir) or 'the dtype of its experts'}"
 
 
-def missing_inputs(runs: Sequence[Run]) -> list[str]:
+def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     """What runs read from the Hub and is not pinned here, or stays empty."""
-    if not runs:
-        return []
-    inputs = collect_hub_inputs(list(runs))
-    missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
-    lines = [f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"]
+    inputs = collect_hub_inputs(runs)
+    missing = inputs.not_pinned(read_lock(runs_dir))
+    lines = [
+        f"not pinned (stage=prefetch locks revisions, and names what needs a licence): {', '.join(missing)}"
+        f"{kept_offline(missing)}"
+    ]
     return [*(lines if missing else []), *inputs.problems, *(f"left out: {why}" for why in inputs.left_out)]
 
 
-def blank_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each file of one's own of which a template drops rows, as a column that it names is blank there."""
+def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Lines about files of one's own of which rows are dropped: those with a blank in a column that a template names,
+    and copies, where they are many."""
     files = {file: (name, source) for run in runs if run.config.stage == "data"
              for name, source, file in source_files(run) if source.prompt}  # fmt: skip
     for file, (name, source) in files.items():
         with suppress(PipelineError, KeyError, OSError):  # what is wrong with a file the data run says
             columns = [column for column, must_fill in source_columns(name, source).items() if must_fill]
             rows = [row for row in first_rows(file, file.stat().st_mtime_ns) if is_wanted(row, source)]
-            blank = Counter(column for row in rows for column in columns if is_blank(row[column]))
-            for column, count in blank.items():
-                dropped = f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as their column {column} is blank"
-                yield f"{dropped}: write {{{column}?}} to keep them"
+            dropped = Counter(
+                f"their column {column} is blank: {{{column}?}} keeps them in a template with another column"
+                for row in rows for column in columns if is_blank(row[column])
+            )  # fmt: skip
+            copies = len(rows) - len(set(map(str, rows)))
+            if copies > len(rows) / 10:
+                dropped["a row before says the same"] = copies
+            for reason, count in dropped.items():
+                yield f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as {reason}"
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -275,11 +289,6 @@ def template_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def overridden(planning: Planning) -> Iterator[str]:
-    for key, names in planning.plan.overriders.items():
-        yield f"every.{key} does not reach: {', '.join(names)}, which override it"
-
-
 def selection_lines(bill: Bill | None) -> Iterator[str]:
     """A line where choosing snapshots takes most of the hours: what would shorten it."""
     if bill is None or "selection" not in bill.kinds:
@@ -290,10 +299,10 @@ def selection_lines(bill: Bill | None) -> Iterator[str]:
         yield f"choosing snapshots takes {chosen:,.1f} of {hours:,.1f} GPU-hours: {remedy}"
 
 
-def slow_lines(runs: Sequence[Run]) -> list[str]:
-    """A line about trainings on a CPU: what it computes slowly."""
-    slow = ((emulated(run.config.sft), run.name) for run in runs if isinstance(run.config, TrainStage))
-    return [f"{text} ({name})" for text, name in slow if text][:1]
+def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:
+    """What there is to say about trainings, each sentence once, with the first that it is about."""
+    texts = {text_of(run.config): run.name for run in reversed(runs) if isinstance(run.config, TrainStage)}
+    return [f"{text} ({name})" for text, name in texts.items() if text]
 
 
 def not_planned(planning: Planning) -> list[str]:

@@ -59,7 +59,7 @@ def prefetch(config: PrefetchStage) -> Path:
         planning = Planning.of(config)  # again, as some plans need what was fetched
         planning.targets()
     if causes := not_planned(planning):
-        raise PipelineError("\nerror: ".join(causes))
+        raise PipelineError(*causes)
     return path
 
 
@@ -74,14 +74,15 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK
-    steps: list[tuple[str, Callable[[], None]]] = []
-    for name in inputs.models:
-        steps.append((f"model: {name}", partial(fetch_model, lock, name, config.prefetch.update)))
-    for label, source in inputs.sources.items():
-        fetch_source = fetch_url if source.url else fetch_dataset
-        steps.append((label, partial(fetch_source, lock, source, config.prefetch.update)))
-    for hub, part in inputs.scored:
-        steps.append((f"harness: {hub} {part or ''}", partial(fetch_for_harness, lock, hub, part)))
+    update = config.prefetch.update
+    steps: list[tuple[str, Callable[[], None]]] = [
+        *((f"model: {name}", partial(fetch_model, lock, name, update)) for name in inputs.models),
+        *(
+            (label, partial(fetch_url if source.url else fetch_dataset, lock, source, update))
+            for label, source in inputs.sources.items()
+        ),
+        *((f"harness: {hub} {part or ''}", partial(fetch_for_harness, lock, hub, part)) for hub, part in inputs.scored),
+    ]
     failed = list(inputs.problems)
     for number, (label, step) in enumerate(steps, start=1):
         plain = without_credentials(label)

@@ -24,7 +24,7 @@ def report_table(config: ReportStage) -> Path:
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         none = f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
-        raise PipelineError("\nerror: ".join([none, *not_planned(planning)]))
+        raise PipelineError(none, *not_planned(planning))
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
     for problem in training_problems(runs, reasons):

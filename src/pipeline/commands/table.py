@@ -43,7 +43,7 @@ def make_table(config: TableStage) -> Path:
     if config.launcher.dry_run:
         show_plan(compose([*again, "stage=plan"]))  # type: ignore[arg-type]  # which refuses more
     elif causes := problems_of(planning, runs, reasons, prompts, waiting):
-        raise PipelineError("\nerror: ".join(causes))
+        raise PipelineError(*causes)
     reported = Reported.of(config)
     reported.warn_of_another(config.table, report_folder(planning))
     reported = replace(reported, table=config.table, data_root=config.data_root, every=dict(config.every))

@@ -27,7 +27,7 @@ from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import ON_GPU, History
 from pipeline.estimate.flops import cards
-from pipeline.files import ADDED_CONF, added_conf
+from pipeline.files import ADDED_CONF, config_dir_flags
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan
 from pipeline.launch.resources import (
@@ -239,7 +239,7 @@ class Submission:
         """Submit the last job, which runs the same command after all others, or computes a plan of little time. At the
         site's limit of jobs it takes the place of a task, whose runs others compute, unless that is the only one."""
         words = [word for word in again if not word.startswith("launcher.dry_run=")]
-        command = ["-m", "pipeline", *words, *(f"--config-dir={path}" for path in added_conf())]
+        command = ["-m", "pipeline", *words, *config_dir_flags()]
         resources, runs = (self.one_job, self.session.left) if self.one_job else (Resources(0, None), [])
         options, job = ["--job-name", f"{self.name}-{AGAIN_JOB}"], None
         while not job:
@@ -276,7 +276,10 @@ class Submission:
                 return None
             raise
         file.with_suffix(".job").write_text(job)
-        work = f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}"
+        work = (
+            f"{pluralize(len(runs), 'run')}, {describe_work(runs, tasks, resources.gpus)}, time limit "
+            f"{launcher.time or 'of the site'}"
+        )
         self.tell(f"job {job}: {what}{f' for {work}' if runs else ', when these are done'}")
         return job
 

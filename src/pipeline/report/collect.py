@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, MergeStage, TableStage
-from pipeline.files import added_conf
+from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
 from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs, sampled_axes
@@ -76,7 +76,7 @@ def fill_cells(stored: StoredAnswers, evaluations: Mapping[str, Evaluation]) -> 
 
 def command_of(config: TableStage) -> str:
     """The command that computes a table, for a shell: its folders of options and all overrides that decide results."""
-    overrides = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
+    overrides = [*config_dir_flags(), "stage=table", f"table={config.table}"]
     overrides += overrides_of(config)
     overrides += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
     return shlex.join(["python", "-m", "pipeline", *overrides])

@@ -22,13 +22,18 @@ def check_writable(runs_dir: Path, create: bool = True) -> None:
     try:
         if create:
             runs_dir.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=next(folder for folder in (runs_dir, *runs_dir.parents) if folder.exists())):
+        with TemporaryFile(dir=nearest_existing(runs_dir)):
             pass
     except OSError as error:
         raise PipelineError(
             f"runs_dir={runs_dir} cannot be written ({error.strerror}): give another; people who share one need group "
             "rights, chmod -R g+rwsX and umask 002"
         ) from error
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def check_disk(run: Run, sizes: Mapping[str, int]) -> None:

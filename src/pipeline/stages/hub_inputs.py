@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +16,7 @@ from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
-from pipeline.hub.lock import Lock, part_of
+from pipeline.hub.lock import Lock, hub_cache, part_of
 from pipeline.runs.run import External, Run
 from pipeline.stages.lengths import is_here
 
@@ -60,6 +62,16 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
             except PipelineError as error:
                 inputs.problems += [str(error)] if str(error) not in inputs.problems else []
     return inputs
+
+
+def kept_offline(names: Iterable[str]) -> str:
+    """A clause: of how many of these models and sets HF_HUB_OFFLINE keeps from being fetched what is not in the Hub's
+    cache; empty where that has a copy of each."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):  # as huggingface_hub reads it
+        return ""
+    folders = {name: name.partition("@")[0].replace("/", "--") for name in names}
+    absent = [name for name, folder in folders.items() if not any(hub_cache().glob(f"*s--{folder}"))]
+    return f"; HF_HUB_OFFLINE is set, and {len(absent)} of these cannot be fetched here" if absent else ""
 
 
 def experts_on_hub(run: Run[EvalStage]) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.data import Expert
 from pipeline.config.stages import DataStage, TrainStage
+from pipeline.config.training import default_rate
 from pipeline.errors import PipelineError
 from pipeline.hub.models import hub_errors
 from pipeline.models.files import IDENTIFYING_SUFFIXES
@@ -18,6 +19,7 @@ from pipeline.models.shape import common_settings
 from pipeline.runs.lineage import base_of, gives_adapter
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
+from pipeline.stages.lengths import is_here
 from pipeline.stages.resolver import Draft, Resolver
 from pipeline.train.memory import micro_batches
 
@@ -37,6 +39,17 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     method = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
     method += f"-{config.partition.name}" if config.partition else ""
     return config, f"{config.expert.name}-{method}-s{config.seed}", parents
+
+
+def about_default_rate(config: TrainStage) -> str:
+    """What to know of the learning rate of a training on files of one's own, where it is the default; else empty."""
+    rate, sources = default_rate(config.sft.adapter), config.expert.sources.values()
+    if config.sft.learning_rate != rate or not sources or not all(map(is_here, sources)):
+        return ""
+    return (
+        f"sft.learning_rate={rate:g} is the default, for models of billions of weights: small ones learn little by it, "
+        "give sft.learning_rate or a recipe"
+    )
 
 
 def check_method(config: TrainStage) -> None:
