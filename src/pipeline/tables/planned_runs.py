@@ -196,9 +196,8 @@ class Planning:
 
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """The mean score of each candidate, as shares; None until all are known."""
-        runs = {score: self.evaluation_of(score) for score in chain.from_iterable(choice.candidates.values())}
-        numbers = {score: primary_value(run) if run else None for score, run in runs.items()}
-        if any(number is None for number in numbers.values()):
+        numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
+        if None in numbers.values():
             return None
         return {
             candidate: statistics.fmean(numbers[score] or 0.0 for score in scores)
@@ -215,6 +214,11 @@ class Planning:
     def expected_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The run of a score, or one like it while its model is still to be chosen."""
         return self.evaluation_of(score) or self.representative_evaluation(score)
+
+    def primary_number(self, score: ScoreRef) -> float | None:
+        """The primary number of a finished score; None if it is unfinished."""
+        run = self.evaluation_of(score)
+        return primary_value(run) if run else None
 
     # ------------------------------------------------------------------------------------------ specs
 
