@@ -197,7 +197,7 @@ class Planning:
     def candidate_values(self, choice: Choice) -> dict[Candidate, float] | None:
         """The mean score of each candidate, as shares; None until all are known."""
         numbers = {score: self.primary_number(score) for score in chain.from_iterable(choice.candidates.values())}
-        if any(number is None for number in numbers.values()):
+        if None in numbers.values():
             return None
         return {
             candidate: statistics.fmean(numbers[score] or 0.0 for score in scores)
@@ -219,6 +219,11 @@ class Planning:
     def expected_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The run of a score, or one like it while its model is still to be chosen."""
         return self.evaluation_of(score) or self.representative_evaluation(score)
+
+    def primary_number(self, score: ScoreRef) -> float | None:
+        """The primary number of a finished score; None if it is unfinished."""
+        run = self.evaluation_of(score)
+        return primary_value(run) if run else None
 
     # ------------------------------------------------------------------------------------------ specs
 
