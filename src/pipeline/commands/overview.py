@@ -14,12 +14,11 @@ from pipeline.estimate.durations import History, memory_here
 from pipeline.estimate.gpu_budget import Bill, scored_to_choose
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import count_questions
-from pipeline.estimate.training_rows import row_tokens
+from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.merge import layers_of
-from pipeline.stages.steps import training_steps
 from pipeline.text import align_columns, first_few
 
 WIDTH, LINES = 120, 24
@@ -143,11 +142,10 @@ def takes(runs: Sequence[Run], costs: dict, bill: Bill | None, history: History)
             return "", takes(runs, costs, None, history)[0], "", ""
         trainings = [run for run in runs if isinstance(run.config, TrainStage)]  # whose memory is known without rows
         return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
-    gpus = [cost.run.config.sft.processes if isinstance(cost.run.config, TrainStage) else 1 for cost in known_costs]
-    seconds_each = [3600 * cost.hours / count for cost, count in zip(known_costs, gpus, strict=True)]
+    seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
     return (
-        span(gpus, str), span(seconds_each, format_duration), hours,
+        span((cost.gpus for cost in known_costs), str), span(seconds_each, format_duration), hours,
         memory_text(cost.memory for cost in known_costs),
     )  # fmt: skip
 
@@ -172,19 +170,15 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     if not trainings:
         return []
     settings = [run.config.sft for run in trainings]
-    rows, steps, tokens = [], [], []
-    for run in trainings:
-        if (count := training_steps(run, expected=True)) is not None:
-            steps.append(count)
-            rows.append(count * run.config.sft.batch_size)
-            with suppress(PipelineError):
-                tokens.append(rows[-1] * min(row_tokens(run), run.config.sft.seq_length) / 1e6)
+    sizes = zip(*map(expected_size, trainings), strict=True)
+    rows, steps, tokens = ([count for count in counts if count is not None] for counts in sizes)
+    millions = span((count / 1e6 for count in tokens), "{:,.3g}".format)
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
     dtypes = dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
     unknown = f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)" if len(rows) < len(trainings) else ""
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps of "
-        f"{span((sft.batch_size for sft in settings), str)}{unknown}, {span(tokens, '{:,.3g}'.format)} million tokens, "
+        f"{span((sft.batch_size for sft in settings), str)}{unknown}, {millions} million tokens, "
         f"rate {span((sft.learning_rate or 0.0 for sft in settings), '{:.3g}'.format)}, {', '.join(dtypes)}"
     ]
 

@@ -127,32 +127,32 @@ def optimizer_bytes(sft: Sft) -> int:
 
 
 def training_seconds(
-    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, gpu: Gpu, gpus: int = 1,
-    gathered: bool = False,
-) -> float:  # fmt: skip
+    shape: Shape, trained: Trained, rows: int, tokens: float, sft: Sft, machine: Gpu, gathered: bool = False
+) -> float:
     """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, or what cards say to one another
     where that takes longer, as both are done at the same time; then the optimizer at the rate of its memory.
 
-    Simultaneous training is the sum of its two sides. With several GPUs the products are shared; the optimizer's work
-    is done on each under ddp, and shared under fsdp2.
+    Simultaneous training is the sum of its two sides. Several GPUs share the products, and under fsdp2 the optimizer's
+    work, which each does under ddp. Processes on a CPU share its threads.
     """
     rank, steps = sft.adapter_rank, rows // sft.batch_size
     flops = rows * tokens * training_flops(shape, trained, tokens, sft.gradient_checkpointing, rank)
     moved = trained_parameters(shape, trained, rank)
     precision = sft.precision if sft.weights == "float32" else "bf16"
-    seconds = flops / (gpu.rate(precision, bool(rank)) * gpus)
-    if gpus > 1 and gpu.link:
-        exchanged = steps * bytes_between(shape, moved, sft, gpus, gathered)
-        seconds = max(seconds, exchanged / (gpu.link * LINK_SHARE))
+    gpus = 1 if machine.is_cpu else sft.processes
+    seconds = flops / (machine.rate(precision, bool(rank)) * gpus)
+    if machine.link:
+        exchanged = steps * bytes_between(shape, moved, sft, gathered)
+        seconds = max(seconds, exchanged / (machine.link * LINK_SHARE))
     shards = gpus if sft.parallel == "fsdp2" else 1
-    return seconds + steps * moved / shards * optimizer_bytes(sft) / gpu.bandwidth
+    return seconds + steps * moved / shards * optimizer_bytes(sft) / machine.bandwidth
 
 
-def bytes_between(shape: Shape, moved: int, sft: Sft, gpus: int, gathered: bool = False) -> float:
+def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) -> float:
     """Bytes that each GPU receives in a step, in rings: under fsdp2 of all weights, in each pass forward and, unless
     they stay gathered, backward, and of the gradients, which are added up in fp32; under ddp of the gradients, added up
     and given out again."""
-    peers_share = (gpus - 1) / gpus
+    peers_share = (sft.processes - 1) / sft.processes
     if sft.parallel != "fsdp2":
         return 2 * peers_share * moved * trained_width(sft)
     weights = shape.parameters * (2 if sft.precision == "bf16" else WIDTH[sft.weights])

@@ -8,7 +8,7 @@ the CPU and not counted, nor are resume points, which go when their training end
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,13 +29,12 @@ from pipeline.estimate.flops import (
 )
 from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
-from pipeline.estimate.training_rows import padded_row, row_tokens
+from pipeline.estimate.training_rows import expected_steps, padded_row, row_tokens
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.steps import training_steps
 from pipeline.text import pluralize
 from pipeline.train.memory import (
     WIDTH,
@@ -51,14 +50,15 @@ from pipeline.train.steps import snapshot_steps
 
 @dataclass
 class Cost:
-    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk; of a score the rows
-    that are computed together, of its questions with the fewest."""
+    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, GPUs, bytes on disk; of a score the
+    rows that are computed together, of its questions with the fewest."""
 
     run: Run
     shape: Shape
     hours: float
     memory: float
     host: float
+    gpus: int = 1
     weights: int = 0
     snapshots: int = 0
     rows: int = 0
@@ -66,13 +66,13 @@ class Cost:
 
 @dataclass
 class Bill:
-    """Cost of the unfinished runs of a plan. unknown: run -> why it has no estimate; causes: why runs do not fit."""
+    """Cost of the unfinished runs of a plan, by kind. unknown: why runs have none; causes: why runs do not fit."""
 
     plan: Plan
     kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
     disk: float = 0.0
     freed: float = 0.0  # the disk with free_snapshots=true
-    unknown: dict[str, tuple[str, str]] = field(default_factory=dict)  # run hash -> its kind, and why
+    unknown: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     causes: list[str] = field(default_factory=list)
 
     def hours(self, kind: str) -> float:
@@ -86,12 +86,9 @@ class Bill:
 
     def left_out(self) -> list[str]:
         """How many runs of each kind are not in it, with the first reason."""
-        reasons: dict[str, list[str]] = defaultdict(list)
-        for kind, reason in self.unknown.values():
-            reasons[kind].append(reason)
         return [
-            f"{len(of_kind):,} of {len(of_kind) + len(self.kinds.get(kind, ())):,} of {kind} ({of_kind[0]})"
-            for kind, of_kind in reasons.items()
+            f"{len(reasons):,} of {len(reasons) + len(self.kinds.get(kind, ())):,} of {kind} ({reasons[0]})"
+            for kind, reasons in self.unknown.items()
         ]
 
 
@@ -115,7 +112,7 @@ def estimate_costs(
         try:
             cost = training_cost(run, gpu) if isinstance(run.config, TrainStage) else scoring_cost(run, gpu)
         except (PipelineError, KeyError) as error:
-            total.unknown[run.hash] = kind, str(error).strip("'")
+            total.unknown[kind].append(str(error).strip("'"))
             continue
         total.kinds[kind].append(cost)
     trainings = [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])]
@@ -151,23 +148,19 @@ def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: boo
 
 def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Raises PipelineError where its shape, its number of rows or their tokens are not known yet."""
-    sft, shape = run.config.sft, shape_for(run)
-    steps, seconds = training_work(run, shape, gpu, sft.processes)
-    files = written_bytes(sft, shape.parameters, moved(run, shape), len(snapshot_steps(sft, steps)), points=0)
+    gpus, shape, files = run.config.sft.processes, shape_for(run), bytes_of_training(run)
+    _, seconds = training_work(run, shape, gpu)
     return Cost(
-        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft, card=gpu.memory),
-        host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
+        run, shape, seconds * gpus / 3600, memory_of(run, shape, card=gpu.memory),
+        host_memory(shape.parameters, "float32", gpus), gpus, files["weights"], files["snapshots"],
     )  # fmt: skip
 
 
-def training_work(run: Run[TrainStage], shape: Shape, machine: Gpu, processes: int) -> tuple[int, float]:
+def training_work(run: Run[TrainStage], shape: Shape, machine: Gpu) -> tuple[int, float]:
     """(optimizer steps, seconds of all of them) on this machine. Raises PipelineError as `training_cost`."""
-    sft, steps = run.config.sft, training_steps(run, expected=True)
-    if steps is None:
+    if (steps := expected_steps(run)) is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
-    if sft.packing and sft.steps is None:
-        steps = max(1, round(steps * row_tokens(run) / sft.seq_length))
-    return steps, seconds_of_parts(run, shape, steps, lambda side: padded_row(run, side), machine, processes)
+    return steps, seconds_of_parts(run, shape, steps, machine)
 
 
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
@@ -178,9 +171,11 @@ def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
         shape = shape_for(run)
     except PipelineError:
         return {}
-    snapshots = len(snapshot_steps(sft, training_steps(run, expected=True) or 0))
-    points = 1 if sft.resume_minutes is None else 2
-    return written_bytes(sft, shape.parameters, moved(run, shape), snapshots, points)
+    trained = sum(
+        trained_parameters(shape, part, sft.adapter_rank) for part in trained_parts(run.config, shape).values()
+    )
+    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
+    return written_bytes(sft, shape.parameters, trained, snapshots, points=1 if sft.resume_minutes is None else 2)
 
 
 def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: int) -> dict[str, int]:
@@ -198,31 +193,29 @@ def written_bytes(sft: Sft, total: int, trained: int, snapshots: int, points: in
 
 
 def seconds_of_parts(
-    run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int
+    run: Run[TrainStage], shape: Shape, steps: int, machine: Gpu, length: float | None = None
 ) -> float:
-    """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each.
-    tokens: side -> positions of a row."""
+    """Seconds of all optimizer steps of a training; of simultaneous training of its sides, half the steps each. length:
+    positions of a row, by default those of its rows."""
     sft, parts = run.config.sft, trained_parts(run.config, shape)
-    rows = steps // len(parts) * sft.batch_size
-    gathered = stays_gathered(shape, [part for _, part in parts], longest_row(run), sft, gpu.memory)
-    return sum(training_seconds(shape, part, rows, tokens(side), sft, gpu, gpus, gathered) for side, part in parts)
-
-
-def moved(run: Run[TrainStage], shape: Shape) -> int:
-    """Number of trained parameters."""
-    rank = run.config.sft.adapter_rank
-    return sum(trained_parameters(shape, part, rank) for _, part in trained_parts(run.config, shape))
+    rows, gathered = (
+        steps // len(parts) * sft.batch_size,
+        stays_gathered(run.config, shape, longest_row(run), machine.memory),
+    )
+    return sum(
+        training_seconds(shape, part, rows, length or padded_row(run, side), sft, machine, gathered)
+        for side, part in parts.items()
+    )
 
 
 def memory_of(
-    run: Run[TrainStage], shape: Shape, sft: Sft, on_gpu: bool = True, row: float | None = None, card: float = 0.0
+    run: Run[TrainStage], shape: Shape, on_gpu: bool = True, row: float | None = None, card: float = 0.0
 ) -> float:
     """Bytes of a process. row: tokens of the longest row of a micro-batch, by default as `longest_row`; card: bytes of
     its GPU, on which weights may stay gathered; 0: the least that it needs."""
-    parts = [part for _, part in trained_parts(run.config, shape)]
-    row = longest_row(run) if row is None else row
-    gathered = stays_gathered(shape, parts, row, sft, card)
-    return sum(training_memory(shape, parts, row, sft, on_gpu, gathered).values())
+    config, row = run.config, longest_row(run) if row is None else row
+    parts, gathered = trained_parts(config, shape).values(), stays_gathered(config, shape, row, card)
+    return sum(training_memory(shape, parts, row, config.sft, on_gpu, gathered).values())
 
 
 def longest_row(run: Run[TrainStage]) -> float:
@@ -266,20 +259,20 @@ def dtype_of(run: Run[EvalStage]) -> str:
 
 def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Container[str] = ()) -> Iterator[str]:
     """One sentence per cause why runs of a kind do not fit: which, what they need, and overrides that would fit."""
-    trainings = [cost for cost in costs if isinstance(cost.run.config, TrainStage)]
-    largest = max(trainings, key=lambda cost: cost.run.config.sft.processes, default=None)
-    if largest and (count := largest.run.config.sft.processes) > plan.gpus:
-        above = sum(cost.run.config.sft.processes > plan.gpus for cost in trainings)
-        yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.label}), more than plan.gpus={plan.gpus}"
+    widest = max(costs, key=lambda cost: cost.gpus)
+    if widest.gpus > plan.gpus:
+        above, label = sum(cost.gpus > plan.gpus for cost in costs), widest.run.label
+        yield f"{above} runs of {kind} need up to {widest.gpus} GPUs ({label}), more than plan.gpus={plan.gpus}"
     room = cards()[plan.gpu or ""].memory
     large = [cost for cost in costs if cost.memory > room]
     if not large:
         return
-    largest = max(large, key=lambda cost: cost.memory)
-    models = [(cost.run, cost.shape) for cost in large]
-    fitting = hardware_that_fits(models, room, plan.gpu, typed) if trainings else []
-    if not trainings and all(least_memory(run, shape, "bfloat16") <= room for run, shape in models):
-        fitting.append(f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows")
+    largest, fitting = max(large, key=lambda cost: cost.memory), []
+    if isinstance(largest.run.config, TrainStage):
+        options = hardware_that_fits([(cost.run, cost.shape) for cost in large], typed=typed)
+        fitting = [option for option, card in options if card == plan.gpu] or [option for option, _ in options[:1]]
+    elif all(least_memory(cost.run, cost.shape, "bfloat16") <= room for cost in large):
+        fitting = [f"every.{'select.' * (kind == 'selection')}eval.dtype=bfloat16 for all rows"]
     fitting += [f"plan.gpu={name}" for name, card in cards().items() if largest.memory <= card.memory]
     count = f"{pluralize(len(large), 'run')} of {kind} need{'s' * (len(large) == 1)}"
     problem = f"{count} up to {largest.memory / 1e9:.0f} GB a GPU"
@@ -288,30 +281,26 @@ def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan, typed: Cont
 
 
 def hardware_that_fits(
-    large: Sequence[tuple[Run, Shape]], room: float, gpu: str | None = None, typed: Container[str] = ()
-) -> list[str]:
-    """The options of hardware= with which these trainings fit; typed keys stay as they are. Without `gpu` into `room`
-    bytes; with it on that card, else on the smallest other card."""
-
-    def fits(values: Mapping[str, Any], room: float) -> bool:
-        for run, shape in large:
-            unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
-            decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
-            keys = [key for key in decided if key.startswith("sft.") and key not in unchanged and key not in typed]
-            knobs = {key.removeprefix("sft."): decided[key] for key in keys}
-            if memory_of(run, shape, replace(run.config.sft, **knobs)) > room:
-                return False
-        return True
-
+    large: Sequence[tuple[Run[TrainStage], Shape]], room: float | None = None, typed: Container[str] = ()
+) -> list[tuple[str, str]]:
+    """(option of hardware=, its card) with which these trainings fit into `room` bytes, by default those of its card;
+    the smallest node first. typed: keys that stay as they are."""
     found: list[tuple[int, str, str]] = []  # bytes of a node, option, card
     for name in conf.options(HARDWARE):
         values = read_hardware(name)
         if card := values.get("plan.gpu"):
             memory = cards()[card].memory
             with suppress(PipelineError):  # a batch that so many processes do not share
-                if fits(values, room if gpu is None else memory):
+                needed = max(memory_of(on_hardware(run, values, typed), shape) for run, shape in large)
+                if needed <= (memory if room is None else room):
                     found.append((memory * values["plan.gpus"], f"{HARDWARE}={name}", card))
-    options = [option for _, option, _ in sorted(found)]
-    if gpu is None:
-        return options
-    return [option for _, option, card in sorted(found) if card == gpu] or options[:1]
+    return [(option, card) for _, option, card in sorted(found)]
+
+
+def on_hardware(run: Run[TrainStage], values: Mapping[str, Any], typed: Container[str]) -> Run[TrainStage]:
+    """A training with the knobs of an option of hardware= that are not typed."""
+    unchanged = OF_ALL_WEIGHTS if run.config.sft.adapter == "lora" else ()
+    decided = {"sft.micro_batch_size": None, **values}  # which another option may have set
+    keys = [key for key in decided if key.startswith("sft.") and key not in unchanged and key not in typed]
+    sft = replace(run.config.sft, **{key.removeprefix("sft."): decided[key] for key in keys})
+    return replace(run, config=replace(run.config, sft=sft))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.data import Source
-from pipeline.config.stages import DataStage, TrainStage
-from pipeline.config.training import Sft
+from pipeline.config.stages import TrainStage
 from pipeline.data.load import example_of
 from pipeline.data.rows import read_jsonl
 from pipeline.data.sources import Example, is_wanted, source_columns
@@ -22,16 +21,17 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.flops import ROW
 from pipeline.estimate.models import tokenizer_of
 from pipeline.models.load import load_tokenizer
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
-from pipeline.stages.lengths import BYTES, READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
-from pipeline.stages.steps import rows_of_sets
+from pipeline.stages.lengths import READABLE, SAMPLE, is_here, padded_length, read_rows, sampled_lengths
+from pipeline.stages.steps import rows_of_sets, training_steps
 from pipeline.train.examples import check_rows, cut_words, side_without_loss
 from pipeline.train.memory import micro_batches
 from pipeline.train.steps import steps_of
 
 ROWS = "train.jsonl"  # of a data run
 COUNTED = 10_000  # rows of a file, of which a plan counts those that will be cut
-WORLD_ROW = 200  # bytes of a row of the small world
+WORLD_ROW = 50  # tokens of a row of the small world
 SPREAD = 0.5  # assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
 _counted: dict[Hashable, Cut] = {}  # by what decides it: a plan, and each round of a table, ask again
 
@@ -168,40 +168,59 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
     return [(name, source, file) for name, source, file in files if not readable or file.suffix in READABLE]
 
 
+def expected_steps(run: Run[TrainStage]) -> int | None:
+    """Optimizer steps of a training; None where its rows are not known. Packed, by the tokens of the documents that are
+    here; others are taken to fill a row each."""
+    sft, steps = run.config.sft, training_steps(run, expected=True)
+    documents = row_lengths(run) if sft.packing and sft.steps is None else ()
+    if steps is None or not documents:
+        return steps
+    return max(1, round(steps * statistics.fmean(documents) / sft.seq_length))
+
+
+def expected_size(run: Run[TrainStage]) -> tuple[int | None, int | None, float | None]:
+    """Rows, optimizer steps and tokens of a training; None for what is not known."""
+    if (steps := expected_steps(run)) is None:
+        return None, None, None
+    rows = steps * run.config.sft.batch_size
+    with suppress(PipelineError):
+        return rows, steps, rows * row_tokens(run)
+    return rows, steps, None
+
+
 def row_tokens(run: Run[TrainStage], side: str | None = None) -> float:
-    """Mean tokens of a training's rows, of one side of a joint set: by the rows that are here, else as assumed of the
-    papers' sets. Packed, a document of an unknown set fills a row.
+    """Mean tokens of the rows that the steps of a training take, of one side of a joint set: by the rows that are here,
+    else as assumed, cut by sft.seq_length; packed rows are full.
 
     Raises:
         PipelineError: neither is known.
     """
-    sft, expert = run.config.sft, run.config.expert
-    if lengths := row_lengths(run):
-        return statistics.fmean(lengths)
+    sft = run.config.sft
     if sft.packing:
         return sft.seq_length
-    if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
-        return WORLD_ROW / BYTES
+    lengths = row_lengths(run) or assumed_tokens(run, side)
+    return statistics.fmean(min(length, sft.seq_length) for length in lengths)
+
+
+def assumed_tokens(run: Run[TrainStage], side: str | None) -> Sequence[float]:
+    """Mean tokens of the sets that a training's rows come from. Raises PipelineError for one that is unknown."""
+    expert = run.config.expert
+    if any(source.config.expert.world for source in behind_data(run)):
+        return [WORLD_ROW]
     first, _, second = expert.name.partition("_")
     joint = {"math": [first], "language": [second], "both": [first, second]}
     names = joint[side or "both"] if expert.side == "both" else [expert.name]
     if unknown := [name for name in names if name not in ROW]:
         raise PipelineError(f"the rows of expert={unknown[0]} are not here: give data_root, or make its data run first")
-    return statistics.fmean(min(ROW[name], sft.seq_length) for name in names)
+    return [ROW[name] for name in names]
 
 
 def padded_row(run: Run[TrainStage], side: str | None = None) -> float:
     """Positions that a row takes in a step, padding included. Raises PipelineError as `row_tokens`."""
-    sft = run.config.sft
-    if sft.packing:
-        return sft.seq_length
-    return positions(row_lengths(run) or assumed_lengths(min(row_tokens(run, side), sft.seq_length)), sft)
-
-
-def positions(lengths: Sequence[float], sft: Sft) -> float:
-    """Positions that are computed for a row, padding included; lengths: of a sample of rows, sorted."""
-    if sft.padding_free:
-        return statistics.fmean(min(length, sft.seq_length) for length in lengths)
+    sft, mean = run.config.sft, row_tokens(run, side)
+    if sft.packing or sft.padding_free:
+        return mean
+    lengths = row_lengths(run) or assumed_lengths(mean)
     return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
 
 
@@ -214,5 +233,4 @@ def assumed_lengths(mean: float) -> list[float]:
 
 def behind_data(run: Run) -> list[Run]:
     """The data runs that a training's rows come from."""
-    data = run.parents["data"]
-    return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
+    return order_runs(parent_runs({"data": run.parents["data"]}))

@@ -118,7 +118,7 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
         return
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
-        options = hardware_that_fits([(largest, shape_for(largest))], room)
+        options = [option for option, _ in hardware_that_fits([(largest, shape_for(largest))], room)]
         remedy = f"give {' or '.join(options)}" if options else "no hardware= makes it fit, use a larger GPU"
         raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}: {remedy}")
     raise PipelineError(

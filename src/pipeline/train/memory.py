@@ -12,7 +12,7 @@ adapters, which stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
 from pipeline.models.partition import side_of
 from pipeline.models.shape import Shape
+from pipeline.train.steps import SIDES
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 LARGEST = 4  # rows of a micro-batch that is left open: on a large model more are not faster, and take memory
@@ -91,7 +92,7 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, int]:
     return {"attention": rank * attention, "mlp": rank * 3 * (shape.width + shape.inner)}
 
 
-def frozen_matrices(shape: Shape, parts: Sequence[Trained]) -> int:
+def frozen_matrices(shape: Shape, parts: Collection[Trained]) -> int:
     """Number of weights of the layers' matrices that no part trains."""
     frozen = full_model(shape).difference(*parts)
     return sum({"attention": shape.attention, "mlp": shape.mlp}.get(site.kind, 0) for site in frozen)
@@ -112,25 +113,25 @@ def is_sharded(sft: Sft) -> bool:
     return sft.parallel == "fsdp2" and sft.processes > 1
 
 
-def trained_parts(config: TrainStage, shape: Shape) -> list[tuple[str, Trained]]:
-    """(side of the rows, what they move): simultaneous training is two, all else one."""
+def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
+    """Side of the rows -> what they move: simultaneous training is two, all else one."""
     sft, expert, partition = config.sft, config.expert, config.partition
     if partition is None:
-        return [(expert.side, full_model(shape))]
+        return {expert.side: full_model(shape)}
     if sft.method == "partial":
-        return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
-    return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
+        return {expert.side: one_side(shape, partition, sft.side or expert.side)}
+    return {side: one_side(shape, partition, side) for side in SIDES}
 
 
-def stays_gathered(shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, card: float) -> bool:
+def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float) -> bool:
     """Whether weights that a forward pass has gathered stay until the backward pass, which then gathers none: where a
     card of so many bytes holds them. The bits are the same."""
-    held = training_memory(shape, parts, length, sft, gathered=True)
-    return is_sharded(sft) and sum(held.values()) <= SPARE * card
+    held = training_memory(shape, trained_parts(config, shape).values(), length, config.sft, gathered=True)
+    return is_sharded(config.sft) and sum(held.values()) <= SPARE * card
 
 
 def training_memory(
-    shape: Shape, parts: Sequence[Trained], length: float, sft: Sft, on_gpu: bool = True, gathered: bool = False
+    shape: Shape, parts: Collection[Trained], length: float, sft: Sft, on_gpu: bool = True, gathered: bool = False
 ) -> dict[str, float]:
     """Purpose -> bytes that a process of a training holds at the worst moment of a step, within a tenth of the sum of
     all tensors (tests/train/shapes_on_fake_tensors.py, results/bench/shapes.json).

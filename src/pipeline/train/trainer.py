@@ -74,8 +74,7 @@ def stays_gathered(trainer: Any, config: TrainStage, longest: int) -> bool:
         shape = shape_of(trainer.model.config.to_dict())
     except PipelineError:
         return False
-    parts = [part for _, part in memory.trained_parts(config, shape)]
-    return memory.stays_gathered(shape, parts, longest, config.sft, smallest)
+    return memory.stays_gathered(config, shape, longest, smallest)
 
 
 def card_memory() -> int:
