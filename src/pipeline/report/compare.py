@@ -87,18 +87,19 @@ def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> list[str]
 
 
 def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
-    """What the primary comparison found, and, if it is no gain, whether another model of `lines` gains there."""
-    if is_significant(line) and is_gain(line):
-        return difference_sentence(line)
+    """What the primary comparison found; if it is a gain, above which other models of `lines` it is none there, else
+    whether another model gains there."""
+    here = [other for other in lines if other["place"] == line["place"]]
+    if is_gain_shown(line):
+        level = [other for other in here if other["left"] == line["left"] and not is_gain_shown(other)]
+        names = " or ".join(f"“{other['right']}” ({other['difference']:+.1f})" for other in level)
+        return difference_sentence(line) + (f" It is not significantly better there than {names}." if level else "")
     unit = line.get("unit", "points")
     rival_place = f"“{line['right']}” in “{line['place']}”"
-    rivals = [rival for rival in lines if all(rival[key] == line[key] for key in ("right", "place"))]
-    gains = any(is_significant(rival) and is_gain(rival) for rival in rivals)
-    none = (
-        f" None of {len(rivals)} models is significantly better than the latter."
-        if len(rivals) > 1 and not gains
-        else ""
-    )
+    rivals = [rival for rival in here if rival["right"] == line["right"]]
+    none = f" None of {len(rivals)} models is significantly better than the latter."
+    if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
+        none = ""
     if is_significant(line):
         return f"{difference_sentence(line)}{none}"
     size = f"{line['difference']:+.1f} {unit} ({certainty(line, line['low'], line['high'], '+')})"
@@ -132,6 +133,10 @@ def scope(line: Line) -> str:
 def is_gain(line: Line) -> bool:
     """Whether the left side is better: above the right one, or below it in a metric of which less is better."""
     return (line["difference"] > 0) != bool(line.get("lower_is_better"))
+
+
+def is_gain_shown(line: Line) -> bool:
+    return is_significant(line) and is_gain(line)
 
 
 def difference_sentence(line: Line) -> str:
